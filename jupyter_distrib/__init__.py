@@ -1,0 +1,65 @@
+"""Run notebook cells on every rank of a warm pool under torch.distributed: `%load_ext jupyter_distrib`, then `%%distributed`.
+
+Importing this package loads neither torch nor IPython.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyter_distrib.reporting import progress, report
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_distrib.api import DistributedFunction, distributed, prepare
+    from jupyter_distrib.errors import DistributedError
+    from jupyter_distrib.results import RankValue, Results
+    from jupyter_distrib.run import Run
+
+__version__ = "0.1.0"
+__all__ = [
+    "DistributedError",
+    "DistributedFunction",
+    "RankValue",
+    "Results",
+    "Run",
+    "__version__",
+    "distributed",
+    "prepare",
+    "progress",
+    "report",
+]
+
+_HOMES = {
+    "DistributedError": "errors",
+    "DistributedFunction": "api",
+    "RankValue": "results",
+    "Results": "results",
+    "Run": "run",
+    "distributed": "api",
+    "prepare": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name where it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jupyter_distrib' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415 - not needed to import the package
+
+    return getattr(importlib.import_module(f"jupyter_distrib.{_HOMES[name]}"), name)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Called by `%load_ext jupyter_distrib`."""
+    from jupyter_distrib import magic  # noqa: PLC0415
+
+    magic.load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Called by `%unload_ext jupyter_distrib`."""
+    from jupyter_distrib import magic  # noqa: PLC0415
+
+    magic.unload(shell)

@@ -1,0 +1,557 @@
+"""The ranks of one crew on this node: their processes, the run they execute, and what happens when one stops or dies.
+
+    open -> Ready from all -> CrewOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
+
+Runs in the agent's loop. The stop ladder: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is killed. A rank that is gone
+is replaced from the template while the notebook already has its answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jupyter_distrib.agent import death, reap
+from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.agent.output import Pipe, RunOutput
+from jupyter_distrib.agent.templates import Templates
+from jupyter_distrib.events import (
+    CrewChanged,
+    CrewOpened,
+    CrewRefused,
+    Cut,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Failed,
+    Fork,
+    Forget,
+    Interrupted,
+    Leave,
+    Message,
+    OpenCrew,
+    Ready,
+    Regroup,
+    Returned,
+    TimedOut,
+    WorkerInfo,
+    WorkerOrder,
+    Wrote,
+)
+from jupyter_distrib.link import Link, encode
+
+CUT_AFTER_S = 0.02
+AGAIN_AFTER_S = (0.25, 0.6, 1.2)
+KILL_AFTER_S = 2.0
+FAILURE_GRACE_S = 0.1
+"""How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
+LEAVE_S = 1.0
+"""How long exit handlers may take before the process is killed."""
+
+Tell = Callable[[Event, tuple[int, ...]], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Rank:
+    """One rank's process, as its agent sees it."""
+
+    order: WorkerOrder
+    link: Link
+    pipes: dict[str, Pipe]
+    pid: int = 0
+    state: str = "starting"
+    """`starting`, `idle`, `running`, `gone`."""
+    early: bool = False
+    reaped: bool = False
+    """The system has forgotten the pid: it must not be signalled any more."""
+    ended: bool = False
+
+    def info(self, name: str) -> WorkerInfo:
+        return WorkerInfo(
+            rank=self.order.rank,
+            pid=self.pid,
+            device=self.order.device,
+            device_name=name,
+            state=self.state,
+            rss_bytes=reap.rss_bytes(self.pid) if self.pid else 0,
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NodeRun:
+    """A run, as far as this node's ranks execute it."""
+
+    command: Execute
+    tell: Tell
+    output: RunOutput
+    pending: set[int]
+    oom_kills: int
+    started_s: float = field(default_factory=time.monotonic)
+    stopping: bool = False
+    clean: bool = True
+    sequences: set[int] = field(default_factory=set)
+    timers: list[Timer] = field(default_factory=list)
+
+
+class Crew:
+    """The workers that one `OpenCrew` asked for."""
+
+    def __init__(
+        self, command: OpenCrew, *, loop: Loop, templates: Templates, gpus: list[Gpu], logs: Path, tell: Tell
+    ) -> None:
+        self.command, self.gpus, self.tell = command, gpus, tell
+        self.kept: dict[str, float] = {}
+        """Keys of values that live on the ranks, and since when (seconds since 1970)."""
+        self.run: NodeRun | None = None
+        self.ran_s = 0.0
+        self.closed = False
+        self.on_ended: Callable[[NodeRun], None] = lambda run: None
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called to close the crew."""
+        self._loop, self._templates, self._logs = loop, templates, logs
+        self._ranks: dict[int, Rank] = {}
+        self._queued: tuple[Execute, list[int], Tell] | None = None
+        self._last_output: RunOutput | None = None
+        self._opened = False
+        self._lost: set[int] = set()
+        self._generation = 0
+        self._count = 0
+        self._port = 0
+
+    @property
+    def name(self) -> str:
+        return self.command.crew
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks.values() if rank.pid]
+
+    @property
+    def marks(self) -> set[str]:
+        return {rank.order.worker for rank in self._ranks.values()}
+
+    @property
+    def idle(self) -> bool:
+        return self.run is None and self._queued is None
+
+    @property
+    def living(self) -> bool:
+        return any(rank.pid and not rank.reaped for rank in self._ranks.values())
+
+    def is_for(self, run: str) -> bool:
+        """Whether this crew executes the run, or is about to."""
+        current = self.run.command if self.run else self._queued[0] if self._queued else None
+        return current is not None and current.run == run
+
+    @property
+    def early(self) -> bool:
+        return any(rank.early for rank in self._ranks.values())
+
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        return tuple(rank.info(self._device_name(rank)) for _, rank in sorted(self._ranks.items()))
+
+    def _device_name(self, rank: Rank) -> str:
+        gpu = self.gpus[rank.order.local_rank] if self.gpus else None
+        return f"{gpu.name} (GPU {gpu.index})" if gpu else ""
+
+    # ------------------------------------------------------------------------------------------------ starting
+
+    def open(self) -> None:
+        """Start every rank; `CrewOpened` or `CrewRefused` follows."""
+        self._start(range(self.command.size))
+
+    def replace_all(self) -> None:
+        """New processes for idle ranks, unnoticed by the notebook."""
+        for rank in list(self._ranks.values()):
+            self._dismiss(rank)
+        self._start(range(self.command.size))
+
+    def _start(self, local_ranks: range | list[int]) -> None:
+        """Start processes for these local ranks, and give the whole crew a new store."""
+        ranks, theirs = [], []
+        for local_rank in local_ranks:
+            rank, fds = self._rank(self._order(local_rank))
+            self._ranks[rank.order.rank] = rank
+            ranks.append(rank)
+            theirs.append(fds)
+            if self.command.load_env:
+                self._post(rank, Fork(orders=(rank.order,)))
+        self._regroup()
+        if self.command.load_env:
+            for rank, fds in zip(ranks, theirs, strict=True):
+                self._exec(rank, fds)
+            return
+        self._templates.fork(
+            tuple(rank.order for rank in ranks),
+            [fd for fds in theirs for fd in fds],
+            lambda pids: self._forked(ranks, pids),
+            self.refuse,
+        )
+
+    def _order(self, local_rank: int) -> WorkerOrder:
+        size, cores = self.command.size, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self._count += 1
+        return WorkerOrder(
+            crew=self.name,
+            worker=f"{self.name}.{local_rank}.{self._count}",
+            agent_pid=os.getpid(),
+            rank=self.command.first_rank + local_rank,
+            world_size=self.command.world_size or size,
+            local_rank=local_rank,
+            local_world_size=size,
+            device=f"cuda:{local_rank}" if self.gpus else "cpu",
+            visible_devices=",".join(gpu.uuid for gpu in self.gpus) if self.gpus else None,
+            threads=max(1, (cores or 1) // size),
+        )
+
+    def _rank(self, order: WorkerOrder) -> tuple[Rank, list[int]]:
+        mine, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        mine.setblocking(False)
+        rank = Rank(order=order, link=Link(mine), pipes={})
+        rank.pipes = {
+            "stdout": Pipe(self._loop, out_read, lambda data: self._wrote(rank, "stdout", data)),
+            "stderr": Pipe(self._loop, err_read, lambda data: self._wrote(rank, "stderr", data)),
+        }
+        self._watch(rank)
+        return rank, [theirs.detach(), out_write, err_write]
+
+    def _exec(self, rank: Rank, fds: list[int]) -> None:
+        """Start a rank as a program of its own, for variables that are read when a program loads."""
+        env = {**os.environ, **self.command.load_env}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_distrib.worker.exec", *map(str, fds)], pass_fds=fds, env=env, cwd="/"
+        )
+        process.returncode = 0  # the loop reaps it, not subprocess
+        for fd in fds:
+            os.close(fd)
+        self._forked([rank], (process.pid,))
+
+    def _forked(self, ranks: list[Rank], pids: tuple[int, ...]) -> None:
+        for rank, pid in zip(ranks, pids, strict=True):
+            rank.pid = pid
+            if self.closed or self._ranks.get(rank.order.rank) is not rank:
+                self._end_process(rank)
+
+    def _regroup(self) -> None:
+        """A new store for whatever groups are made from now on; its socket is bound here and listens in rank 0."""
+        self._generation += 1
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024) if self.command.first_rank == 0 else None
+        self._port = listener.getsockname()[1] if listener else self._port
+        for number, rank in self._ranks.items():
+            fds = [listener.fileno()] if listener and number == 0 else []
+            self._post(rank, Regroup(port=self._port, generation=self._generation), fds)
+        if listener:
+            listener.close()
+
+    def refuse(self, reason: str) -> None:
+        """Starting failed: end what there is and say why."""
+        self.on_refused()
+        self.tell(CrewRefused(crew=self.name, reason=reason), ())
+
+    def _ready(self, rank: Rank, event: Ready) -> None:
+        rank.state, rank.early = "idle", event.early
+        if any(other.state == "starting" for other in self._ranks.values()):
+            return
+        if not self._opened:
+            self._opened = True
+            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=bool(self.gpus)), ())
+        if self._lost:
+            lost, self._lost = tuple(sorted(self._lost)), set()
+            self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=lost), ())
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            self.execute(*queued)
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def execute(self, command: Execute, fds: list[int], tell: Tell) -> None:
+        """Hand the cell to its ranks, now or when all of them are up. Takes `fds`."""
+        if any(rank.state == "starting" for rank in self._ranks.values()):
+            self._queued = (command, fds, tell)
+            return
+        for rank in self._ranks.values():
+            self._drain(rank)
+        if self._last_output is not None:
+            self._last_output.close()
+        run = NodeRun(
+            command=command,
+            tell=tell,
+            output=RunOutput(command.run, self._logs / command.run, self._loop, lambda event: tell(event, ())),
+            pending=set(command.ranks) & self._ranks.keys(),
+            oom_kills=death.out_of_memory_kills(),
+        )
+        self.run, self._last_output = run, run.output
+        frame = encode(command, len(fds))
+        for number in run.pending:
+            self._ranks[number].state = "running"
+            self._post_frame(self._ranks[number], frame, fds)
+        for fd in fds:
+            os.close(fd)
+        if command.timeout_s is not None:
+            run.timers.append(self._loop.later(command.timeout_s, lambda: self._time_out(run, command.timeout_s or 0)))
+
+    def _time_out(self, run: NodeRun, limit_s: float) -> None:
+        run.tell(TimedOut(run=run.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.stop()
+
+    def stop(self, *, force: bool = False) -> None:
+        """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
+        run = self.run
+        if self._queued is not None:
+            return self._cancel_queued()
+        if run is None:
+            return
+        run.clean = False
+        if force:
+            return self._kill_pending(run)
+        if run.stopping:
+            return
+        run.stopping = True
+        for delay_s in (0.0, *AGAIN_AFTER_S):
+            run.timers.append(self._loop.later(delay_s, lambda: self._interrupt(run)))
+            run.timers.append(self._loop.later(delay_s + CUT_AFTER_S, lambda: self._cut(run)))
+        run.timers.append(self._loop.later(KILL_AFTER_S, lambda: self._kill_pending(run)))
+
+    def _cancel_queued(self) -> None:
+        assert self._queued is not None
+        (command, fds, tell), self._queued = self._queued, None
+        for fd in fds:
+            os.close(fd)
+        now = time.monotonic()
+        for number in command.ranks:
+            tell(Interrupted(run=command.run, rank=number, frames=(), at_s=now), ())
+        tell(Ended(run=command.run, at_s=now), ())
+
+    def _interrupt(self, run: NodeRun) -> None:
+        for rank in self._pending(run):
+            self._post(rank, Cut(run=run.command.run, inodes=()))
+            _signal(rank.pid, signal.SIGINT)
+
+    def _cut(self, run: NodeRun) -> None:
+        if run.pending and self.run is run:
+            inodes = reap.sockets_between(self.pids)
+            for rank in self._pending(run):
+                self._post(rank, Cut(run=run.command.run, inodes=inodes))
+
+    def _kill_pending(self, run: NodeRun) -> None:
+        run.stopping = True
+        for rank in self._pending(run):
+            _signal(rank.pid, signal.SIGKILL)
+
+    def _pending(self, run: NodeRun) -> list[Rank]:
+        return [self._ranks[number] for number in run.pending if self.run is run and number in self._ranks]
+
+    # ------------------------------------------------------------------------------------------------ what ranks say
+
+    def _watch(self, rank: Rank) -> None:
+        link = rank.link
+        self._loop.watch(
+            link.fileno(), lambda: self._readable(rank), (lambda: self._flush(rank)) if link.unsent else None
+        )
+
+    def _flush(self, rank: Rank) -> None:
+        try:
+            rank.link.flush()
+        except OSError:
+            return  # its end is news of its own
+        self._watch(rank)
+
+    def _post(self, rank: Rank, message: Message, fds: list[int] | None = None) -> None:
+        self._post_frame(rank, encode(message, len(fds or ())), fds or [])
+
+    def _post_frame(self, rank: Rank, frame: bytes, fds: list[int]) -> None:
+        try:
+            rank.link.post(frame, fds)
+        except OSError:
+            return  # its end is news of its own
+        if rank.link.unsent:
+            self._watch(rank)
+
+    def _readable(self, rank: Rank) -> None:
+        try:
+            messages = rank.link.read()
+        except (EOFError, OSError):
+            self._loop.watch(rank.link.fileno(), None)
+            if sys.platform != "linux":
+                self.lost(rank, None, 0)
+            return
+        for message, fds in messages:
+            self._heard(rank, message, tuple(fds))
+            for fd in fds:
+                os.close(fd)
+
+    def _heard(self, rank: Rank, event: Message, fds: tuple[int, ...]) -> None:
+        match event:
+            case Ready():
+                self._ready(rank, event)
+            case Wrote():
+                self._wrote_late(rank, event)
+            case Returned() | Failed() | Interrupted():
+                self._ended(rank, event, fds)
+            case _:
+                if self.run is not None:
+                    self.run.tell(event, fds)  # type: ignore[arg-type]
+
+    def _ended(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
+        """A rank has come to the end of the cell, one way or another."""
+        run = self.run
+        rank.state = "idle"
+        if run is None or rank.order.rank not in run.pending:
+            return
+        self._drain(rank)
+        run.output.flush()
+        run.tell(event, fds)
+        run.pending.discard(rank.order.rank)
+        if isinstance(event, Returned):
+            run.sequences.add(event.sequence)
+            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+        else:
+            run.clean = False
+        if isinstance(event, Failed) and run.pending:
+            run.timers.append(self._loop.later(FAILURE_GRACE_S, self.stop))
+        self._finish_if_over(run)
+
+    def _finish_if_over(self, run: NodeRun) -> None:
+        if run.pending or self.run is not run:
+            return
+        for timer in run.timers:
+            timer.cancel()
+        self.run = None
+        self.ran_s += time.monotonic() - run.started_s
+        run.output.flush()
+        run.tell(
+            Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.output.log_directory), ()
+        )
+        self.on_ended(run)
+        if not self.closed:
+            self._repair(run)
+
+    def _repair(self, run: NodeRun) -> None:
+        """Make the crew fit for the next run: replace ranks that are gone, and the store if groups may be broken."""
+        gone = [rank.order.local_rank for rank in self._ranks.values() if rank.state == "gone"]
+        if gone:
+            self._start(gone)
+        elif not run.clean or len(run.sequences) > 1:
+            self._regroup()
+
+    def _wrote(self, rank: Rank, stream: str, data: bytes) -> None:
+        run = self.run
+        if run is not None and rank.order.rank in run.command.ranks:
+            run.output.write(rank.order.rank, stream, data, show=rank.order.rank in run.pending)
+        elif self._last_output is not None:
+            self._last_output.write(rank.order.rank, stream, data, show=False)
+
+    def _wrote_late(self, rank: Rank, event: Wrote) -> None:
+        """A thread of an earlier run printed: its log gets it, no cell does."""
+        path = self._logs / event.run / f"rank{rank.order.rank}.log"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("a", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as log:
+            log.write(event.text)
+
+    def _drain(self, rank: Rank) -> None:
+        for pipe in rank.pipes.values():
+            pipe.drain()
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def find(self, pid: int) -> Rank | None:
+        return next((rank for rank in self._ranks.values() if rank.pid == pid), None)
+
+    def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
+        """A rank's process has ended by itself: tell the run, stop the others, replace it."""
+        rank.reaped = True
+        if not rank.ended:
+            self._readable(rank)  # what it said last
+            self._drain(rank)
+        self._end_process(rank)
+        number = rank.order.rank
+        if self._ranks.get(number) is not rank or self.closed:
+            return
+        if rank.state == "starting" and not self._opened:
+            lines = "\n".join(death.last_lines(bytes(rank.pipes["stderr"].tail)))
+            return self.refuse(f"rank {number} ended before it was ready (exit code {code}).\n{lines}".rstrip())
+        rank.state = "gone"
+        self._lost.add(number)
+        run = self.run
+        if run is not None and number in run.pending:
+            self._tell_exit(run, rank, code, peak_rss_bytes)
+        elif run is None:
+            self._start([rank.order.local_rank])
+
+    def _tell_exit(self, run: NodeRun, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
+        tail = bytes(rank.pipes["stderr"].tail)
+        run.output.flush()
+        exited = Exited(
+            run=run.command.run,
+            rank=rank.order.rank,
+            pid=rank.pid,
+            exit_code=code,
+            asked=run.stopping,
+            last_lines=death.last_lines(tail),
+            frames=death.crash_frames(tail) if code is not None and death.is_crash(code) else (),
+            out_of_memory=code == -signal.SIGKILL and death.out_of_memory_kills() > run.oom_kills,
+            peak_rss_bytes=peak_rss_bytes,
+            at_s=time.monotonic(),
+        )
+        run.tell(exited, ())
+        run.clean = False
+        run.pending.discard(rank.order.rank)
+        self.stop()
+        self._finish_if_over(run)
+
+    def forget(self, command: Forget) -> None:
+        for key in command.keys:
+            self.kept.pop(key, None)
+        for rank in self._ranks.values():
+            self._post(rank, command)
+
+    def close(self, *, force: bool) -> None:
+        """End every rank: at once, or after its exit handlers."""
+        self.closed = True
+        if self._queued is not None:
+            self._cancel_queued()
+        for rank in self._ranks.values():
+            if force:
+                self._end_process(rank)
+            else:
+                self._dismiss(rank)
+        if self._last_output is not None:
+            self._last_output.close()
+
+    def _dismiss(self, rank: Rank) -> None:
+        self._post(rank, Leave())
+        self._loop.later(LEAVE_S, lambda: self._end_process(rank))
+
+    def _end_process(self, rank: Rank) -> None:
+        """Kill the rank, if it lives, and everything it started; close its descriptors. Once."""
+        if rank.ended:
+            return
+        rank.ended = bool(rank.pid)
+        if rank.pid:
+            if not rank.reaped:
+                _signal(rank.pid, signal.SIGKILL)
+            reap.kill_session(rank.pid)
+            reap.kill_marked("JUPYTER_DISTRIB_WORKER", rank.order.worker)
+        for pipe in rank.pipes.values():
+            pipe.close()
+        if rank.link.fileno() >= 0:
+            self._loop.watch(rank.link.fileno(), None)
+            rank.link.close()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

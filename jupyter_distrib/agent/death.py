@@ -1,0 +1,58 @@
+"""Why a rank's process ended, from what the system and its last words tell. Runs in the agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.events import Frame
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+LAST_LINES = 20
+
+
+def exit_code(wait_status: int) -> int:
+    """The exit status, or minus the number of the signal."""
+    return os.waitstatus_to_exitcode(wait_status)
+
+
+def is_crash(code: int) -> bool:
+    """A fatal signal that the process caused itself, so that a crash report was written."""
+    return -code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+def last_lines(tail: bytes) -> tuple[str, ...]:
+    return tuple(tail.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
+
+
+def crash_frames(tail: bytes) -> tuple[Frame, ...]:
+    """The Python lines of a report by faulthandler, outermost first, without this package's own."""
+    text = tail.decode("utf-8", "replace")
+    matches = [_CRASH_FRAME.match(line) for line in text.partition("Fatal Python error")[2].splitlines()]
+    frames = [
+        Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
+        for found in matches
+        if found and not found["file"].startswith(_OURS)
+    ]
+    return tuple(reversed(frames))
+
+
+def out_of_memory_kills() -> int:
+    """How often the out-of-memory killer has struck: this control group's own counter and the machine's."""
+    total = 0
+    with suppress(OSError, ValueError, IndexError):
+        group = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1].split("::")[1]
+        total += _counter(Path("/sys/fs/cgroup" + group) / "memory.events")
+    return total + _counter(Path("/proc/vmstat"))
+
+
+def _counter(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

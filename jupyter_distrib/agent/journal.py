@@ -1,0 +1,60 @@
+"""The record of a detached run, kept until some kernel asks for it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from jupyter_distrib.events import Attached, Ended, Event, Execute, Progressed, Wrote
+
+MAX_ENTRIES = 5000
+"""Past this, old output and progress are left out of what is sent again; the logs have all output."""
+
+
+class Journal:
+    """A detached run's events in order, with the shared memory that its values lie in."""
+
+    def __init__(self, command: Execute, world_size: int, *, gpus: bool) -> None:
+        self._command, self._world_size, self._gpus = command, world_size, gpus
+        self._entries: list[tuple[Event, tuple[int, ...]]] = []
+        self._started_s, self._started_wall_s = time.monotonic(), time.time()
+        self.listeners: list[object] = []
+        """The kernels that follow it."""
+        self.ended_s = 0.0
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_s > 0
+
+    def add(self, event: Event, fds: tuple[int, ...]) -> None:
+        self._entries.append((event, tuple(os.dup(fd) for fd in fds)))
+        if isinstance(event, Ended):
+            self.ended_s = time.monotonic()
+        if len(self._entries) > MAX_ENTRIES:
+            self._thin()
+
+    def entries(self) -> list[tuple[Event, tuple[int, ...]]]:
+        return list(self._entries)
+
+    def attached(self) -> Attached:
+        return Attached(
+            run=self._command.run,
+            label=self._command.label,
+            ranks=self._command.ranks,
+            world_size=self._world_size,
+            gpus=self._gpus,
+            strategy=self._command.setting.strategy,
+            started_wall_s=self._started_wall_s,
+            elapsed_s=(self.ended_s or time.monotonic()) - self._started_s,
+        )
+
+    def close(self) -> None:
+        for _, fds in self._entries:
+            for fd in fds:
+                os.close(fd)
+        self._entries.clear()
+
+    def _thin(self) -> None:
+        half = len(self._entries) // 2
+        older = [entry for entry in self._entries[:half] if not isinstance(entry[0], (Wrote, Progressed))]
+        self._entries = older + self._entries[half:]

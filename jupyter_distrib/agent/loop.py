@@ -1,0 +1,104 @@
+"""The one place where the agent waits: descriptors, timers and the end of children. Single-threaded.
+
+Callbacks run one after another and must not block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+Callback = Callable[[], None]
+
+
+class Timer:
+    """A call that is due later, until cancelled."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callback) -> None:
+        self.call: Callback | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Loop:
+    """Waits for everything at once and calls what was registered for it."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._running = True
+        self.on_child_ended: Callback = lambda: None
+
+    def watch(self, fd: int, on_readable: Callback | None, on_writable: Callback | None = None) -> None:
+        """Replace what is watched on a descriptor; both None: nothing any more."""
+        events = (selectors.EVENT_READ if on_readable else 0) | (selectors.EVENT_WRITE if on_writable else 0)
+        known = fd in self._selector.get_map()
+        if events and known:
+            self._selector.modify(fd, events, (on_readable, on_writable))
+        elif events:
+            self._selector.register(fd, events, (on_readable, on_writable))
+        elif known:
+            self._selector.unregister(fd)
+
+    def later(self, delay_s: float, call: Callback) -> Timer:
+        timer = Timer(call)
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), timer))
+        return timer
+
+    def stop(self) -> None:
+        self._running = False
+
+    def run(self) -> None:
+        """Until `stop`. The end of a child wakes the loop through the signal's wakeup descriptor."""
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.watch(read_fd, lambda: self._woken(read_fd))
+        self.on_child_ended()
+        while self._running:
+            for key, mask in self._selector.select(self._wait_s()):
+                self._dispatch(key.fd, key.data, mask)
+            self._fire()
+
+    def _dispatch(self, fd: int, calls: Any, mask: int) -> None:
+        known = self._selector.get_map().get(fd)
+        if known is None or known.data is not calls:
+            return  # an earlier callback of this round has changed it
+        on_readable, on_writable = calls
+        if mask & selectors.EVENT_WRITE and on_writable:
+            on_writable()
+        if mask & selectors.EVENT_READ and on_readable:
+            on_readable()
+
+    def _woken(self, fd: int) -> None:
+        os.read(fd, 4096)
+        self.on_child_ended()
+
+    def _wait_s(self) -> float | None:
+        while self._timers and self._timers[0][2].call is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _fire(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            call = heapq.heappop(self._timers)[2].call
+            if call is not None:
+                call()
+
+
+def _pipe() -> tuple[int, int]:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    return read_fd, write_fd

@@ -1,0 +1,172 @@
+"""What the ranks of one run write: complete into log files, in batches to the notebook. Runs in the agent's loop.
+
+A pipe is read at most every few milliseconds, so that a rank that prints line by line does not wake the agent for each.
+"""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.events import Noted, Wrote
+
+READ_BYTES = 1 << 20
+READ_EVERY_S = 0.005
+SEND_EVERY_S = 0.05
+SHOWN_BYTES = 32 << 10
+"""Of what one stream wrote between two batches, at most this much goes to the notebook; the log has all."""
+LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", 1 << 30))
+TAIL_BYTES = 4096
+
+
+class RunOutput:
+    """Logs and batches of one run."""
+
+    def __init__(self, run: str, directory: Path, loop: Loop, send: Callable[[Wrote | Noted], None]) -> None:
+        self.run, self.directory = run, directory
+        self._loop, self._send = loop, send
+        self._logs: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._batches: dict[tuple[int, str], _Batch] = {}
+        self._timer: Timer | None = None
+
+    @property
+    def log_directory(self) -> str:
+        """Empty if nobody wrote anything."""
+        return str(self.directory) if self._logs else ""
+
+    def write(self, rank: int, stream: str, data: bytes, *, show: bool = True) -> None:
+        self._log(rank, data)
+        if show:
+            self._batches.setdefault((rank, stream), _Batch()).add(data)
+            if self._timer is None:
+                self._timer = self._loop.later(SEND_EVERY_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what has come since the last time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = time.monotonic()
+        for (rank, stream), batch in self._batches.items():
+            text, skipped = batch.take()
+            if text or skipped:
+                self._send(
+                    Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
+                )
+
+    def close(self) -> None:
+        self.flush()
+        for fd in self._logs.values():
+            if fd >= 0:
+                os.close(fd)
+        self._logs = dict.fromkeys(self._logs, -1)
+
+    def _log(self, rank: int, data: bytes) -> None:
+        if rank not in self._logs:
+            self._logs[rank] = self._open(rank)
+        fd, size = self._logs[rank], self._sizes.get(rank, 0)
+        if fd < 0:
+            return
+        try:
+            if size + len(data) > LOG_LIMIT_BYTES:
+                raise OSError(f"it has reached {LOG_LIMIT_BYTES >> 20} MB")
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            self._sizes[rank] = size + len(data)
+        except OSError as error:
+            self._give_up(rank, fd, error)
+
+    def _open(self, rank: int) -> int:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            return os.open(self.directory / f"rank{rank}.log", flags, 0o600)
+        except OSError as error:
+            self._send(Noted(run=self.run, rank=rank, text=f"the log cannot be written: {error}"))
+            return -1
+
+    def _give_up(self, rank: int, fd: int, error: OSError) -> None:
+        """The run matters more than its log: say that it is cut off, and go on."""
+        with suppress(OSError):
+            os.write(fd, b"\n[log truncated here]\n")
+        os.close(fd)
+        self._logs[rank] = -1
+        self._send(Noted(run=self.run, rank=rank, text=f"the log of rank {rank} is truncated: {error}"))
+
+
+class _Batch:
+    """What one stream wrote since the last send, cut to its end if that is too much."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._data = bytearray()
+        self._skipped = 0
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 8 * SHOWN_BYTES:
+            self._trim()
+
+    def take(self) -> tuple[str, int]:
+        if len(self._data) > SHOWN_BYTES:
+            self._trim()
+        text, skipped = self._decoder.decode(bytes(self._data)), self._skipped
+        self._data.clear()
+        self._skipped = 0
+        return text, skipped
+
+    def _trim(self) -> None:
+        """Keep the last lines; a line longer than all that is shown loses its beginning."""
+        cut = self._data.find(b"\n", len(self._data) - SHOWN_BYTES) + 1 or len(self._data) - SHOWN_BYTES
+        self._skipped += self._data.count(b"\n", 0, cut)
+        del self._data[:cut]
+        self._decoder.reset()
+
+
+class Pipe:
+    """The read end of a rank's standard output or error."""
+
+    def __init__(self, loop: Loop, fd: int, on_data: Callable[[bytes], None]) -> None:
+        self._loop, self._fd, self._on_data = loop, fd, on_data
+        self.tail = bytearray()
+        os.set_blocking(fd, False)
+        with suppress(OSError, AttributeError):  # an unprivileged user's pipes may be full; the default size works too
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, READ_BYTES)
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._fd >= 0:
+            self._loop.watch(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        self.drain(limit=READ_BYTES)
+        if self._fd >= 0:
+            self._loop.watch(self._fd, None)
+            self._loop.later(READ_EVERY_S, self._watch)
+
+    def drain(self, limit: int | None = None) -> None:
+        """Read all that is there, or about `limit` bytes."""
+        while self._fd >= 0 and (limit is None or limit > 0):
+            try:
+                data = os.read(self._fd, READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not data:
+                return self.close()
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
+            self._on_data(data)
+            limit = limit and limit - len(data)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.watch(self._fd, None)
+            os.close(self._fd)
+            self._fd = -1

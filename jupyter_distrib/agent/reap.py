@@ -1,0 +1,123 @@
+"""Ends processes that this agent's ranks started, and nothing else. Reads /proc; Linux only, elsewhere the process group has to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def kill_session(pid: int) -> None:
+    """Kill what a rank left behind: every process of the session it led, and every one that carries its mark."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    for other in _others(lambda other: _session(other) == pid):
+        _kill(other)
+
+
+def kill_marked(name: str, value: str) -> None:
+    """Kill processes that were exec'd with this variable in their environment."""
+    mark = f"{name}={value}".encode()
+    for pid in _others(lambda pid: mark in _environment(pid).split(b"\0")):
+        _kill(pid)
+
+
+def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]) -> None:
+    """Kill children that came to us because their own parent, a rank that is gone, ended."""
+    for pid in children(os.getpid()):
+        if pid not in known and not belongs_to_living(pid):
+            _kill(pid)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in (_PROC / str(pid) / "task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def session_of(pid: int) -> int:
+    """The session a process belongs to; 0 if it is gone."""
+    return _session(pid)
+
+
+def mark_of(pid: int, name: str) -> str:
+    """A variable of the environment that a process was exec'd with; empty if it has none."""
+    for entry in _environment(pid).split(b"\0"):
+        if entry.startswith(f"{name}=".encode()):
+            return entry.partition(b"=")[2].decode("utf-8", "replace")
+    return ""
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process now; 0 if it is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def sockets_between(pids: list[int]) -> tuple[int, ...]:
+    """Inodes of connected TCP sockets whose both ends belong to these processes: their collectives and their store.
+
+    A user's own connections, to a database or a tracking server, have another process at the other end and are left alone.
+    """
+    owned = {inode for pid in pids for inode in _socket_inodes(pid)}
+    ends: dict[tuple[str, str], int] = {}
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                local, remote, state, inode = _tcp_row(line)
+                if state == "01" and inode in owned:  # 01: established
+                    ends[_mapped(local), _mapped(remote)] = inode
+    return tuple(inode for (local, remote), inode in ends.items() if (remote, local) in ends)
+
+
+def _tcp_row(line: str) -> tuple[str, str, str, int]:
+    columns = line.split()
+    return columns[1], columns[2], columns[3], int(columns[9])
+
+
+def _mapped(address: str) -> str:
+    """An IPv4 address inside IPv6 (proc_net_tcp: 32 hex digits) is the same end as the plain one."""
+    host, _, port = address.partition(":")
+    return f"{host[-8:] if host.startswith('0000000000000000FFFF0000') else host}:{port}"
+
+
+def _socket_inodes(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if target.startswith("socket:["):
+                    yield int(target[8:-1])
+
+
+def _others(chosen: Callable[[int], bool]) -> list[int]:
+    with suppress(OSError):
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir(_PROC))) if pid != os.getpid() and chosen(pid)]
+    return []
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,450 @@
+"""The agent: kernels connect, it keeps their crews, and it outlives them.
+
+    kernel A --link--\\                    /-- crew of A: ranks 0, 1
+                      agent -- template --+
+    kernel B --link--/                    \\-- crew of B: ranks 0..7
+
+A kernel that goes away, by the end of its link or of its process, takes its crews with it, except one that executes a detached run. Single-threaded, in one `Loop`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import platform
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from jupyter_distrib import paths
+from jupyter_distrib.agent import devices, reap
+from jupyter_distrib.agent.crew import Crew, NodeRun
+from jupyter_distrib.agent.journal import Journal
+from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.agent.templates import Templates
+from jupyter_distrib.events import (
+    PROTOCOL,
+    Answered,
+    Ask,
+    Attach,
+    CloseCrew,
+    CrewClosed,
+    CrewRefused,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Forget,
+    Hello,
+    Message,
+    NotAttached,
+    OpenCrew,
+    Stop,
+    Welcomed,
+)
+from jupyter_distrib.link import Link, LinkError, encode, peer_uid
+
+IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
+"""How long an agent without kernels and runs stays, so that the next kernel starts at once."""
+KEEP_DETACHED_S = 24 * 3600
+DEFAULT_CPU_RANKS = 2
+EARLY_RAN_S = 2.0
+"""Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Client:
+    """One kernel."""
+
+    link: Link
+    hello: Hello | None = None
+    pidfd: int = -1
+    crews: dict[str, Crew] = field(default_factory=dict)
+
+
+class Agent:
+    """Everything that lives on this node on behalf of the user's kernels with one environment."""
+
+    def __init__(self, listener: socket.socket, directory: Path, name: str) -> None:
+        self._listener, self._directory, self._name = listener, directory, name
+        self._loop = Loop()
+        self._templates = Templates(self._loop, self._exchange_early)
+        self._leases = devices.Leases(directory)
+        self._clients: list[Client] = []
+        self._crews: list[Crew] = []
+        self._closing: list[Crew] = []
+        self._detached: dict[str, Journal] = {}
+        self._idle_timer: Timer | None = None
+        self._started_s = time.monotonic()
+        self._loop.on_child_ended = self._reap
+
+    def run(self) -> None:
+        self._templates.start()
+        self._listener.setblocking(False)
+        self._loop.watch(self._listener.fileno(), self._accept)
+        self._loop.later(KEEP_DETACHED_S / 24, self._prune)
+        self._prune_logs()
+        self._maybe_idle()
+        self._loop.run()
+
+    def stop(self) -> None:
+        for crew in self._crews:
+            crew.close(force=True)
+        self._unlink()
+        self._loop.stop()
+
+    # ------------------------------------------------------------------------------------------------ kernels
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        if peer_uid(sock) not in (None, os.getuid()):
+            sock.close()
+            return
+        sock.setblocking(False)
+        client = Client(link=Link(sock))
+        self._clients.append(client)
+        self._watch(client)
+        self._maybe_idle()
+
+    def _watch(self, client: Client) -> None:
+        self._loop.watch(
+            client.link.fileno(),
+            lambda: self._readable(client),
+            (lambda: self._flush(client)) if client.link.unsent else None,
+        )
+
+    def _flush(self, client: Client) -> None:
+        try:
+            client.link.flush()
+        except OSError:
+            return self._gone(client)
+        self._watch(client)
+
+    def _tell(self, client: Client | None, event: Event, fds: tuple[int, ...] = ()) -> None:
+        if client is None or client not in self._clients:
+            return
+        try:
+            client.link.post(encode(event, len(fds)), fds)
+        except OSError:
+            return self._gone(client)
+        if client.link.unsent:
+            self._watch(client)
+
+    def _readable(self, client: Client) -> None:
+        try:
+            messages = client.link.read()
+        except (EOFError, OSError, LinkError):
+            return self._gone(client)
+        for message, fds in messages:
+            self._obey(client, message, fds)
+
+    def _gone(self, client: Client) -> None:
+        """The kernel has left or died: its ranks end now, so that its GPU memory is free."""
+        if client not in self._clients:
+            return
+        self._clients.remove(client)
+        self._loop.watch(client.link.fileno(), None)
+        client.link.close()
+        if client.pidfd >= 0:
+            self._loop.watch(client.pidfd, None)
+            os.close(client.pidfd)
+        for crew in list(client.crews.values()):
+            if crew.run is None or not crew.run.command.detached:
+                self._close(crew, force=True)
+        self._maybe_idle()
+
+    def _obey(self, client: Client, command: Message, fds: list[int]) -> None:
+        if client.hello is None and not isinstance(command, Hello):
+            return self._gone(client)
+        match command:
+            case Hello():
+                self._welcome(client, command)
+            case OpenCrew():
+                self._open(client, command)
+            case Execute():
+                self._execute(client, command, fds)
+            case Stop():
+                self._stop_run(command)
+            case Forget():
+                if (crew := client.crews.get(command.crew)) is not None:
+                    crew.forget(command)
+            case CloseCrew():
+                if (crew := client.crews.get(command.crew)) is not None:
+                    self._close(crew, force=False)
+                    self._tell(client, CrewClosed(crew=command.crew))
+            case Ask():
+                self._tell(client, Answered(question=command.question, answer=self._answer()))
+            case Attach():
+                self._attach(client, command)
+
+    def _welcome(self, client: Client, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            return self._gone(client)
+        client.hello = hello
+        if hasattr(os, "pidfd_open"):
+            with suppress(OSError):
+                client.pidfd = os.pidfd_open(hello.pid)
+                self._loop.watch(client.pidfd, lambda: self._gone(client))
+        versions = {name: _version(name) for name in ("torch", "cloudpickle")}
+        self._tell(client, Welcomed(pid=os.getpid(), python=platform.python_version(), **versions))
+
+    # ------------------------------------------------------------------------------------------------ crews
+
+    def _open(self, client: Client, command: OpenCrew) -> None:
+        gpus: list[devices.Gpu] = []
+        if command.gpus and not (found := devices.visible(devices.gpus(), command.visible)):
+            command = replace(command, gpus=False, size=command.size or DEFAULT_CPU_RANKS)
+        elif command.gpus:
+            command = replace(command, size=command.size or len(found))
+            gpus, reason = self._lease(client, command, found)
+            if reason:
+                return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
+        crew = Crew(
+            command,
+            loop=self._loop,
+            templates=self._templates,
+            gpus=gpus,
+            logs=paths.log_directory(),
+            tell=lambda event, fds: self._tell(client, event, fds),
+        )
+        crew.on_ended = lambda run: self._run_ended(client, crew, run)
+        crew.on_refused = lambda: self._close(crew, force=True)
+        client.crews[command.crew] = crew
+        self._crews.append(crew)
+        crew.open()
+
+    def _lease(
+        self, client: Client, command: OpenCrew, found: list[devices.Gpu]
+    ) -> tuple[list[devices.Gpu], str]:
+        """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has them."""
+        assert client.hello is not None
+        if len(found) < command.size:
+            return [], f"--gpus {command.size} but {len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here; ask for at most that many."
+        taken: list[devices.Gpu] = []
+        holders: list[str] = []
+        for gpu in found:
+            if len(taken) == command.size:
+                break
+            if self._leases.take(gpu, client.hello.label) and not self._yielded(gpu, client.hello.label):
+                holders.append(f"GPU {gpu.index}: {self._leases.holder(gpu)}{self._kept_on(gpu)}")
+            else:
+                taken.append(gpu)
+        if len(taken) == command.size:
+            return taken, ""
+        for gpu in taken:
+            self._leases.give_back(gpu)
+        return [], f"--gpus {command.size} but only {len(taken)} of {len(found)} GPUs are free. " + "; ".join(holders) + "."
+
+    def _yielded(self, gpu: devices.Gpu, label: str) -> bool:
+        """Take a GPU from a crew that neither runs nor keeps anything."""
+        for crew in self._crews:
+            if gpu in crew.gpus and crew.idle and not crew.kept:
+                self._close(crew, force=True)
+                crew.tell(CrewClosed(crew=crew.name, reason=f"its GPUs went to {label}"), ())
+                return not self._leases.take(gpu, label)
+        return False
+
+    def _kept_on(self, gpu: devices.Gpu) -> str:
+        for crew in self._crews:
+            if gpu in crew.gpus:
+                names = ", ".join(sorted(key.partition("/")[2] for key in crew.kept))
+                return " (a cell is running)" if not crew.idle else f" (keeps {names})" if names else ""
+        return ""
+
+    def _close(self, crew: Crew, *, force: bool) -> None:
+        if crew.closed:
+            return
+        crew.close(force=force)
+        self._crews.remove(crew)
+        self._closing.append(crew)
+        for client in self._clients:
+            client.crews.pop(crew.name, None)
+        for gpu in crew.gpus:
+            self._leases.give_back(gpu)
+        self._maybe_idle()
+
+    def _exchange_early(self) -> None:
+        """The fuller template is ready: give crews that nobody will miss the better ranks."""
+        for crew in self._crews:
+            if crew.early and crew.idle and not crew.kept and crew.ran_s < EARLY_RAN_S:
+                crew.replace_all()
+
+    # ------------------------------------------------------------------------------------------------ runs
+
+    def _execute(self, client: Client, command: Execute, fds: list[int]) -> None:
+        crew = client.crews.get(command.crew)
+        if crew is None:
+            for fd in fds:
+                os.close(fd)
+            return self._tell_no_crew(client, command)
+        if not command.detached:
+            return crew.execute(command, fds, lambda event, out: self._tell(client, event, out))
+        journal = Journal(command, self._world(crew), gpus=bool(crew.gpus))
+        self._detached[command.run] = journal
+        journal.listeners.append(client)
+
+        def tell(event: Event, out: tuple[int, ...]) -> None:
+            journal.add(event, out)
+            for listener in list(journal.listeners):
+                self._tell(listener, event, out)  # type: ignore[arg-type]
+
+        crew.execute(command, fds, tell)
+
+    def _world(self, crew: Crew) -> int:
+        return crew.command.world_size or crew.command.size
+
+    def _tell_no_crew(self, client: Client, command: Execute) -> None:
+        """The crew went away while the cell was on its way."""
+        now = time.monotonic()
+        for rank in command.ranks:
+            gone = Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now)
+            self._tell(client, gone)
+        self._tell(client, Ended(run=command.run, at_s=now))
+
+    def _stop_run(self, command: Stop) -> None:
+        for crew in self._crews:
+            if crew.is_for(command.run):
+                crew.stop(force=command.force)
+
+    def _run_ended(self, client: Client, crew: Crew, run: NodeRun) -> None:
+        if run.command.detached and client not in self._clients:
+            self._loop.later(0, lambda: self._close(crew, force=False))
+        elif crew.early:
+            self._loop.later(0, self._exchange_if_fuller)
+
+    def _exchange_if_fuller(self) -> None:
+        if self._templates.fuller:
+            self._exchange_early()
+
+    def _attach(self, client: Client, command: Attach) -> None:
+        run = command.run or next(reversed(self._detached), "")
+        matches = [name for name in self._detached if name == run or name.endswith(f"-{run}")] if run else []
+        if len(matches) != 1:
+            known = ", ".join(self._detached) or "none"
+            reason = f"there is no detached run {run!r} here." if run else "there is no detached run here."
+            return self._tell(client, NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."))
+        journal = self._detached[matches[0]]
+        self._tell(client, journal.attached())
+        for event, fds in journal.entries():
+            self._tell(client, event, fds)
+        if not journal.ended and client not in journal.listeners:
+            journal.listeners.append(client)
+
+    # ------------------------------------------------------------------------------------------------ housekeeping
+
+    def _answer(self) -> dict[str, object]:
+        return {
+            "pid": os.getpid(),
+            "up_s": time.monotonic() - self._started_s,
+            "template": self._templates.state,
+            "crews": tuple(self._describe(client, crew) for client in self._clients for crew in client.crews.values()),
+            "detached": tuple(journal.attached() for journal in self._detached.values()),
+            "gpus": tuple(self._describe_gpu(gpu) for gpu in devices.gpus()),
+        }
+
+    def _describe(self, client: Client, crew: Crew) -> dict[str, object]:
+        assert client.hello is not None
+        return {
+            "crew": crew.name,
+            "holder": client.hello.label,
+            "session": client.hello.session,
+            "workers": crew.infos(),
+            "run": crew.run.command.run if crew.run else "",
+            "label": crew.run.command.label if crew.run else "",
+            "kept": dict(crew.kept),
+        }
+
+    def _describe_gpu(self, gpu: devices.Gpu) -> dict[str, object]:
+        return {
+            "index": gpu.index,
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "used_bytes": gpu.used_bytes,
+            "holder": self._leases.holder(gpu),
+        }
+
+    def _reap(self) -> None:
+        """Take the exit status of every child that has ended, and clear away what ended ranks left."""
+        ended = False
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._templates.ended(pid)
+            for crew in (*self._crews, *self._closing):
+                if (rank := crew.find(pid)) is not None:
+                    ended = True
+                    crew.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+        if ended:
+            self._closing = [crew for crew in self._closing if crew.living]
+            self._kill_adopted()
+
+    def _kill_adopted(self) -> None:
+        """Children that are neither ranks nor templates: daemons of a rank. Those of living ranks stay."""
+        if self._templates.busy:
+            self._loop.later(0.05, self._kill_adopted)
+            return
+        crews = (*self._crews, *self._closing)
+        ranks = {pid for crew in crews for pid in crew.pids}
+        sessions = ranks | {self._templates.session}
+        marks = {mark for crew in crews for mark in crew.marks}
+
+        def belongs_to_living(pid: int) -> bool:
+            return reap.session_of(pid) in sessions or reap.mark_of(pid, "JUPYTER_DISTRIB_WORKER") in marks
+
+        reap.kill_adopted(frozenset(ranks), belongs_to_living)
+
+    def _maybe_idle(self) -> None:
+        """Start or stop counting the idle minutes."""
+        busy = self._clients or self._crews or any(not journal.ended for journal in self._detached.values())
+        if busy and self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        elif not busy and self._idle_timer is None:
+            wait_s = KEEP_DETACHED_S if self._detached else IDLE_S
+            self._idle_timer = self._loop.later(wait_s, self._retire)
+
+    def _retire(self) -> None:
+        """End, unless a kernel connects at this very moment."""
+        with (self._directory / f"{self._name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._accept()
+            if not self._clients:
+                self._unlink()
+                self._loop.stop()
+                return
+        self._idle_timer = None
+
+    def _unlink(self) -> None:
+        (self._directory / f"{self._name}.sock").unlink(missing_ok=True)
+
+    def _prune(self) -> None:
+        for run, journal in list(self._detached.items()):
+            if journal.ended and time.monotonic() - journal.ended_s > KEEP_DETACHED_S:
+                self._detached.pop(run).close()
+        self._loop.later(KEEP_DETACHED_S / 24, self._prune)
+
+    def _prune_logs(self, keep: int = 200) -> None:
+        """Logs of the newest runs stay; older ones go."""
+        import shutil  # noqa: PLC0415 - seldom
+
+        with suppress(OSError):
+            runs = sorted(paths.log_directory().iterdir(), key=lambda path: path.lstat().st_mtime)
+            for old in runs[:-keep]:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,157 @@
+"""Starts the template and has it fork ranks. Runs in the agent's loop.
+
+The agent forks nothing itself: a template (see `worker/template.py`) is exec'd as soon as the agent is up, and orders wait until it has imported torch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
+from jupyter_distrib.link import Link, encode
+
+
+@dataclass(slots=True, kw_only=True)
+class _Order:
+    orders: tuple[WorkerOrder, ...]
+    fds: list[int]
+    """Three for each rank; ours to close once sent."""
+    forked: Callable[[tuple[int, ...]], None]
+    failed: Callable[[str], None]
+
+
+class Templates:
+    """At most two templates: the early one, and the fuller one that replaces it."""
+
+    def __init__(self, loop: Loop, on_fuller: Callable[[], None]) -> None:
+        self._loop, self._on_fuller = loop, on_fuller
+        self._waiting: deque[_Order] = deque()
+        self._forking: deque[_Order] = deque()
+        self._link: Link | None = None
+        self._pending: list[Link] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the agent
+        self.session = 0
+        """Session of the templates and of what they have just forked."""
+
+        self.fuller = False
+
+    @property
+    def busy(self) -> bool:
+        """Ranks are being born: children may be ours that we do not know yet."""
+        return bool(self._forking)
+
+    @property
+    def state(self) -> str:
+        if self._link is None:
+            return "importing torch" if self._process else "not running"
+        return "ready" if self.fuller else "ready (still importing)"
+
+    def start(self) -> None:
+        """Exec the template, unless one is up or on its way."""
+        if self._process is not None:
+            return
+        ends = [socket.socketpair() for _ in range(2)]
+        theirs = [end.fileno() for _, end in ends]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_distrib.worker.template", *map(str, theirs)],
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self.session = self._process.pid
+        for mine, end in ends:
+            end.close()
+            mine.setblocking(False)
+            self._watch(Link(mine))
+
+    def fork(
+        self,
+        orders: tuple[WorkerOrder, ...],
+        fds: list[int],
+        forked: Callable[[tuple[int, ...]], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Have ranks forked, now or when the template is ready; one of the two callbacks follows."""
+        self.start()
+        self._waiting.append(_Order(orders=orders, fds=fds, forked=forked, failed=failed))
+        self._send()
+
+    def ended(self, pid: int) -> None:
+        """Called for every child that ended: the first template's end, before it was ever ready, means that torch cannot be imported."""
+        if self._process is not None and pid == self._process.pid and self._link is None:
+            self._fail()
+
+    def _watch(self, link: Link) -> None:
+        self._pending.append(link)
+        self._loop.watch(link.fileno(), lambda: self._readable(link))
+
+    def _send(self) -> None:
+        while self._waiting and self._link is not None:
+            order = self._waiting.popleft()
+            self._link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
+            for fd in order.fds:
+                os.close(fd)
+            order.fds = []
+            self._forking.append(order)
+
+    def _readable(self, link: Link) -> None:
+        try:
+            messages = link.read()
+        except EOFError:
+            return self._closed(link)
+        for message, _ in messages:
+            match message:
+                case TemplateReady():
+                    self._ready(link, early=message.early)
+                case Forked():
+                    self._forking.popleft().forked(message.pids)
+
+    def _ready(self, link: Link, *, early: bool) -> None:
+        old, self._link = self._link, link
+        self._pending.remove(link)
+        self._send()
+        if not early:
+            self.fuller = True
+            if old is not None and not self._forking:
+                self._drop(old)
+            self._on_fuller()
+
+    def _closed(self, link: Link) -> None:
+        self._drop(link)
+        if link in self._pending:
+            self._pending.remove(link)
+        if link is self._link:
+            self._link = None
+        if self._link is None and not self._pending:
+            self._fail()
+
+    def _fail(self) -> None:
+        """No template can be had: tell everybody who waits, and try anew next time."""
+        self._process, self.fuller = None, False
+        self._log.seek(0)
+        reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
+        self._log.seek(0)
+        self._log.truncate()
+        orders = [*self._forking, *self._waiting]
+        self._forking.clear()
+        self._waiting.clear()
+        for order in orders:
+            for fd in order.fds:
+                os.close(fd)
+            order.failed(f"the ranks could not be started:\n{reason}")
+
+    def _drop(self, link: Link) -> None:
+        if link.fileno() >= 0:
+            self._loop.watch(link.fileno(), None)
+            link.close()

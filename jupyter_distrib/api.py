@@ -1,0 +1,108 @@
+"""The same from Python: `@distributed(gpus=8)` on a function, and `prepare` for a training loop."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from jupyter_distrib import session
+from jupyter_distrib.capture import Input
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.events import Cell
+from jupyter_distrib.options import Options, from_keywords
+from jupyter_distrib.results import RankValue, Results
+from jupyter_distrib.run import Run
+from jupyter_distrib.strategies import POOLS, STRATEGIES
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CALL = "__function__(*__arguments__, **__keywords__)"
+
+
+def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]:
+    """Have a function run on every rank of a pool: the options of `%%distributed` as keywords.
+
+    Without `strategy`, each rank finds torchrun's environment and no process group.
+
+    Raises:
+        OptionsError: Names the keyword that is wrong.
+    """
+    chosen = from_keywords(strategies=STRATEGIES, pools=POOLS, **options)
+    return lambda function: DistributedFunction(function, chosen)
+
+
+class DistributedFunction(Generic[P, R]):
+    """A function that runs on every rank when it is called; inside a rank it is the plain function."""
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.options = function, options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run it with these arguments on every rank; gives the `Results`, or the `Run` with `detach=True`."""
+        if in_rank():
+            return self.function(*args, **kwargs)
+        run = self._start(args, kwargs)
+        if self.options.detach:
+            return run
+        results = run.wait(_view(run))
+        return results if results is not None else Results({rank: None for rank in run.record.ranks})
+
+    distributed = __call__
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        from jupyter_distrib.magic import pack  # noqa: PLC0415 - needs IPython only where it is there
+
+        name = self.function.__name__
+        parts = {name: self.function, "arguments": args, "keywords": kwargs}
+        inputs = tuple(
+            Input(name=key, value=value, line=0, certain=True, reason="the call")
+            for key, value in zip(("__function__", "__arguments__", "__keywords__"), parts.values(), strict=True)
+        )
+        _, packed = pack(inputs, _namespace())
+        handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
+        cell = Cell(source=_CALL, filename=f"call of {name}")
+        return session.current().start(cell, packed, self.options, label=f"{name}()", handles=handles)
+
+
+def prepare(*objects: Any) -> Any:
+    """Models, optimizers, schedulers and data loaders, made ready for the strategy of this run; outside a run, as they are.
+
+    Under `--strategy ddp` a model is replicated in place (it stays the object it is), moved to the rank's device, and a loader is replaced by one over
+    the rank's share of the dataset, shuffled anew in every epoch. Several objects come back in the order given.
+
+    Raises:
+        DistributedError: The run has no strategy, or the object cannot be prepared; says what to do.
+    """
+    if not in_rank():
+        return objects[0] if len(objects) == 1 else objects
+    from jupyter_distrib.worker import identity  # noqa: PLC0415 - only in a rank
+
+    if identity.strategy is None:
+        raise DistributedError("jupyter_distrib.prepare() works inside a %%distributed cell only.")
+    return identity.strategy.prepare(*objects)
+
+
+def in_rank() -> bool:
+    """Whether this process is a rank."""
+    identity = sys.modules.get("jupyter_distrib.worker.identity")
+    return identity is not None and identity.is_rank()
+
+
+def _namespace() -> dict[str, Any]:
+    """The notebook's names, or those of the script."""
+    if "IPython" in sys.modules:
+        from IPython.core.getipython import get_ipython  # noqa: PLC0415
+
+        if (shell := get_ipython()) is not None:
+            return shell.user_ns  # type: ignore[no-any-return]
+    return vars(sys.modules["__main__"])
+
+
+def _view(run: Run) -> Any:
+    from jupyter_distrib.widget import LiveView  # noqa: PLC0415
+
+    return LiveView(run.pool)

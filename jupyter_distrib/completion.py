@@ -1,0 +1,37 @@
+"""Tab completion of our options in `%%distributed` lines: ours only, none of Python's names. Kernel side."""
+
+from __future__ import annotations
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.interactiveshell import InteractiveShell
+
+from jupyter_distrib import options
+from jupyter_distrib.strategies import POOLS, STRATEGIES
+
+_MAGICS = ("%%distributed", "%%distrib")
+
+
+@context_matcher(identifier="jupyter_distrib", priority=100)
+def _matcher(context: CompletionContext) -> SimpleMatcherResult:
+    """What can follow in the magic line that the cursor is in."""
+    line = context.line_with_cursor[: context.cursor_position]
+    magic, _, rest = line.partition(" ")
+    if magic not in _MAGICS or context.cursor_line != 0 or not line[len(magic) :]:
+        return {"completions": []}
+    word = rest.rpartition(" ")[2]
+    found = options.complete(rest, strategies=STRATEGIES, pools=POOLS)
+    return {
+        "completions": [SimpleCompletion(text, type="option") for text in found],
+        "matched_fragment": word,
+        "suppress": True,
+    }
+
+
+def install(shell: InteractiveShell) -> None:
+    if _matcher not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_matcher)
+
+
+def remove(shell: InteractiveShell) -> None:
+    if _matcher in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_matcher)

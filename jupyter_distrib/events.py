@@ -1,0 +1,533 @@
+"""What crosses between kernel, agent and worker: commands (imperative) and events (past tense).
+
+Plain data, no behaviour, standard library only; loaded in every process of the project. `link.py` carries these classes
+as JSON plus raw bytes, so a field may only be one of: `None`, `bool`, `int`, `float`, `str`, `bytes`, a tuple of these, a
+`dict` with string keys, or another class of this file.
+
+    kernel  --commands-->  agent  --commands-->  worker (one per rank)
+    kernel  <---events---  agent  <---events---  worker
+
+Times named `at_s` are the node's monotonic clock in seconds; they order the events of one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PROTOCOL = 1
+"""Raised whenever a class below changes its fields; part of the agent's fingerprint."""
+
+
+# ---------------------------------------------------------------------------------------------------- shared pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """Pickled bytes and where their out-of-band buffers are (pickle protocol 5)."""
+
+    data: bytes
+    """The pickle stream."""
+    sizes: tuple[int, ...] = ()
+    """Length of each buffer in bytes, in pickle order."""
+    inline: tuple[bytes, ...] = ()
+    """The buffers themselves when they are small; else empty, and the frame carries one file descriptor of shared
+    memory in which they lie one after another, each at the next multiple of `payload.ALIGNMENT`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of a traceback, outermost first; only frames of the user's code and of libraries they called."""
+
+    filename: str
+    line: int
+    function: str
+    text: str = ""
+    """The source line, stripped, where the rank could read it; the kernel prefers its own copy."""
+    first_column: int = -1
+    last_column: int = -1
+    """0-based columns of the failing expression in that line, -1 if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An exception on one rank, as data: readable whatever happens to the object itself."""
+
+    type_name: str
+    """Qualified name, without the module for builtins and `__main__`: `KeyError`, `torch.OutOfMemoryError`."""
+    message: str
+    """What `str(exception)` gave, or a sentence that says it failed."""
+    frames: tuple[Frame, ...] = ()
+    notes: tuple[str, ...] = ()
+    parcel: Parcel | None = None
+    """The exception object, for the kernel to raise as its own type; None if it cannot be pickled."""
+    cause: Failure | None = None
+    """What it was raised from (`__cause__`, or `__context__` unless suppressed)."""
+    code: int | None = None
+    """For `SystemExit`: the exit status the user asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The program that every rank executes."""
+
+    source: str
+    """Python source, IPython syntax already translated, padded with empty lines so that its line numbers are those of
+    the front end (the magic line is line 1)."""
+    filename: str
+    """How tracebacks name it: `Cell In[5]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The surroundings a rank takes over before it executes a cell."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    """The kernel's whole environment plus `--env`; the rank's own variables (RANK, ...) are added by the worker."""
+    directory: str = ""
+    path: tuple[str, ...] = ()
+    """`sys.path` of the kernel, notebook folder first."""
+    strategy: str = "none"
+    strategy_options: dict[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    """Names of the cell's namespace that stay on the rank."""
+    by_value: bool = False
+    """True for detached runs: values must be readable by another kernel, so nothing is sent as a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One rank of a crew, as the agent knows it."""
+
+    rank: int
+    pid: int
+    device: str
+    """`cpu`, `cuda:0` (as the rank itself names it) or `mps`."""
+    device_name: str = ""
+    """`NVIDIA H200 (GPU 3)`; empty for CPU ranks."""
+    state: str = "idle"
+    """`starting`, `idle`, `running` or `gone`."""
+    rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """Who a new worker is; fixed for its life."""
+
+    crew: str
+    worker: str
+    """Unique name of the process, put into its environment so that everything it starts can be found and ended."""
+    agent_pid: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int = 0
+    device: str = "cpu"
+    visible_devices: str | None = None
+    """CUDA_VISIBLE_DEVICES for the process; None for CPU ranks, which see no GPU."""
+    threads: int = 1
+    """Intra-op threads (cores / ranks of the node)."""
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First frame on every link from a kernel. The agent answers `Welcomed` or closes the link."""
+
+    protocol: int
+    session: str
+    """Random name of this kernel's use of the extension; run ids begin with it."""
+    pid: int
+    label: str
+    """How other notebooks are told who holds something: `train.ipynb (kernel 4242)`."""
+    python: str
+    torch: str
+    cloudpickle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCrew:
+    """Start `size` workers on this node. Answered by `CrewOpened` or `CrewRefused`."""
+
+    crew: str
+    size: int
+    """Ranks on this node; 0: one for each visible GPU, or 2 CPU ranks on a node without any."""
+    gpus: bool
+    """True: one leased GPU per rank, or CPU ranks if the node has no GPU at all. False: CPU ranks."""
+    first_rank: int = 0
+    world_size: int = 0
+    """0: the same as `size`."""
+    load_env: dict[str, str] = field(default_factory=dict)
+    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd instead
+    of forked from the template."""
+    visible: tuple[str, ...] | None = None
+    """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execute:
+    """Run a cell on the given ranks of a crew; also what the agent hands to each worker."""
+
+    run: str
+    crew: str
+    ranks: tuple[int, ...]
+    cell: Cell
+    inputs: Parcel
+    setting: Setting
+    detached: bool = False
+    timeout_s: float | None = None
+    """The agent stops the run after this long and says so with `TimedOut`."""
+    label: str = ""
+    """How the run is named in lists: `Cell In[5]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Stop a run: interrupt, cut its collectives, and kill what does not end. Safe to send at any time, any number of times."""
+
+    run: str
+    force: bool = False
+    """Kill at once (the second press of the button)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Drop kept values."""
+
+    crew: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseCrew:
+    """End a crew's workers, their children, and give its devices back."""
+
+    crew: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Ask the agent for its state. Answered by `Answered` with the same `question`."""
+
+    question: int
+    what: str
+    """`status` or `runs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """Send a detached run's whole record again, then its events as they come. Answered by `Attached` or `NotAttached`."""
+
+    run: str
+    """Empty: the newest detached run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Agent to template: fork one worker per rank. The frame carries three descriptors for each: its link, its standard
+    output and its standard error. Answered by `Forked`."""
+
+    orders: tuple[WorkerOrder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regroup:
+    """Agent to worker: the store is a new one; drop every process group made with the old one.
+
+    For the crew's rank 0 the frame carries the store's listening socket."""
+
+    port: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Agent to worker: shut down these connected sockets, so that a blocked collective returns."""
+
+    run: str
+    inodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Agent to worker: run the exit handlers and end."""
+
+
+# ---------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcomed:
+    pid: int
+    python: str
+    torch: str
+    cloudpickle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Worker to agent: it is up and waits for commands."""
+
+    rank: int
+    pid: int
+    early: bool = False
+    """Forked before the template had imported everything an optimizer or FSDP needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateReady:
+    """Template to agent: torch is imported; from now on it forks. `early` if a fuller one is still on its way."""
+
+    pid: int
+    early: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """Template to agent: the pids, in the order asked for."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewOpened:
+    crew: str
+    workers: tuple[WorkerInfo, ...]
+    gpus: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewRefused:
+    """No worker of this crew was started, or all were ended again."""
+
+    crew: str
+    reason: str
+    """A sentence for the user: what is missing or who holds it, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewClosed:
+    """The crew is gone: asked for, or (with a reason) taken away, for example for another notebook."""
+
+    crew: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewChanged:
+    """A rank of an idle crew was replaced: what was kept on it is gone."""
+
+    crew: str
+    workers: tuple[WorkerInfo, ...]
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A rank begins to execute the cell."""
+
+    run: str
+    rank: int
+    pid: int
+    device: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrote:
+    """A rank wrote to its standard output or error; batched by the agent."""
+
+    run: str
+    rank: int
+    stream: str
+    """`stdout` or `stderr`."""
+    text: str
+    """Decoded with replacement; ends anywhere, also inside a line."""
+    skipped_lines: int = 0
+    """Lines left out before `text` because there were too many to show; all of them are in the log."""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """A rank moved on in a loop that it reports with `jupyter_distrib.progress`."""
+
+    run: str
+    rank: int
+    label: str
+    step: int
+    total: int | None
+    """None if the loop has no known end."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A rank reported numbers with `jupyter_distrib.report`."""
+
+    run: str
+    rank: int
+    step: int
+    values: dict[str, float]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """A sentence about a run or a rank that belongs in the view: `utils.py changed and was imported again`."""
+
+    run: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """A rank reached the end of the cell."""
+
+    run: str
+    rank: int
+    value: Parcel | None
+    """None: the cell does not end with an expression, or its value is None."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
+    at_s: float = 0.0
+    exited_early: bool = False
+    """The cell called `sys.exit()` or `sys.exit(0)`."""
+    sequence: int = -1
+    """Collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A rank raised."""
+
+    run: str
+    rank: int
+    failure: Failure
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """A rank stopped because it was asked to; its process and kept values live on."""
+
+    run: str
+    rank: int
+    frames: tuple[Frame, ...]
+    """Where it was."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A rank's process ended during a run."""
+
+    run: str
+    rank: int
+    pid: int
+    exit_code: int | None
+    """As `waitpid` tells it: the status, or minus the signal's number; None if it cannot be known."""
+    asked: bool
+    """True if we killed it, because a stop was asked for or another rank had failed first."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what it wrote to standard error (and of the crash report for a fatal signal)."""
+    frames: tuple[Frame, ...] = ()
+    """Where it was when a fatal signal came, as far as the crash report tells."""
+    out_of_memory: bool = False
+    """The system's own counter says that its out-of-memory killer was at work."""
+    peak_rss_bytes: int = 0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """The run was given `limit_s` and is being stopped because it took longer; `Interrupted` or `Exited` follow."""
+
+    run: str
+    limit_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Every rank of the run has ended and all its output was read. The last event of a run."""
+
+    run: str
+    at_s: float
+    log_directory: str = ""
+    """Where the ranks' logs are; empty if nobody wrote anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    question: int
+    answer: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """What the run is; its events follow."""
+
+    run: str
+    label: str
+    ranks: tuple[int, ...]
+    world_size: int
+    gpus: bool
+    strategy: str
+    started_wall_s: float
+    """Seconds since 1970."""
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAttached:
+    run: str
+    reason: str
+
+
+Command = (
+    Hello
+    | OpenCrew
+    | Execute
+    | Stop
+    | Forget
+    | CloseCrew
+    | Ask
+    | Attach
+    | Fork
+    | Regroup
+    | Cut
+    | Leave
+)
+RunEvent = (
+    Started
+    | Wrote
+    | Progressed
+    | Measured
+    | Noted
+    | Returned
+    | Failed
+    | Interrupted
+    | Exited
+    | TimedOut
+    | Ended
+)
+"""What a `RunRecord` folds."""
+Event = (
+    Welcomed
+    | TemplateReady
+    | Forked
+    | Ready
+    | CrewOpened
+    | CrewRefused
+    | CrewClosed
+    | CrewChanged
+    | RunEvent
+    | Answered
+    | Attached
+    | NotAttached
+)
+Message = Command | Event

@@ -1,0 +1,508 @@
+"""From a run that did not end well to the exception that its cell raises. Kernel side; pure functions of a `RunRecord`.
+
+    cause(record)         which rank is the root of it: the others mostly fell over because of that one
+    to_exception(...)     the user's own exception type, told per rank
+    to_interrupt(...)     KeyboardInterrupt that says where each rank was
+    to_timeout(...)       RunTimeout, the same way
+
+Every exception made here carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the instance
+(`InteractiveShell.showtraceback`). It is made at once, as lines of text, so that the exception still pickles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import re
+import signal
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
+from jupyter_distrib.events import Exited, Failure, Frame, Parcel
+from jupyter_distrib.record import RankRecord, RunRecord
+
+Unpack = Callable[[Parcel], BaseException | None]
+SourceOf = Callable[[str], Sequence[str] | None]
+"""From a file name as tracebacks have it to its lines, the first one at index 0; None if they are not known."""
+
+E = TypeVar("E", bound=BaseException)
+
+SHOWN_FRAMES = 6
+MESSAGE_CHARACTERS = 3000
+LAST_LINES = 20
+
+_PEER_LOST = re.compile(
+    r"connection (?:closed|reset|aborted|was likely closed|refused)|reset by peer|closed by peer|broken pipe"
+    r"|pair closure|socket timeout|socket closed|remote ?error|remote process exited|communicator was aborted"
+    r"|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes|peer (?:went away|is gone)"
+    r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and TCPStore say when another rank went away."""
+
+_SHOWN_ANOTHER_WAY = (SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames,
+end the kernel, or count as cancelled. A `RemoteError` of the same name stands for them and has them as `original`."""
+
+_CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
+
+
+# ---------------------------------------------------------------------------------------------------- who is the cause
+
+
+def cause(record: RunRecord) -> int | None:
+    """Give the rank whose failure or death brought the run down; None if nothing went wrong on its own.
+
+    Deaths that we did not ask for, and exceptions that do not merely say that a peer went away, are possible roots; the
+    earliest of them is it. If there are only consequences (the true root may be outside), the earliest of those.
+    """
+    troubles = [(at_s, rank) for rank in record.ranks.values() if (at_s := _trouble_at_s(rank)) is not None]
+    roots = [(at_s, rank) for at_s, rank in troubles if not is_consequence(rank)] or troubles
+    return min(roots, key=lambda trouble: trouble[0])[1].rank if roots else None
+
+
+def _trouble_at_s(rank: RankRecord) -> float | None:
+    if rank.failure is not None:
+        return rank.failed_at_s
+    if rank.exit is not None and not rank.exit.asked:
+        return rank.exit.at_s
+    return None
+
+
+def is_consequence(rank: RankRecord) -> bool:
+    """Whether a rank's exception merely says that another rank went away."""
+    failure = rank.failure
+    while failure is not None:
+        if _PEER_LOST.search(f"{failure.type_name}: {failure.message}"):
+            return True
+        failure = failure.cause
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- what to raise
+
+
+def to_exception(
+    record: RunRecord,
+    unpack: Unpack,
+    source_of: SourceOf,
+    elapsed_s: float,
+    *,
+    colors: bool = False,
+) -> BaseException:
+    """Give the exception to raise in the cell: the root's own object if it can be had.
+
+    It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
+    `except` block: IPython prints raw frames for whatever has an exception group in its context.
+    """
+    paint = _Paint(colors)
+    number = cause(record)
+    if number is None:
+        lines = ["RankLost: The run ended although not every rank had finished.", *_others(record, set())]
+        return _dressed(RankLost(lines[0].removeprefix("RankLost: ")), lines, None, record)
+    root = record.ranks[number]
+    if root.failure is None:
+        return _lost(record, root, source_of, paint)
+    alike = _alike(record, root)
+    if root.failure.code is not None:
+        message = f"{rank_list(alike, sentence=True)} called {_exit_call(root.failure)}."
+        lines = [
+            *_shown(root.failure, source_of, paint, _header(record, alike)),
+            paint.name("RankLost") + f": {message}",
+        ]
+        return _dressed(RankLost(message), [*lines, *_others(record, set(alike))], number, record)
+    lines = _chain(root.failure, source_of, paint, _header(record, alike))
+    lines.append(_raised_by(alike, elapsed_s))
+    exception = _object(root.failure, unpack)
+    return _dressed(exception, [*lines, *_others(record, set(alike))], number, record)
+
+
+def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None = None) -> KeyboardInterrupt:
+    """Give the KeyboardInterrupt of a run that the user stopped; it says where each rank was."""
+    message = f"Stopped by you after {duration(elapsed_s)}."
+    lines = [f"KeyboardInterrupt: {message}", *_others(record, set(), source_of)]
+    return _dressed(KeyboardInterrupt(message), lines, None, record)
+
+
+def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:
+    """Give the RunTimeout of a run that took longer than its `--timeout`; it says where each rank was."""
+    message = f"The run was stopped after {duration(elapsed_s)}, because its --timeout is {duration(limit_s)}."
+    lines = [f"RunTimeout: {message}", *_others(record, set(), source_of)]
+    return _dressed(RunTimeout(message), lines, None, record)
+
+
+def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRecord) -> E:
+    failures = {
+        each.rank: each.failure or each.exit
+        for each in record.ranks.values()
+        if each.failure is not None or (each.exit is not None and not each.exit.asked)
+    }
+    # Not setattr: the user's class may forbid it (a frozen dataclass does).
+    exception.__dict__.update(rank=rank, failures=failures, _render_traceback_=Rendering(lines=tuple(lines)))
+    return exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """What IPython shows for an exception; a plain object, since a closure would keep the exception from pickling."""
+
+    lines: tuple[str, ...]
+
+    def __call__(self) -> list[str]:
+        return list(self.lines)
+
+
+def _object(failure: Failure, unpack: Unpack) -> BaseException:
+    """The user's exception object, or a stand-in that carries its name."""
+    original: BaseException | None = None
+    if failure.parcel is not None:
+        try:
+            original = unpack(failure.parcel)
+        except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
+            original = None
+    if original is not None and not isinstance(original, _SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
+        return original
+    stand_in = remote_error(failure.type_name, failure.message)
+    stand_in.__dict__["original"] = original
+    return stand_in
+
+
+def remote_error(type_name: str, message: str) -> RemoteError:
+    """Make a `RemoteError` whose class has the name of the exception it stands for, and pickles.
+
+    If that is a builtin one, it is also caught as that: `except KeyError` works.
+    """
+    return _remote_type(type_name)(message)
+
+
+class _StandIn(RemoteError):
+    type_name = ""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # not super(): a builtin beside this class may want other arguments
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remote_error, (self.type_name, self.args[0]), dict(self.__dict__)
+
+
+@lru_cache(maxsize=256)
+def _remote_type(type_name: str) -> type[_StandIn]:
+    module, _, name = type_name.rpartition(".")
+    bases: tuple[type[_StandIn], ...] | tuple[type[_StandIn], type[Exception]] = (_StandIn,)
+    builtin = getattr(builtins, type_name, None)
+    if isinstance(builtin, type) and issubclass(builtin, Exception) and not issubclass(builtin, _SHOWN_ANOTHER_WAY):
+        bases = (_StandIn, builtin)
+
+    namespace = {"__module__": module or RemoteError.__module__, "type_name": type_name}
+    return type(name or "RemoteError", bases, namespace)
+
+
+# ---------------------------------------------------------------------------------------------------- a dead process
+
+
+def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: _Paint) -> RankLost:
+    assert root.exit is not None
+    message = f"Rank {root.rank} {describe_exit(root.exit)}."
+    lines = [paint.name("RankLost") + f": {message}"]
+    if frames := _user_frames(root.exit.frames):
+        lines += ["It was here:", *_frame_lines(frames, source_of, paint)]
+    if root.exit.last_lines:
+        lines += ["The last it wrote to standard error:"]
+        lines += [f"    {clipped(text, 500)}" for text in root.exit.last_lines[-LAST_LINES:]]
+    return _dressed(RankLost(message), [*lines, *_others(record, {root.rank})], root.rank, record)
+
+
+def describe_exit(ended: Exited) -> str:
+    """Say how a process ended, as what follows `rank 2 `."""
+    code = ended.exit_code
+    if code is None:
+        return "is gone; how its process ended cannot be known"
+    if code >= 0:
+        return f"left the process (os._exit or a C exit, status {code}) before it finished"
+    name, words = _signal(-code)
+    memory = f" (peak {size(ended.peak_rss_bytes)})" if ended.peak_rss_bytes else ""
+    if ended.out_of_memory:
+        return f"was killed by {name}, by the system's out-of-memory killer{memory}"
+    return f"crashed with {name} ({words})" if name in _CRASHES else f"was killed by {name}"
+
+
+def _signal(number: int) -> tuple[str, str]:
+    try:
+        return signal.Signals(number).name, (signal.strsignal(number) or "").lower()
+    except ValueError:
+        return f"signal {number}", "a real-time signal"
+
+
+def _exit_call(failure: Failure) -> str:
+    said = failure.message if failure.code == 1 and failure.message not in ("", "1", "True") else failure.code
+    return f"sys.exit({said!r})"
+
+
+# ---------------------------------------------------------------------------------------------------- the other ranks
+
+
+def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
+    """The root, and the ranks that raised the very same at the same place."""
+    assert root.failure is not None
+    key = _identity(root.failure)
+    return tuple(
+        rank.rank for rank in record.ranks.values() if rank.failure is not None and _identity(rank.failure) == key
+    )
+
+
+def _identity(failure: Failure) -> tuple[object, ...]:
+    places = tuple((frame.filename, frame.line, frame.function) for frame in failure.frames)
+    return failure.type_name, failure.message, failure.notes, places
+
+
+def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = None) -> list[str]:
+    """One line for each group of ranks of which the same is to be said."""
+    has_root = bool(shown)
+    groups: dict[str, list[int]] = {}
+    for rank in record.ranks.values():
+        if rank.rank not in shown:
+            groups.setdefault(_story(rank, has_root, source_of), []).append(rank.rank)
+        elif rank.exit is not None and rank.exit.asked:
+            groups.setdefault(" replaced: names kept on it are gone", []).append(rank.rank)
+    if _LEFT_EARLY in groups and any(_operation(_last_frames(rank)) for rank in record.ranks.values()):
+        groups[f"{_LEFT_EARLY}, while others were waiting for it"] = groups.pop(_LEFT_EARLY)
+    return [f"{rank_list(ranks, sentence=True)}{story}" for story, ranks in groups.items()]
+
+
+_LEFT_EARLY = " had left the cell early with sys.exit()"
+
+
+def _last_frames(rank: RankRecord) -> tuple[Frame, ...]:
+    return rank.failure.frames if rank.failure is not None else rank.stopped_at
+
+
+def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+    """What became of a rank, as what follows its number."""
+    if rank.failure is not None:
+        return _failure_story(rank, has_root, source_of)
+    if rank.exit is not None and not (rank.exit.asked and rank.returned):
+        where = _where(rank.stopped_at, source_of)
+        if rank.exit.asked:
+            return " did not stop and was replaced: names kept on it are gone" + (f" (was at {where})" if where else "")
+        return f" {describe_exit(rank.exit)}"
+    if rank.state == "interrupted":
+        where = _where(rank.stopped_at, source_of)
+        return _stopped_story(rank.stopped_at, where, has_root)
+    if rank.exited_early:
+        return _LEFT_EARLY
+    if rank.state == "done":
+        return " had finished"
+    return " had not started" if rank.started_at_s is None else " had not finished"
+
+
+def _failure_story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+    assert rank.failure is not None
+    where = _where(rank.failure.frames, source_of)
+    at = f" at {where}" if where else ""
+    if is_consequence(rank):
+        return _stopped_story(rank.failure.frames, where, has_root)
+    if rank.failure.code is not None:
+        return f" called {_exit_call(rank.failure)}{at}"
+    return f" raised {clipped(_headline(rank.failure), 200)}{at}"
+
+
+def _stopped_story(frames: Sequence[Frame], where: str, has_root: bool) -> str:
+    if has_root:
+        return f" stopped because of it{_operation(frames)}" + (f" at {where}" if where else "")
+    return f": {where}" if where else " stopped"
+
+
+def _operation(frames: Sequence[Frame]) -> str:
+    """The collective in which a rank was waiting."""
+    inside = [frame.function for frame in frames if "distributed_c10d" in frame.filename]
+    names = [name for name in inside if not name.startswith("_") and name != "wrapper"]
+    return f" (in {names[0]})" if names else ""
+
+
+def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
+    """`Cell In[5], line 14, in train: loss.backward()`, of the innermost line that is the user's cell."""
+    mine = [frame for frame in frames if _is_cell(frame)] or [frame for frame in frames if _is_user(frame)]
+    if not mine:
+        return ""
+    frame = mine[-1]
+    function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
+    source = source_of(frame.filename) if source_of else None
+    text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text
+    return f"{_place(frame)}{function}" + (f": {clipped(text, 120)}" if text else "")
+
+
+# ---------------------------------------------------------------------------------------------------- rendering
+
+
+@dataclass(frozen=True, slots=True)
+class _Paint:
+    """The colours of IPython's own tracebacks, or none."""
+
+    colors: bool
+
+    def name(self, text: str) -> str:
+        return f"\x1b[91m{text}\x1b[39m" if self.colors else text
+
+    def place(self, text: str) -> str:
+        return f"\x1b[32m{text}\x1b[39m" if self.colors else text
+
+    def line(self, text: str) -> str:
+        return f"\x1b[92m{text}\x1b[39m" if self.colors else text
+
+    def mark(self, text: str) -> str:
+        return f"\x1b[93m{text}\x1b[39m" if self.colors else text
+
+
+def _header(record: RunRecord, ranks: Sequence[int]) -> str:
+    return f"Traceback ({rank_list(ranks)} of {record.world_size})"
+
+
+def _raised_by(ranks: Sequence[int], elapsed_s: float) -> str:
+    same = "the same" if len(ranks) > 1 else "it"
+    return f"{rank_list(ranks, sentence=True)} raised {same} after {duration(elapsed_s)}."
+
+
+def _chain(failure: Failure, source_of: SourceOf, paint: _Paint, header: str) -> list[str]:
+    """The failure, and before it what it was raised from."""
+    lines: list[str] = []
+    if failure.cause is not None:
+        inner = failure.cause
+        if inner.cause is not None:
+            lines.append(f"(first: {clipped(_headline(inner.cause), 200)})")
+        lines += [*_frame_lines(_user_frames(inner.frames)[-1:], source_of, paint), *_conclusion(inner, paint), ""]
+        lines += ["The above exception was the direct cause of the following exception:", ""]
+    return [*lines, *_shown(failure, source_of, paint, header), *_conclusion(failure, paint)]
+
+
+def _shown(failure: Failure, source_of: SourceOf, paint: _Paint, header: str) -> list[str]:
+    name = failure.type_name.rpartition(".")[2]
+    title = paint.name(name) + header.rjust(max(75 - len(name), len(header) + 1))
+    return [title, *_frame_lines(_user_frames(failure.frames), source_of, paint)]
+
+
+def _conclusion(failure: Failure, paint: _Paint) -> list[str]:
+    name, message = failure.type_name.rpartition(".")[2], clipped(failure.message, MESSAGE_CHARACTERS)
+    first, *rest = f": {message}".splitlines() if message else [""]
+    return [paint.name(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
+
+
+def _headline(failure: Failure) -> str:
+    name, message = failure.type_name.rpartition(".")[2], failure.message.strip()
+    return f"{name}: {message.splitlines()[0]}" if message else name
+
+
+def _frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: _Paint) -> list[str]:
+    lines: list[str] = []
+    hidden = max(0, len(frames) - SHOWN_FRAMES)
+    shown = [*frames[: SHOWN_FRAMES // 2], *frames[len(frames) - SHOWN_FRAMES // 2 :]] if hidden else frames
+    for index, frame in enumerate(shown):
+        if hidden and index == SHOWN_FRAMES // 2:
+            lines.append(f"    ... {hidden} more frames ...")
+        function = f", in {frame.function}(...)" if frame.function not in ("", "<module>") else ""
+        lines.append(paint.place(_place(frame)) + function)
+        lines += _source_lines(frame, source_of(frame.filename) if _is_user(frame) else None, paint)
+    return lines
+
+
+def _source_lines(frame: Frame, source: Sequence[str] | None, paint: _Paint) -> Iterator[str]:
+    """The failing line with two lines around it, and marks under the expression if its columns are known."""
+    if source is None or not 0 < frame.line <= len(source):
+        if frame.text:
+            yield f"{paint.line(f'----> {frame.line}')} {frame.text}"
+        return
+    for number in range(max(1, frame.line - 2), min(len(source), frame.line + 2) + 1):
+        text = source[number - 1].rstrip("\n")
+        if number == frame.line:
+            yield f"{paint.line('----> ' + str(number))} {clipped(text, 400)}"
+            yield from _marks(frame, text, " " * len(f"----> {number} "), paint)
+        elif text.strip() and not (number == 1 and text.lstrip().startswith("%%")):
+            yield f"{paint.line(f'{number:>{6 + len(str(frame.line))}}')} {clipped(text, 400)}"
+
+
+def _marks(frame: Frame, text: str, indent: str, paint: _Paint) -> Iterator[str]:
+    first, last = frame.first_column, frame.last_column
+    whole = text[:first].strip() == "" and text[last:].strip() == ""
+    if 0 <= first < last <= min(len(text), 400) and not whole:
+        yield indent + re.sub(r"[^\t]", " ", text[:first]) + paint.mark("^" * (last - first))
+
+
+def _user_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """The user's frames, then the library frame in which it happened, as context."""
+    rest = [frame for frame in frames if not _is_ours(frame)]
+    mine = [frame for frame in rest if _is_user(frame)]
+    if not mine:
+        return rest[-3:]
+    return mine if rest[-1] is mine[-1] else [*mine, rest[-1]]
+
+
+def _is_cell(frame: Frame) -> bool:
+    return frame.filename.startswith("Cell In[")
+
+
+def _is_ours(frame: Frame) -> bool:
+    here = os.path.dirname(__file__) + os.sep
+    return frame.filename.startswith(here) or "/site-packages/jupyter_distrib/" in frame.filename
+
+
+def _is_user(frame: Frame) -> bool:
+    name = frame.filename
+    library = ("/site-packages/" in name or "/dist-packages/" in name or re.search(r"/lib/python3\.\d+/", name)
+               or name.startswith(("<frozen", sysconfig.get_paths()["stdlib"])))  # fmt: skip
+    return not library and not _is_ours(frame)
+
+
+def _place(frame: Frame) -> str:
+    if _is_cell(frame):
+        return f"{frame.filename}, line {frame.line}"
+    home = os.path.expanduser("~") + os.sep
+    name = f"~/{frame.filename[len(home) :]}" if frame.filename.startswith(home) else frame.filename
+    return f"File {name}:{frame.line}"
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
+    """Name ranks shortly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    word = ("Rank" if sentence else "rank") + ("" if single else "s")
+    return f"{word} " + ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def duration(seconds: float) -> str:
+    """`0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
+
+
+def size(size_bytes: int) -> str:
+    """`30.8 GB`, in powers of 1000."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def clipped(text: str, characters: int) -> str:
+    """Cut a text that is too long to be read, and say by how much."""
+    return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"

@@ -1,0 +1,200 @@
+"""One end of the stream socket that carries commands and events, with file descriptors where a frame has any.
+
+A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. Nothing here unpickles, and a
+decoded message can only be an instance of a class in `events.py`. Both ends are unix sockets of one user: inherited pairs, or a
+socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
+
+`send` and `receive` block and may be used by one thread each; `post`, `flush` and `read` never block and belong to the agent's
+loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+
+from jupyter_distrib import events
+from jupyter_distrib.events import Message
+
+_PREFIX = struct.Struct("!IHH")
+_SIZE = struct.Struct("!Q")
+_READ_BYTES = 1 << 18
+_MAX_FDS = 250
+"""Linux passes at most 253 descriptors in one message (SCM_MAX_FD, unix(7))."""
+_MAX_JSON_BYTES = 1 << 28
+_CLASSES = {name: value for name, value in vars(events).items() if isinstance(value, type) and is_dataclass(value)}
+_FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
+
+
+class LinkError(ConnectionError):
+    """The peer sent something that is not a frame."""
+
+
+class Link:
+    """Messages over one connected unix stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._incoming = bytearray()
+        self._fds: deque[int] = deque()
+        self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
+        self._send_lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that was received and not yet taken, or posted and not yet sent."""
+        for fd in (*self._fds, *(fd for _, fds in self._outgoing for fd in fds)):
+            os.close(fd)
+        self._fds.clear()
+        self._outgoing.clear()
+        self.sock.close()
+
+    def send(self, message: Message, fds: Iterable[int] = ()) -> None:
+        """Send one message; the caller keeps its own copies of `fds`."""
+        data, fds = memoryview(encode(message, len(fds := list(fds)))), fds
+        with self._send_lock:
+            while data:
+                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
+                data, fds = data[sent:], []
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """Wait for one message. Raises `EOFError` when the peer has gone."""
+        while (message := self._next()) is None:
+            self._fill()
+        return message
+
+    def receive_one(self) -> Message:
+        """Wait for one message and take not a byte more, for somebody who will read on with another `Link`."""
+        head = self.sock.recv(_PREFIX.size, socket.MSG_PEEK | socket.MSG_WAITALL)
+        json_bytes, _, _ = _PREFIX.unpack(head)
+        whole = self.sock.recv(_PREFIX.size + json_bytes, socket.MSG_WAITALL)
+        return decode(whole[_PREFIX.size :], [])
+
+    def post(self, frame: bytes, fds: Iterable[int] = ()) -> None:
+        """Send as much as the socket takes now and keep the rest for `flush`; `fds` are duplicated."""
+        self._outgoing.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._outgoing:
+            data, fds = self._outgoing[0]
+            try:
+                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                return
+            for fd in fds:
+                os.close(fd)
+            if sent == len(data):
+                self._outgoing.popleft()
+            else:
+                self._outgoing[0] = (data[sent:], [])
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._outgoing)
+
+    def read(self) -> list[tuple[Message, list[int]]]:
+        """Everything that has arrived. Raises `EOFError` when the peer has gone."""
+        try:
+            self._fill()
+        except (BlockingIOError, InterruptedError):
+            return []
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _fill(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _MAX_FDS, _CLOSE_ON_EXEC)
+        except ConnectionResetError as error:
+            raise EOFError from error
+        self._fds.extend(fds)
+        if not data:
+            raise EOFError
+        self._incoming += data
+
+    def _next(self) -> tuple[Message, list[int]] | None:
+        incoming = self._incoming
+        if len(incoming) < _PREFIX.size:
+            return None
+        json_bytes, blob_count, fd_count = _PREFIX.unpack_from(incoming)
+        if json_bytes > _MAX_JSON_BYTES:
+            raise LinkError(f"a frame of {json_bytes} bytes is too long")
+        at = _PREFIX.size + _SIZE.size * blob_count
+        if len(incoming) < at:
+            return None
+        sizes = [_SIZE.unpack_from(incoming, _PREFIX.size + _SIZE.size * i)[0] for i in range(blob_count)]
+        if len(incoming) < at + json_bytes + sum(sizes):
+            return None
+        text, at = bytes(incoming[at : at + json_bytes]), at + json_bytes
+        blobs = []
+        for size in sizes:
+            blobs.append(bytes(memoryview(incoming)[at : at + size]))
+            at += size
+        del incoming[:at]
+        return decode(text, blobs), [self._fds.popleft() for _ in range(fd_count)]
+
+
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def encode(message: Message, fd_count: int = 0) -> bytes:
+    """One frame; `fd_count` descriptors are expected to travel with it."""
+    blobs: list[bytes] = []
+    text = json.dumps(_plain(message, blobs), separators=(",", ":")).encode()
+    sizes = b"".join(_SIZE.pack(len(blob)) for blob in blobs)
+    return b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text, *blobs))
+
+
+def decode(text: bytes, blobs: list[bytes]) -> Message:
+    """Raises `LinkError` for anything that `encode` does not write."""
+    try:
+        return _rich(json.loads(text), blobs)  # type: ignore[no-any-return]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise LinkError(f"not a frame of protocol {events.PROTOCOL}: {error!r}") from error
+
+
+def _plain(value: object, blobs: list[bytes]) -> object:
+    names = _FIELDS.get(type(value))
+    if names is not None:
+        out = {name: _plain(getattr(value, name), blobs) for name in names}
+        out["$"] = type(value).__name__
+        return out
+    if isinstance(value, (bytes, memoryview)):
+        blobs.append(bytes(value))
+        return {"$b": len(blobs) - 1}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, blobs) for item in value]
+    if isinstance(value, dict):
+        return {"$d": {key: _plain(item, blobs) for key, item in value.items()}}
+    return value
+
+
+def _rich(value: object, blobs: list[bytes]) -> object:
+    if isinstance(value, list):
+        return tuple(_rich(item, blobs) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if "$b" in value:
+        return blobs[value["$b"]]
+    if "$d" in value:
+        return {key: _rich(item, blobs) for key, item in value["$d"].items()}
+    cls = _CLASSES[value.pop("$")]
+    return cls(**{name: _rich(item, blobs) for name, item in value.items()})
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """The user at the other end of a unix socket, by the system's word; None where the system cannot tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

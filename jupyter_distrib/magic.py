@@ -1,0 +1,207 @@
+"""`%%distributed` and the line magics: the story of a cell, told once. Runs in the kernel's main thread.
+
+    parse -> capture -> start -> show -> wait -> return
+
+No other function knows the whole path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from jupyter_distrib import failures, options as opts, payload, session
+from jupyter_distrib.capture import Captured, Input, capture, explain_missing
+from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.explain import Explanation
+from jupyter_distrib.options import Options
+from jupyter_distrib.results import RankValue
+from jupyter_distrib.run import Run
+from jupyter_distrib.status import PoolTable, Status
+from jupyter_distrib.strategies import POOLS, STRATEGIES
+from jupyter_distrib.widget import LiveView
+
+LARGE_BYTES = 100_000_000
+
+
+@magics_class
+class DistributedMagics(Magics):
+    """The magics of one shell."""
+
+    shell: InteractiveShell
+
+    @cell_magic
+    def distributed(self, line: str, cell: str) -> Any:
+        options = opts.parse_line(line, strategies=STRATEGIES, pools=POOLS)
+        captured = self._capture(options, cell)
+        if options.explain:
+            return Explanation.of(captured, self.shell.user_ns)
+        here = session.current()
+        run = self._start(here, captured, options)
+        if options.detach:
+            return self._detached(run, options)
+        try:
+            results = run.wait(LiveView(run.pool))
+        finally:
+            self._take_over(here, captured, options, run)
+        if options.out:
+            self.shell.user_ns[options.out] = results
+        return results
+
+    distrib = cell_magic("distrib")(distributed)
+
+    def _capture(self, options: Options, cell: str) -> Captured:
+        captured = capture(
+            cell,
+            self.shell.user_ns,
+            filename=f"Cell In[{self.shell.execution_count}]",
+            with_names=options.with_,
+            transform=self.shell.transform_cell,
+        )
+        if (error := explain_missing(captured, session.current().dropped)) is not None:
+            raise error
+        return captured
+
+    def _start(self, here: session.Session, captured: Captured, options: Options) -> Run:
+        inputs, packed = pack(captured.inputs, self.shell.user_ns)
+        handles = [value for value in inputs.values() if isinstance(value, RankValue)]
+        return here.start(captured.cell, packed, options, label=captured.cell.filename, handles=handles)
+
+    def _detached(self, run: Run, options: Options) -> Run:
+        """Show the run from a thread of its own; the cell is free."""
+        watch = LiveView(run.pool)
+
+        def follow() -> None:
+            try:
+                run.wait(watch)
+            except BaseException:  # noqa: BLE001 - whoever calls `result()` gets it
+                return
+
+        threading.Thread(target=follow, name=f"jupyter_distrib-{run.id}", daemon=True).start()
+        if options.out:
+            self.shell.user_ns[options.out] = run
+        return run
+
+    def _take_over(self, here: session.Session, captured: Captured, options: Options, run: Run) -> None:
+        """What a run leaves in the notebook: handles to kept values, and where names went that were not kept."""
+        handles = here.handles(run, options.keep)
+        self.shell.user_ns.update(handles)
+        for name in captured.defines:
+            if name in handles or name in self.shell.user_ns:
+                here.dropped.pop(name, None)
+            else:
+                here.dropped[name] = captured.cell.filename
+
+    @line_magic
+    def distributed_status(self, line: str) -> Status:
+        opts.parse_status(line)
+        return Status.of(session.current())
+
+    @line_magic
+    def distributed_logs(self, line: str) -> None:
+        request = opts.parse_logs(line)
+        print(session.current().find_run(request.run).logs(request.rank), end="")
+
+    @line_magic
+    def distributed_attach(self, line: str) -> Run:
+        run = session.current().attach(opts.parse_attach(line).run)
+        return self._detached(run, Options())
+
+    @line_magic
+    def distributed_pool(self, line: str) -> PoolTable | None:
+        request = opts.parse_pool(line, pools=tuple(POOLS))
+        here = session.current()
+        match request.action:
+            case "list":
+                return PoolTable.of(here)
+            case "use":
+                here.pool = request.name or here.pool
+            case "start":
+                here.start_ranks(request.name or here.pool, request.gpus, request.ranks)
+            case "stop":
+                here.stop_ranks(request.name or here.pool)
+            case "restart":
+                here.stop_ranks(request.name or here.pool)
+                here.start_ranks(request.name or here.pool, None, None)
+            case "resize":
+                here.resize(request.name or here.pool, request.size, request.gpus, request.ranks)
+        return PoolTable.of(here)
+
+
+def pack(inputs: tuple[Input, ...], namespace: dict[str, Any]) -> tuple[dict[str, object], payload.Packed]:
+    """The inputs that travel, pickled. What cannot be pickled is left out if the cell may do without it.
+
+    Raises:
+        PayloadError: It names the variable, the culprit inside it, and the line that reads it.
+    """
+    travelling = {item.name: item.value for item in inputs}
+    by_name = {item.name: item for item in inputs}
+    while True:
+        try:
+            packed = payload.pack_inputs(travelling, namespace)
+        except PayloadError as error:
+            culprit = payload.culprit(travelling, namespace)
+            if culprit is None or culprit.name not in travelling:
+                raise
+            if by_name[culprit.name].certain:
+                raise PayloadError(_sentence(culprit, by_name[culprit.name])) from error.__cause__
+            del travelling[culprit.name]
+        else:
+            if packed.size_bytes > LARGE_BYTES:
+                _warn_of_large(travelling, namespace)
+            return travelling, packed
+
+
+def _sentence(culprit: payload.Culprit, item: Input) -> str:
+    where = f" (used on line {item.line})" if item.line else ""
+    inside = f" at {culprit.path}" if culprit.path != culprit.name else ""
+    holds = "holds" if inside else "is"
+    return (
+        f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks ({culprit.reason}). "
+        "Build it inside the cell."
+    )
+
+
+def _warn_of_large(inputs: Mapping[str, object], namespace: dict[str, Any]) -> None:
+    for name, size in payload.sizes(inputs, namespace).items():
+        if size > LARGE_BYTES:
+            print(f"`{name}` ({failures.size(size)}) is captured and sent once per node. Load it in the cell to avoid this.")
+
+
+# ---------------------------------------------------------------------------------------------------- the extension
+
+
+_OURS = ("distributed", "distrib")
+_replaced: dict[str, Callable[..., Any]] = {}
+
+
+def load(shell: InteractiveShell) -> None:
+    """`%load_ext jupyter_distrib`; a second time changes nothing."""
+    registry = shell.magics_manager.magics["cell"]
+    for name in _OURS:
+        other = registry.get(name)
+        if other is not None and not isinstance(getattr(other, "__self__", None), DistributedMagics):
+            _replaced[name] = other
+            print(f"%%{name} was {type(getattr(other, '__self__', other)).__module__}'s; it is jupyter_distrib's until %unload_ext.")
+    shell.register_magics(DistributedMagics)
+    from jupyter_distrib import completion  # noqa: PLC0415 - needs a shell
+
+    completion.install(shell)
+    session.current().warm_up()
+
+
+def unload(shell: InteractiveShell) -> None:
+    """`%unload_ext jupyter_distrib`: the ranks end, and what was there before is there again."""
+    from jupyter_distrib import completion  # noqa: PLC0415
+
+    completion.remove(shell)
+    for kind, names in {"cell": _OURS, "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool")}.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.magics["cell"].update(_replaced)
+    _replaced.clear()
+    session.close()

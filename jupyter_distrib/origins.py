@@ -1,0 +1,236 @@
+"""Functions and classes that live in two processes at once: whose they are, and how each process finds its own.
+
+A notebook's function or class travels to a rank by value, under a key. When the rank returns it, or an instance of it,
+only the key travels, so the notebook gets its own object back and nothing in it is touched. cloudpickle alone would send
+its definition again and set the attributes of the notebook's class anew: methods would get the rank's globals.
+
+    kernel                          rank                            kernel
+    sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
+                                    a class of the cell --value-->  made once, however many ranks return it
+
+The names below are private to cloudpickle and were checked with 3.0 to 3.1.2; `_check` says so if they go. All state is
+weak and per process; callers use one thread at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import types
+import uuid
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+from jupyter_distrib.errors import PayloadError
+
+Reduced = tuple[Any, ...]
+"""What a reducer returns: `(callable, arguments, state, None, None, state_setter)` for a function or class by value."""
+
+_by_key: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_sent: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""This process is the kernel of these."""
+_received: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""This process is a rank that has these from a kernel."""
+_unfinished: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes that were made but have no attributes yet."""
+_bare_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+"""What a received class had in its `__dict__` before its own attributes were set."""
+_named: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes of this rank that have a name that other ranks give to theirs as well."""
+_namesakes: tuple[str, Counter[str]] = ("", Counter())
+"""How many classes of one definition were named in the newest run."""
+
+
+def _check() -> None:
+    wanted = "_class_setstate _function_setstate _get_or_create_tracker_id _lookup_class_or_track"
+    missing = [name for name in f"{wanted} _should_pickle_by_reference".split() if not hasattr(cloudpickle, name)]
+    if missing or not hasattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID"):
+        raise PayloadError(
+            f"This version of cloudpickle lacks {', '.join(missing) or 'the class tracker'}, which jupyter_distrib "
+            "needs. Versions 3.0 to 3.1 are known to work."
+        )
+
+
+_check()
+
+
+def is_by_value(reduced: object) -> bool:
+    """Whether cloudpickle's reducer chose to send a function or class as its definition."""
+    if not isinstance(reduced, tuple) or len(reduced) != 6:
+        return False
+    setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)  # noqa: SLF001
+    return any(reduced[5] is setter for setter in setters)
+
+
+def is_importable(cls: type) -> bool:
+    """Whether a class travels as the name of its module and its own."""
+    found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
+    return found
+
+
+# ---------------------------------------------------------------------------------------- kernel to rank, by value
+
+
+def sent_form(obj: Any, reduced: Reduced) -> Reduced:
+    """How the kernel sends its own function or class: cloudpickle's form, and a key to know it by on return."""
+    key = _sent.get(obj)
+    if key is None:
+        key = tracker_id(obj) if isinstance(obj, type) else uuid.uuid4().hex
+        _sent[obj] = key
+        _by_key[key] = obj
+    make, arguments, state = reduced[:3]
+    if isinstance(obj, type):
+        return find_or_make_class, (key, make, arguments), state, None, None, _finish_received_class
+    return make, arguments, (key, state), None, None, _finish_received_function
+
+
+def tracker_id(cls: type) -> str:
+    found: str = cloudpickle._get_or_create_tracker_id(cls)  # noqa: SLF001
+    return found
+
+
+def find_or_make_class(key: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """The class that this process knows by the key, else a new one without attributes.
+
+    cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again.
+    """
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)  # noqa: SLF001
+    if known is not None:
+        return known
+    cls = make(*arguments)
+    _unfinished.add(cls)
+    return cls
+
+
+def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
+    """Give the class its attributes; a class that an earlier run left here becomes again what the kernel has now."""
+    if cls in _sent:  # kernel and rank are one process (the pool for tests): this is the notebook's own
+        return
+    if cls in _unfinished:
+        _unfinished.discard(cls)
+        _bare_names[cls] = frozenset(vars(cls))
+    elif cls in _bare_names:
+        for name in vars(cls).keys() - _bare_names[cls] - state[0].keys():
+            delattr(cls, name)
+    cloudpickle._class_setstate(cls, state)  # noqa: SLF001
+    key = tracker_id(cls)
+    _received[cls] = key
+    _by_key.setdefault(key, cls)
+
+
+def _finish_received_function(function: types.FunctionType, state: tuple[str, Any]) -> None:
+    key, own_state = state
+    cloudpickle._function_setstate(function, own_state)  # noqa: SLF001
+    _received[function] = key
+    _by_key.setdefault(key, function)
+
+
+# ---------------------------------------------------------------------------------------- rank to kernel
+
+
+def key_of_received(obj: Any) -> str | None:
+    return _received.get(obj)
+
+
+def reference(obj: Any, key: str, by_value: bytes | None) -> Reduced:
+    """How a rank returns what is the kernel's."""
+    return resolve, (key, obj.__qualname__, by_value)
+
+
+def resolve(key: str, name: str, by_value: bytes | None) -> Any:
+    """This process's object of that key.
+
+    Args:
+        key: Given by the kernel that sent the object.
+        name: What people call it.
+        by_value: A pickle of it, used only where the key is unknown: another kernel reads a detached run.
+
+    Raises:
+        PayloadError: The key is unknown and there is no pickle.
+    """
+    found = _by_key.get(key)
+    if found is None and by_value is not None:
+        found = _by_key[key] = pickle.loads(by_value)
+    if found is None:
+        raise PayloadError(f"it belongs to `{name}` of the notebook, which was deleted or defined anew since")
+    return found
+
+
+def name_class(cls: type, run: str) -> None:
+    """Give a class of the cell an identity that the same class has on every rank of the run.
+
+    Made of the run and the definition, not of the name alone: ranks may define different classes under one name.
+    """
+    global _namesakes
+    if cls in _named:
+        return
+    if _namesakes[0] != run:
+        _namesakes = (run, Counter())
+    definition = _digest(cls)
+    _namesakes[1][definition] += 1
+    key = f"{run}/{definition}/{_namesakes[1][definition]}"
+    cloudpickle._lookup_class_or_track(key, cls)  # noqa: SLF001
+    _named.add(cls)
+
+
+def _digest(cls: type) -> str:
+    parts = [cls.__qualname__, *(f"{name}={_outline(cls.__dict__[name])}" for name in sorted(cls.__dict__))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _outline(value: object, depth: int = 6) -> str:
+    """What of a class attribute tells two definitions apart and is the same in every process."""
+    if depth == 0:
+        return type(value).__qualname__
+    inner = partial(_outline, depth=depth - 1)
+    match value:
+        case bool() | int() | float() | str() | bytes() | None:
+            return repr(value)
+        case types.FunctionType():
+            return f"{inner(value.__code__)}{_cells(value)}"
+        case types.CodeType():
+            constants = "".join(map(inner, value.co_consts))
+            return f"{value.co_firstlineno}{value.co_code.hex()}{value.co_names}{constants}"
+        case classmethod() | staticmethod():
+            return inner(value.__func__)
+        case property():
+            return "".join(map(inner, (value.fget, value.fset, value.fdel)))
+        case dict():
+            return ",".join(f"{key!s}:{inner(item)}" for key, item in islice(value.items(), 100))
+        case tuple() | list():
+            return ",".join(map(inner, islice(value, 100)))
+        case type():
+            return value.__qualname__
+        case _:
+            return type(value).__qualname__
+
+
+def _cells(function: types.FunctionType) -> str:
+    outlines = []
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            continue  # empty: a name that is assigned later
+        if isinstance(content, (bool, int, float, str, bytes)):
+            outlines.append(repr(content))
+    return ",".join(outlines)
+
+
+def new_form(reduced: Reduced) -> Reduced:
+    """How a rank returns a class of the cell: as its definition, which the kernel takes in only once."""
+    make, arguments, state = reduced[:3]
+    # cloudpickle puts the tracker id before the last argument, for enums as for other classes.
+    return find_or_make_class, (arguments[-2], make, arguments), state, None, None, _finish_new_class
+
+
+def _finish_new_class(cls: type, state: Any) -> None:
+    if cls in _unfinished:
+        _unfinished.discard(cls)
+        cloudpickle._class_setstate(cls, state)  # noqa: SLF001

@@ -1,0 +1,44 @@
+"""Where this user's sockets and logs are. Every directory made here is 0700 and checked to be ours."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from jupyter_distrib.errors import PoolError
+
+SOCKET_PATH_LIMIT = 107
+"""`sun_path` holds 108 bytes with its end (unix(7))."""
+
+
+def runtime_directory() -> Path:
+    """For sockets, locks and leases; gone after a reboot. `JUPYTER_DISTRIB_RUNTIME_DIR` overrides it."""
+    chosen = os.environ.get("JUPYTER_DISTRIB_RUNTIME_DIR")
+    if chosen:
+        return private(Path(chosen))
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK) and len(base) < 60:
+        return private(Path(base) / "jupyter_distrib")
+    return private(Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp") / f"jupyter_distrib-{os.getuid()}")  # noqa: S108
+
+
+def log_directory() -> Path:
+    """For what ranks print. `JUPYTER_DISTRIB_LOG_DIR` overrides it."""
+    chosen = os.environ.get("JUPYTER_DISTRIB_LOG_DIR")
+    if chosen:
+        return private(Path(chosen))
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return private(Path(base) / "jupyter_distrib" / "runs")
+
+
+def private(directory: Path) -> Path:
+    """Make the directory for this user alone. Raises `PoolError` if it is a link or belongs to somebody else."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = directory.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise PoolError(f"{directory} is a link or belongs to another user; remove it, or set another directory.")
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        directory.chmod(0o700)
+    return directory

@@ -1,0 +1,190 @@
+"""One execution of a cell: its record, the values that came back, and how to wait for it and stop it.
+
+Events arrive in the node's thread (`deliver`); whoever waits does so in its own thread, usually the kernel's main one, where an interrupt of the kernel is raised.
+The run is folded in `RunRecord`; this class only adds what a fold must not have: a lock, a clock, and the way to the agent.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib import failures, payload
+from jupyter_distrib.events import Ended, Parcel, Returned, RunEvent
+from jupyter_distrib.record import RunRecord
+from jupyter_distrib.results import Results
+
+Watch = Callable[[RunRecord, float], float | None]
+"""Shows a record that is so many seconds old; returns after how many seconds it wants to be called again without news."""
+
+
+class Run:
+    """What `%%distributed --detach` returns, and what every other cell waits for.
+
+    Args:
+        record: Of this run, fresh.
+        stop: Asks the pool to stop the run; with True, to kill it.
+        cell: Source lines by file name, for tracebacks.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        stop: Callable[[bool], None],
+        *,
+        pool: str,
+        cell: dict[str, Sequence[str]] | None = None,
+        age_s: float = 0.0,
+        detached: bool = False,
+    ) -> None:
+        self.record = record
+        self.pool = pool
+        self.detached = detached
+        self.interrupted = False
+        """The user asked for the stop."""
+        self.on_ended: list[Callable[[], object]] = []
+        self._stop = stop
+        self._cell = cell or {}
+        self._lock = threading.Lock()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rung = False
+        self._ended = threading.Event()
+        self._parcels: dict[int, tuple[Parcel, int | None]] = {}
+        self._results: Results | None = None
+        self._started_s = time.monotonic() - age_s
+        self._ended_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.record.run
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self._ended_s or time.monotonic()) - self._started_s
+
+    def done(self) -> bool:
+        """Whether every rank has ended."""
+        return self._ended.is_set()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The `Results`, or None if no rank returned anything; waits for the end of the run.
+
+        Raises:
+            TimeoutError: It has not ended after `timeout_s` seconds; it goes on.
+            BaseException: What the first failing rank raised.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"run {self.id} has not ended after {timeout_s} s; it goes on.")
+        return self._conclude()
+
+    def logs(self, rank: int | None = None) -> str:
+        """All that a rank wrote so far, or all ranks one after another."""
+        directory = self.record.log_directory
+        ranks = sorted(self.record.ranks) if rank is None else [rank]
+        texts = []
+        for number in ranks:
+            with suppress(OSError):
+                text = (Path(directory) / f"rank{number}.log").read_text("utf-8", "backslashreplace") if directory else ""
+                texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
+        return "".join(texts)
+
+    def cancel(self) -> None:
+        """Stop the run; returns at once. `result()` then raises KeyboardInterrupt."""
+        self.interrupted = True
+        self._stop(False)
+
+    def wait(self, watch: Watch | None = None) -> Any:
+        """Wait for the end in the calling thread, showing the run with `watch`; an interrupt stops the run, a second one kills it.
+
+        Returns what `result` returns, and raises what it raises; after an interrupt, `KeyboardInterrupt`.
+        """
+        presses = 0
+        again_s = self._shown(watch)
+        while not self._ended.is_set():
+            try:
+                with suppress(queue.Empty):
+                    self._bell.get(timeout=again_s)
+                self._rung = False
+                again_s = self._shown(watch)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                presses += 1
+                self._stop(presses > 1)
+        self._shown(watch)
+        return self._conclude()
+
+    def _shown(self, watch: Watch | None) -> float | None:
+        if watch is None:
+            return None
+        with self._lock:
+            return watch(self.record, self.elapsed_s)
+
+    def deliver(self, event: RunEvent, fds: Sequence[int]) -> None:
+        """Fold one event; called in the node's thread. Takes the descriptors."""
+        if isinstance(event, Returned) and event.value is not None:
+            self._parcels[event.rank] = (event.value, fds[0] if fds else None)
+            event = replace(event, value=None)
+        else:
+            for fd in fds:
+                os.close(fd)
+        with self._lock:
+            self.record.apply(event)
+        if isinstance(event, Ended):
+            self._ended_s = time.monotonic()
+            for call in self.on_ended:
+                call()
+            self._ended.set()
+        if not self._rung:
+            self._rung = True
+            self._bell.put(None)
+
+    def _conclude(self) -> Any:
+        """The values if all is well, else the exception, raised outside any `except` block."""
+        if self._results is None:
+            self._results = self._unpacked()
+        if self.record.ok and not self.interrupted:
+            return self._results if any(value is not None for value in self._results) else None
+        exception = self._exception()
+        with suppress(AttributeError, TypeError):
+            exception.__dict__["results"] = self._results
+        raise exception
+
+    def _exception(self) -> BaseException:
+        record, elapsed_s = self.record, self.elapsed_s
+        if self.interrupted:
+            return failures.to_interrupt(record, elapsed_s, self._source_of)
+        if record.limit_s is not None:
+            return failures.to_timeout(record, record.limit_s, elapsed_s, self._source_of)
+        return failures.to_exception(record, _unpack_exception, self._source_of, elapsed_s, colors=True)
+
+    def _unpacked(self) -> Results:
+        values: dict[int, Any] = {rank: None for rank, state in self.record.ranks.items() if state.returned}
+        for rank, (parcel, fd) in self._parcels.items():
+            values[rank] = payload.unpack_value(*payload.from_parcel(parcel, fd))
+        self._parcels.clear()
+        return Results(values)
+
+    def _source_of(self, filename: str) -> Sequence[str] | None:
+        return self._cell.get(filename) or linecache.getlines(filename) or None
+
+    def __repr__(self) -> str:
+        states = [rank.state for rank in self.record.ranks.values()]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return f"Run {self.id} of {self.record.label}: {counts}, {failures.duration(self.elapsed_s)}"
+
+    def __del__(self) -> None:
+        for _, fd in self._parcels.values():
+            if fd is not None:
+                os.close(fd)
+
+
+def _unpack_exception(parcel: Parcel) -> BaseException | None:
+    return payload.unpack_exception(*payload.from_parcel(parcel, None))

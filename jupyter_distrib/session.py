@@ -1,0 +1,577 @@
+"""What one kernel has of this package: its pools, its crews, its runs. One instance a process (`current`).
+
+Called from the thread that runs the cell; events of a pool arrive in that pool's own thread (`_Connection.take`). The state that both touch is guarded by one lock, held for
+moments only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import queue
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_distrib import payload
+from jupyter_distrib.errors import CaptureError, DistributedError, PoolError
+from jupyter_distrib.events import (
+    PROTOCOL,
+    Answered,
+    Ask,
+    Attach,
+    Attached,
+    Cell,
+    CloseCrew,
+    CrewChanged,
+    CrewClosed,
+    CrewOpened,
+    CrewRefused,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Forget,
+    Hello,
+    NotAttached,
+    OpenCrew,
+    RunEvent,
+    Setting,
+    Stop,
+    Welcomed,
+    WorkerInfo,
+)
+from jupyter_distrib.failures import rank_list
+from jupyter_distrib.options import Options
+from jupyter_distrib.pools import Node, open_pool
+from jupyter_distrib.pools.local import load_time_changes
+from jupyter_distrib.record import RunRecord
+from jupyter_distrib.results import RankValue
+from jupyter_distrib.run import Run
+
+HISTORY = 20
+ANSWER_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Crew:
+    """A set of warm ranks, as the notebook knows it."""
+
+    name: str
+    connection: _Connection
+    load_env: dict[str, str]
+    asked_gpus: bool
+    size: int = 0
+    gpus: bool = False
+    workers: tuple[WorkerInfo, ...] = ()
+    state: str = "opening"
+    """`opening`, `open`, or `closed`."""
+    reason: str = ""
+    """Why it is closed."""
+    opened: threading.Event = field(default_factory=threading.Event)
+    run: Run | None = None
+    """The run that has it now."""
+    handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def kept(self) -> list[RankValue]:
+        return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
+
+    def close(self, reason: str) -> None:
+        self.state, self.reason = "closed", reason
+        for handle in list(self.handles):
+            handle.mark_lost(handle.ranks)
+        self.opened.set()
+
+
+class _Connection:
+    """One pool that this kernel has reached."""
+
+    def __init__(self, pool: str, session: Session) -> None:
+        self.pool = pool
+        self.crews: dict[str, Crew] = {}
+        self.runs: dict[str, Run] = {}
+        self.has_gpus: bool | None = None
+        """None: nobody has asked for a GPU yet."""
+        self.lost = ""
+        self._session = session
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
+        self._questions = itertools.count(1)
+        self._attaching: Callable[[Attached], Run] | None = None
+        self.node: Node = open_pool(pool).connect(session.hello(), self.take, self._lose)
+
+    def take(self, event: Event, fds: Sequence[int]) -> None:
+        """Sort an event to whom it concerns; in the node's thread."""
+        match event:
+            case CrewOpened() | CrewRefused() | CrewClosed() | CrewChanged():
+                self._crew_event(event)
+            case Answered():
+                if (box := self._answers.pop(event.question, None)) is not None:
+                    box.put(event.answer)
+            case Attached():
+                if self._attaching is not None:
+                    run = self.runs[event.run] = self._attaching(event)
+                    self._attachments.put(run)
+            case NotAttached():
+                self._attachments.put(event)
+            case Welcomed():
+                pass
+            case _:
+                self._run_event(event, fds)  # type: ignore[arg-type]
+
+    def _crew_event(self, event: CrewOpened | CrewRefused | CrewClosed | CrewChanged) -> None:
+        crew = self.crews.get(event.crew)
+        if crew is None:
+            return
+        match event:
+            case CrewOpened():
+                crew.workers, crew.gpus, crew.size = event.workers, event.gpus, len(event.workers)
+                if crew.asked_gpus:
+                    self.has_gpus = event.gpus
+                crew.state = "open"
+                crew.opened.set()
+            case CrewChanged():
+                crew.workers = event.workers
+                for handle in list(crew.handles):
+                    handle.mark_lost(event.lost)
+            case CrewRefused() | CrewClosed():
+                self.crews.pop(event.crew, None)
+                crew.close(event.reason)
+
+    def _run_event(self, event: RunEvent, fds: Sequence[int]) -> None:
+        run = self.runs.get(event.run)
+        if run is None:
+            for fd in fds:
+                os.close(fd)
+            return
+        if isinstance(event, Ended):
+            self.runs.pop(event.run, None)
+        run.deliver(event, fds)
+
+    def _lose(self, reason: str) -> None:
+        """The agent is gone, and every rank with it."""
+        self.lost = reason
+        self._session.drop_connection(self)
+        for crew in list(self.crews.values()):
+            crew.close(reason)
+        self.crews.clear()
+        now = time.monotonic()
+        for run in list(self.runs.values()):
+            for rank in run.record.ranks.values():
+                if not rank.finished:
+                    gone = Exited(
+                        run=run.id, rank=rank.rank, pid=rank.pid, exit_code=None, asked=False, last_lines=(reason,), at_s=now
+                    )
+                    self._run_event(gone, ())
+            self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
+
+    def ask(self, what: str) -> dict[str, Any]:
+        question = next(self._questions)
+        box = self._answers[question] = queue.SimpleQueue()
+        self.node.send(Ask(question=question, what=what))
+        try:
+            return box.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
+
+    def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+        self._attaching = make
+        self.node.send(Attach(run=run))
+        try:
+            return self._attachments.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
+
+
+class Session:
+    """Everything this kernel holds."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(3)
+        self.pid = os.getpid()
+        self.pool = "local"
+        """The pool that cells use unless they say otherwise."""
+        self.strategy = "none"
+        self.sizes: dict[str, tuple[int, bool]] = {}
+        """By pool, how many ranks `%distributed_pool` asked for, and whether with GPUs."""
+        self.history: deque[Run] = deque(maxlen=HISTORY)
+        self.dropped: dict[str, str] = {}
+        """Names that a distributed cell defined on the ranks only, and which cell."""
+        self._connections: dict[str, _Connection] = {}
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._crew_numbers = itertools.count(1)
+        self._forgotten: queue.SimpleQueue[tuple[Crew, str]] = queue.SimpleQueue()
+
+    def hello(self) -> Hello:
+        notebook = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
+        return Hello(
+            protocol=PROTOCOL,
+            session=self.name,
+            pid=self.pid,
+            label=f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}",
+            python=platform.python_version(),
+            torch=_version("torch"),
+            cloudpickle=_version("cloudpickle"),
+        )
+
+    # ------------------------------------------------------------------------------------------------ pools and crews
+
+    def connect(self, pool: str) -> _Connection:
+        """Reach a pool, once."""
+        with self._lock:
+            connection = self._connections.get(pool)
+            if connection is None:
+                connection = self._connections[pool] = _Connection(pool, self)
+            return connection
+
+    def warm_up(self) -> None:
+        """Have the local agent import torch while the user is still typing; called when the extension is loaded."""
+
+        def connect() -> None:
+            try:
+                self.connect("local")
+            except (DistributedError, OSError):
+                return  # the first cell meets the same trouble, and tells it
+
+        threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True).start()
+
+    def drop_connection(self, connection: _Connection) -> None:
+        with self._lock:
+            if self._connections.get(connection.pool) is connection:
+                del self._connections[connection.pool]
+
+    def crews(self) -> list[Crew]:
+        return [crew for connection in list(self._connections.values()) for crew in list(connection.crews.values())]
+
+    def crew(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
+        """The ranks a cell asks for: warm ones if they fit, else new ones on their way."""
+        connection = self.connect(options.pool or self.pool)
+        self._pass_on_forgotten()
+        load_env = load_time_changes(options.env)
+        size, gpus = self._size(options, connection)
+        if handles:
+            return self._crew_of(handles, connection, size)
+        if options.on is not None and options.gpus is None and options.ranks is None:
+            return self._newest(connection)
+        fitting = [crew for crew in connection.crews.values() if _fits(crew, size, gpus, load_env, connection)]
+        if options.fresh:
+            for crew in fitting:
+                self.close_crew(crew)
+            fitting = []
+        free = [crew for crew in fitting if crew.run is None or crew.run.done()]
+        busy = [crew for crew in fitting if crew not in free and crew.run is not None and not crew.run.detached]
+        if not free and busy:
+            raise _busy(busy[0])
+        return free[-1] if free else self._open(connection, size, gpus, load_env)
+
+    def _size(self, options: Options, connection: _Connection) -> tuple[int, bool]:
+        """How many ranks, 0 for as many as there are GPUs; and whether GPUs are wanted."""
+        if options.ranks is not None:
+            return options.ranks, False
+        if options.gpus is not None:
+            return options.gpus, connection.has_gpus is not False
+        return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
+
+    def _crew_of(self, handles: Sequence[RankValue], connection: _Connection, size: int) -> Crew:
+        """The crew on which the kept values live that the cell reads."""
+        first = handles[0]
+        for handle in handles:
+            if handle.lost:
+                handle[min(handle.lost)]  # raises the error that says so
+            if handle.crew != first.crew:
+                raise CaptureError(f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both.")
+        crew = connection.crews.get(first.crew)
+        if crew is None:
+            raise CaptureError(f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own.")
+        if size not in (0, crew.size):
+            raise CaptureError(f"`{first.name}` is kept on {crew.size} ranks: run this cell with --ranks {crew.size}, or --on some of them.")
+        if crew.run is not None and not crew.run.done():
+            raise _busy(crew)
+        return crew
+
+    def _newest(self, connection: _Connection) -> Crew:
+        crews = [crew for crew in connection.crews.values() if crew.run is None or crew.run.done()]
+        if not crews:
+            raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
+        return crews[-1]
+
+    def _open(self, connection: _Connection, size: int, gpus: bool, load_env: dict[str, str]) -> Crew:
+        """Ask for new ranks; idle ones of another size that keep nothing make room."""
+        for other in list(connection.crews.values()):
+            if (other.run is None or other.run.done()) and not other.kept:
+                self.close_crew(other)
+        crew = Crew(
+            name=f"{self.name}-c{next(self._crew_numbers)}", connection=connection, load_env=load_env, asked_gpus=gpus
+        )
+        connection.crews[crew.name] = crew
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        connection.node.send(
+            OpenCrew(
+                crew=crew.name,
+                size=size or (0 if gpus else 2),
+                gpus=gpus,
+                load_env=load_env,
+                visible=None if visible is None else tuple(filter(None, visible.split(","))),
+            )
+        )
+        return crew
+
+    def wait_open(self, crew: Crew) -> None:
+        """Until its ranks are up. Raises `PoolError` if they cannot be had; an interrupt gives them up."""
+        try:
+            while not crew.opened.wait(timeout=3600):
+                continue
+        except KeyboardInterrupt:
+            self.close_crew(crew)
+            raise
+        if crew.state == "closed":
+            raise PoolError(crew.reason or "the ranks were taken away while they were starting.")
+
+    def start_ranks(self, pool: str, gpus: int | None, ranks: int | None) -> None:
+        """Have ranks up before a cell asks for them."""
+        if gpus is not None or ranks is not None:
+            self.sizes[pool] = (gpus or ranks or 0, ranks is None)
+        self.wait_open(self.crew(Options(pool=pool)))
+
+    def stop_ranks(self, pool: str) -> None:
+        """End the ranks of a pool; what they keep is gone."""
+        for crew in self.crews():
+            if crew.connection.pool == pool:
+                self.close_crew(crew)
+
+    def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None) -> None:
+        """From now on so many ranks; those that are up make room."""
+        now = next((crew.gpus for crew in self.crews() if crew.connection.pool == pool), ranks is None)
+        self.stop_ranks(pool)
+        self.start_ranks(pool, gpus or (size if now else None), ranks or (None if now else size))
+
+    def close_crew(self, crew: Crew) -> None:
+        crew.connection.crews.pop(crew.name, None)
+        crew.close("it was stopped")
+        crew.connection.node.send(CloseCrew(crew=crew.name))
+
+    def close(self) -> None:
+        """Give everything up: the agent ends this kernel's ranks."""
+        with self._lock:
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            for crew in list(connection.crews.values()):
+                crew.close("the extension was unloaded")
+            connection.node.close()
+
+    # ------------------------------------------------------------------------------------------------ runs
+
+    def start(
+        self,
+        cell: Cell,
+        packed: payload.Packed,
+        options: Options,
+        *,
+        label: str,
+        handles: Sequence[RankValue] = (),
+    ) -> Run:
+        """Send the cell to its ranks. Returns as soon as they have been told to run it.
+
+        Raises:
+            PoolError, CaptureError, ValueLost: Nothing was started.
+        """
+        crew = self.crew(options, handles)
+        parcel, fd = payload.to_parcel(packed)
+        fds = [] if fd is None else [fd]
+        try:
+            self.wait_open(crew)
+            run = self._run(crew, options, label, cell)
+            run.on_ended.append(lambda: bool(packed.sent))  # the kernel's own classes, alive until values have come
+        except BaseException:
+            for each in fds:
+                os.close(each)
+            raise
+        command = Execute(
+            run=run.id,
+            crew=crew.name,
+            ranks=tuple(run.record.ranks),
+            cell=cell,
+            inputs=parcel,
+            setting=self._setting(options),
+            detached=options.detach,
+            timeout_s=options.timeout_s,
+            label=label,
+        )
+        crew.connection.node.send(command, fds)
+        return run
+
+    def _run(self, crew: Crew, options: Options, label: str, cell: Cell) -> Run:
+        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
+        if missing := set(ranks) - set(range(crew.size)):
+            raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(crew.size))} only.")
+        record = RunRecord(
+            run=f"{self.name}-{next(self._numbers)}",
+            label=label,
+            ranks=ranks,
+            world_size=crew.size,
+            gpus=crew.gpus,
+            strategy=options.strategy or self.strategy,
+            workers=crew.workers,
+        )
+        node = crew.connection.node
+        lines = {cell.filename: cell.source.splitlines(keepends=True)}
+        run = Run(
+            record, lambda force: node.send(Stop(run=record.run, force=force)), pool=crew.connection.pool, cell=lines, detached=options.detach
+        )
+        crew.connection.runs[run.id] = run
+        crew.run = run
+        run.on_ended.append(lambda: self._after(crew, run))
+        self.history.append(run)
+        return run
+
+    def _after(self, crew: Crew, run: Run) -> None:
+        """When a run has ended: handles on ranks that died in it are void. In the node's thread."""
+        gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
+        for handle in list(crew.handles):
+            handle.mark_lost(gone)
+
+    def _setting(self, options: Options) -> Setting:
+        return Setting(
+            env={**os.environ, **options.env},
+            directory=os.getcwd(),
+            path=tuple(os.getcwd() if folder == "" else folder for folder in sys.path),
+            strategy=options.strategy or self.strategy,
+            strategy_options=options.strategy_options,
+            keep=options.keep,
+            by_value=options.detach,
+        )
+
+    def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
+        """Handles to what a run has kept, for those names that some rank defined."""
+        crew = next((crew for crew in self.crews() if crew.run is run), None)
+        out: dict[str, RankValue] = {}
+        for name in names:
+            types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
+            if types and crew is not None:
+                out[name] = self._handle(crew, run, name, types)
+        return out
+
+    def _handle(self, crew: Crew, run: Run, name: str, types: dict[int, str]) -> RankValue:
+        key, forgotten, held = f"{run.id}/{name}", self._forgotten, weakref.ref(crew)
+
+        def drop(key: str) -> None:
+            if (crew := held()) is not None:
+                forgotten.put((crew, key))
+
+        handle = RankValue(
+            name=name,
+            key=key,
+            crew=crew.name,
+            ranks=types,
+            type_names=types,
+            pool=run.pool,
+            since=run.record.label,
+            fetch=lambda rank: self._fetch(crew, key, rank),
+            on_drop=drop,
+        )
+        crew.handles.add(handle)
+        return handle
+
+    def _fetch(self, crew: Crew, key: str, rank: int) -> Any:
+        """A copy of one rank's kept value: a run of its own, on that rank."""
+        handle = next(handle for handle in crew.handles if handle.key == key)
+        if crew.run is not None and not crew.run.done():
+            raise _busy(crew)
+        options = Options(on=(rank,), pool=crew.connection.pool, strategy="none")
+        label = f"{handle.name}[{rank}]"
+        packed = payload.pack_inputs({"__kept__": handle}, {})
+        run = self.start(Cell(source="__kept__", filename=label), packed, options, label=label, handles=[handle])
+        self.history.remove(run)
+        results = run.wait()
+        return None if results is None else results[rank]
+
+    def _pass_on_forgotten(self) -> None:
+        """Tell the ranks which kept values nobody in the notebook has a handle to any more."""
+        keys: dict[str, tuple[Crew, list[str]]] = {}
+        while not self._forgotten.empty():
+            crew, key = self._forgotten.get()
+            keys.setdefault(crew.name, (crew, []))[1].append(key)
+        for crew, dropped in keys.values():
+            if crew.state == "open":
+                crew.connection.node.send(Forget(crew=crew.name, keys=tuple(dropped)))
+
+    def find_run(self, name: str | None) -> Run:
+        """By id or by its number; the last one for None. Raises `PoolError`."""
+        for run in reversed(self.history):
+            if name is None or name in (run.id, run.id.rpartition("-")[2]):
+                return run
+        known = ", ".join(run.id for run in self.history)
+        raise PoolError(f"there is no run {name} in this notebook; there are: {known}." if known else "nothing has run yet.")
+
+    def attach(self, name: str | None) -> Run:
+        """A detached run, from this kernel or an earlier one, with its whole record. Raises `PoolError`."""
+        for run in reversed(self.history):
+            if run.detached and (name is None or name in (run.id, run.id.rpartition("-")[2])):
+                return run
+        connection = self.connect(self.pool)
+
+        def make(event: Attached) -> Run:
+            record = RunRecord(
+                run=event.run, label=event.label, ranks=event.ranks, world_size=event.world_size, gpus=event.gpus, strategy=event.strategy
+            )
+            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
+            return Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
+
+        answer = connection.attach(name or "", make)
+        if isinstance(answer, NotAttached):
+            raise PoolError(answer.reason)
+        self.history.append(answer)
+        return answer
+
+
+def _fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], connection: _Connection) -> bool:
+    if crew.state == "closed" or crew.load_env != load_env:
+        return False
+    if crew.state == "opening":
+        return crew.asked_gpus == gpus
+    wanted = size or (crew.size if crew.gpus == gpus and gpus else 2)
+    return crew.size == wanted and crew.gpus == gpus
+
+
+def _busy(crew: Crew) -> PoolError:
+    assert crew.run is not None
+    return PoolError(
+        f"{crew.run.record.label} is still running on these ranks (run {crew.run.id}): wait for it, or stop it first."
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+_current: Session | None = None
+
+
+def current() -> Session:
+    """This process's session; a forked child of the kernel gets its own."""
+    global _current  # noqa: PLW0603 - one a process
+    if _current is None or _current.pid != os.getpid():
+        _current = Session()
+    return _current
+
+
+def close() -> None:
+    """End the session, if there is one; the next use starts another."""
+    global _current  # noqa: PLW0603
+    if _current is not None and _current.pid == os.getpid():
+        _current.close()
+    _current = None

@@ -1,0 +1,222 @@
+"""Large buffers between processes of one machine: written once into anonymous memory, mapped by every reader.
+
+`write` copies buffers into a memfd and returns its file descriptor, which travels over a unix socket; `read` maps it
+copy-on-write, so that readers may change what they got without a copy in advance and without seeing each other. Any
+process, any thread; no state. Nothing here has a name in a file system, so nothing is left behind by a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from jupyter_distrib.errors import PayloadError
+
+ALIGNMENT = 64
+"""Every buffer starts at a multiple of this. A cache line and the widest vector register (AVX-512), which is what torch
+aligns its own memory to. Pages (4096) measured no faster for one large buffer (0.17 s for 512 MB either way) and twice as
+slow for a model of 2000 small parameters, because most of what is written and mapped is then padding."""
+
+_CHUNK_BYTES = 64 << 20
+"""Written per system call: below the 2 GiB that Linux takes at once, and short enough (20 ms) for an interrupt."""
+_CHECK_FROM_BYTES = 64 << 20
+"""Smaller payloads are not worth the 0.1 ms of asking the system how much memory is free."""
+_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
+"""Afterwards nobody, not even the writer, can change what others have mapped or truncate it under them (SIGBUS)."""
+
+
+def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where buffers of these sizes lie, and how many bytes they take together."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return starts, end
+
+
+def write(buffers: Sequence[memoryview]) -> int:
+    """Copy the buffers into new shared memory.
+
+    Args:
+        buffers: One-dimensional views of bytes.
+
+    Returns:
+        A file descriptor, close-on-exec, which the caller closes.
+
+    Raises:
+        PayloadError: There is not enough room for them; says how much is needed and free.
+    """
+    starts, total = offsets([view.nbytes for view in buffers])
+    fd = _create(total)
+    try:
+        os.ftruncate(fd, total)
+        for start, view in zip(starts, buffers, strict=True):
+            _write_at(fd, view, start)
+        _seal(fd)
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            raise _no_room(total) from error
+        raise
+    return fd
+
+
+def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:
+    """Map what `write` wrote: private, writable views, one per size. The mapping ends with the last of them.
+
+    Args:
+        fd: Closed in every case.
+        sizes: As they were given to `write`.
+
+    Raises:
+        PayloadError: The memory is smaller than the sizes say, or cannot be mapped.
+    """
+    starts, total = offsets(sizes)
+    try:
+        if os.fstat(fd).st_size < total:
+            raise PayloadError(f"A payload of {_readable(total)} arrived incomplete.")
+        whole = _map(fd, total) if total else memoryview(bytearray())
+    except OSError as error:
+        raise PayloadError(f"A payload of {_readable(total)} cannot be mapped: {error.strerror}.") from error
+    finally:
+        os.close(fd)
+    return [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+
+def _create(size_bytes: int) -> int:
+    """Memory, or, if there is none (macOS) or not enough of it, an unlinked file that only this user can open."""
+    enough = size_bytes < _CHECK_FROM_BYTES or size_bytes < free_memory_bytes()
+    if enough and hasattr(os, "memfd_create"):
+        return os.memfd_create("jupyter_distrib", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    directory = _spool_directory()
+    if size_bytes >= _CHECK_FROM_BYTES and shutil.disk_usage(directory).free < size_bytes:
+        raise _no_room(size_bytes)
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def _spool_directory() -> str:
+    """/var/tmp is a disk by convention where /tmp often is memory, which would be no help when memory is short."""
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()  # noqa: S108 - no name is made in it
+
+
+def _write_at(fd: int, view: memoryview, start: int) -> None:
+    done = 0
+    while done < view.nbytes:
+        done += os.pwrite(fd, view[done : done + _CHUNK_BYTES], start + done)
+
+
+def _seal(fd: int) -> None:
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):  # a temporary file cannot be sealed
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sum(getattr(fcntl, name) for name in _SEALS))
+
+
+def _no_room(size_bytes: int) -> PayloadError:
+    directory = _spool_directory()
+    return PayloadError(
+        f"{_readable(size_bytes)} of data must be handed over, but only {_readable(free_memory_bytes())} of memory and "
+        f"{_readable(shutil.disk_usage(directory).free)} of {directory} are free. Free some, or hand over less: load "
+        "large data in the cell itself, and return a summary."
+    )
+
+
+def _readable(size_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} GB"
+
+
+def free_memory_bytes() -> int:
+    """What the system and this process's control group would still give, without swap; very large if unknown."""
+    return min([_system_free_bytes(), *_group_free_bytes()])
+
+
+def _system_free_bytes() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def _group_free_bytes() -> Iterator[int]:
+    """Per control group that has a limit: limit less use; page cache counts as free since it can be dropped."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                yield from _limits_above(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                yield from _limits_above(Path("/sys/fs/cgroup/memory"), path, *names)
+
+
+def _limits_above(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[int]:
+    """The tightest limit may be set on any group above ours."""
+    here = root / path.lstrip("/")
+    for group in (here, *here.parents):
+        with contextlib.suppress(OSError, ValueError):  # no such file in the root group; "max" is no number
+            limit, used = int((group / limit_name).read_text()), int((group / used_name).read_text())
+            yield max(0, limit - used + _droppable_bytes(group))
+        if group == root:
+            return
+
+
+def _droppable_bytes(group: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "memory.stat").read_text().splitlines():
+            if line.startswith(("inactive_file ", "total_inactive_file ")):
+                return int(line.split()[1])
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------- reading
+
+
+def _map(fd: int, size_bytes: int) -> memoryview:
+    """Like `mmap.mmap(..., access=ACCESS_COPY)`, which however keeps a duplicate of the descriptor for as long as the
+    mapping lives (until `trackfd=False` of Python 3.13), so that a kernel with many results runs out of them.
+
+    MADV_POPULATE_READ was measured and left out: faults around (16 pages) cost as much as it saves (0.06 s for 512 MB).
+    """
+    libc = _libc()
+    address = libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    array = (ctypes.c_ubyte * size_bytes).from_address(address)
+    # Every view of the array, and every tensor over such a view, keeps the array alive.
+    weakref.finalize(array, libc.munmap, address, size_bytes).atexit = False
+    return memoryview(array).cast("B")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,  # off_t: 64 bit on every platform that torch supports
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc

@@ -1,0 +1,216 @@
+"""What pickling needs to know about torch: tensors without a copy, modules without their process groups.
+
+Torch is never imported to pickle: without it in `sys.modules` there can be no tensor. To unpickle, the pickle itself names
+functions of this file, which import it. What happens to what:
+
+* A storage travels once, whole, out of band, however many tensors are views of it; they are views of one storage again. A
+  storage of which a single tensor uses less than half is not sent whole: the tensor is copied first. On arrival the
+  memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
+* Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
+* As with `torch.save`, `.grad` and the autograd graph stay behind.
+* Results lose what belongs to the ranks: `DistributedDataParallel` becomes its module, `replicate` is undone on a copy.
+  What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective that others do not join.
+
+Runs in the thread that pickles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from collections import defaultdict
+from contextvars import ContextVar
+from typing import Any
+
+DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
+"""Where captured tensors of an accelerator go, while a rank unpickles its inputs."""
+
+Reduced = tuple[Any, ...]
+_SMALL_BYTES = 1 << 20
+"""Below, a view is not worth a second pass."""
+
+
+class Tensors:
+    """What one pickling has met of torch. `reduce` is asked about every object that is not a plain builtin."""
+
+    def __init__(self, *, results: bool, compact: frozenset[int] = frozenset()) -> None:
+        """Prepare for one pickling.
+
+        Args:
+            results: True for values of a rank, False for inputs from the kernel.
+            compact: What `wasteful` said after a first pass: storages whose only tensor is copied.
+        """
+        self._results = results
+        self._compact = compact
+        self._storages: dict[int, Any] = {}
+        self._used_bytes: dict[int, list[int]] = defaultdict(list)
+        self._plain: dict[int, Any] = {}
+        torch = sys.modules.get("torch")
+        self._torch: Any = torch if hasattr(torch, "UntypedStorage") and hasattr(torch, "nn") else None
+        if self._torch is not None:
+            storages = (self._torch.UntypedStorage, self._torch.TypedStorage)
+            self._types: tuple[type, ...] = (self._torch.Tensor, *storages, self._torch.nn.Module)
+            self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
+
+    def reduce(self, obj: Any, cls: type) -> Any:
+        """A reducer's tuple, or NotImplemented if torch's own way (or no way) is right for the object.
+
+        Raises:
+            pickle.PicklingError: The object belongs to the ranks; the message says what to return instead.
+        """
+        if self._torch is None:
+            return NotImplemented
+        if issubclass(cls, self._types):
+            if issubclass(cls, self._torch.Tensor):
+                return self._tensor(obj)
+            if issubclass(cls, self._torch.nn.Module):
+                return self._module(obj) if self._results else NotImplemented
+            return self._storage(obj)
+        if self._group is not None and issubclass(cls, self._group):
+            raise pickle.PicklingError("a process group exists only between the ranks")
+        return NotImplemented
+
+    def wasteful(self) -> frozenset[int]:
+        """Storages that were sent whole although one tensor alone used them, and less than half of them."""
+        return frozenset(
+            key
+            for key, used in self._used_bytes.items()
+            if len(used) == 1 and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
+        )
+
+    # -------------------------------------------------------------------------------------------------- tensors
+
+    def _tensor(self, tensor: Any) -> Any:
+        if hasattr(tensor, "device_mesh"):
+            return self._sharded(tensor)
+        if type(tensor) is not self._torch.Tensor or tensor.device.type == "meta":
+            return NotImplemented
+        if tensor.layout is not self._torch.strided or tensor.is_quantized:
+            return NotImplemented
+        key = tensor.untyped_storage()._cdata
+        if key in self._compact:
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        self._used_bytes[key].append(tensor.nbytes)
+        return NotImplemented
+
+    def _sharded(self, tensor: Any) -> Any:
+        if all(placement.is_replicate() for placement in tensor.placements):
+            return same, (tensor.to_local().detach().requires_grad_(tensor.requires_grad),)
+        raise pickle.PicklingError(
+            "it is sharded over the ranks; in the cell, call `.full_tensor()` on every rank (for a module: "
+            "`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`), or return "
+            "this rank's part, `.to_local()`"
+        )
+
+    def _storage(self, storage: Any) -> Any:
+        if isinstance(storage, self._torch.TypedStorage):
+            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)
+        only = self._only(storage)
+        if only is not storage:
+            return same, (only,)
+        size, device = storage.nbytes(), storage.device.type
+        if size == 0 or device == "meta":
+            return rebuild_without_data, (size, "meta" if device == "meta" else "cpu")
+        moves = device != "cpu"
+        return rebuild_storage, (_memory(storage.cpu() if moves else storage), moves and not self._results)
+
+    def _only(self, storage: Any) -> Any:
+        """One Python object per storage: pickle tells objects apart by identity, and torch may make several."""
+        return self._storages.setdefault(storage._cdata, storage)
+
+    # -------------------------------------------------------------------------------------------------- modules
+
+    def _module(self, module: Any) -> Any:
+        parallel = self._torch.nn.parallel.DistributedDataParallel
+        if isinstance(module, parallel):
+            return same, (module.module,)
+        sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+        if sharded is not None and isinstance(module, sharded):
+            raise pickle.PicklingError("its parameters are sharded over the ranks; return `get_model_state_dict(...)`")
+        contract: Any = sys.modules.get("torch.distributed._composable.contract")
+        if getattr(contract, "STATE_KEY", None) not in vars(module):
+            return NotImplemented
+        return same, (self._plain.setdefault(id(module), _without_replicate(module, contract)),)
+
+
+def _memory(storage: Any) -> pickle.PickleBuffer:
+    """The storage's own bytes; they keep the storage alive. By ctypes, since numpy need not be there."""
+    array = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+    array.storage = storage  # type: ignore[attr-defined]  # ctypes arrays take attributes
+    return pickle.PickleBuffer(array)
+
+
+def _without_replicate(module: Any, contract: Any) -> Any:
+    """A copy of the module as it was before `torch.distributed._composable.replicate`, sharing all its parts.
+
+    `replicate` (torch 2.6 to 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the state,
+    and a class `DDP<name>` with the bases `(DDP, <the user's>)`.
+    """
+    state_keys = (contract.STATE_KEY, contract.REGISTRY_KEY)
+    if "fully_shard" in (vars(module).get(contract.REGISTRY_KEY) or ()):
+        return module  # its parameters say why not
+    cls = type(module)
+    if cls.__name__.startswith("DDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__module__.startswith("torch."):
+        cls = cls.__bases__[1]
+    plain = cls.__new__(cls)
+    attributes = {name: value for name, value in vars(module).items() if name not in state_keys}
+    for name in ("_forward_pre_hooks", "_forward_hooks"):
+        attributes[name] = type(attributes[name])(
+            (key, hook) for key, hook in attributes[name].items() if not _is_distributed_hook(hook)
+        )
+    kept = attributes["_forward_pre_hooks"].keys() | attributes["_forward_hooks"].keys()
+    for name in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
+        if name in attributes:
+            attributes[name] = type(attributes[name])((k, v) for k, v in attributes[name].items() if k in kept)
+    plain.__dict__.update(attributes)
+    return plain
+
+
+def _is_distributed_hook(hook: Any) -> bool:
+    owner = getattr(hook, "__self__", None)
+    where = getattr(hook, "__module__", "") if owner is None else type(owner).__module__
+    return str(where).startswith("torch.distributed.")
+
+
+# ------------------------------------------------------------------------------------------- named by the pickles
+
+
+def same(obj: Any) -> Any:
+    return obj
+
+
+def rebuild_storage(buffer: Any, moves: bool) -> Any:
+    """A storage over the buffer's own memory, or on `DEVICE`.
+
+    What came in the pickle stream is small: it is copied, so that it is aligned, can grow, and holds no other memory.
+    """
+    import torch
+
+    view = torch.frombuffer(buffer, dtype=torch.uint8)
+    if moves:
+        view = view.to(DEVICE.get())
+    elif isinstance(buffer, bytearray):
+        return torch.UntypedStorage(len(buffer), device="cpu").copy_(view.untyped_storage(), False)
+    return view.untyped_storage()
+
+
+def rebuild_typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def rebuild_without_data(size_bytes: int, device: str) -> Any:
+    import torch
+
+    return torch.UntypedStorage(size_bytes, device=device)
+
+
+def after_load() -> None:
+    """Torch keeps every unpickled sparse tensor in a list until `torch.load` checks and empties it (2.6 to 2.13)."""
+    utils = sys.modules.get("torch._utils")
+    check = getattr(utils, "_validate_loaded_sparse_tensors", None)
+    if check is not None:
+        check()

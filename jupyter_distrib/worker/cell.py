@@ -1,0 +1,69 @@
+"""Executes a cell as the body of a fresh `__main__` module. Runs in the main thread of a rank, or of an inline pool.
+
+What the cell defines lives in that module's dict, which is also the globals of the notebook's functions that came along, and `sys.modules["__main__"]`,
+so that `global`, `exec`, pickling of the cell's classes and DataLoader workers behave as in a notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import linecache
+import types
+
+from jupyter_distrib.events import Cell
+
+_VALUE = "__distributed_value__"
+FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+
+def fresh_module() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    return module
+
+
+def execute(cell: Cell, namespace: dict[str, object]) -> object:
+    """Run the cell and return the value of its last statement if that is an expression, else None."""
+    lines = cell.source.splitlines(keepends=True)
+    linecache.cache[cell.filename] = (len(cell.source), None, lines, cell.filename)
+    tree = ast.parse(cell.source, cell.filename)
+    if not tree.body:
+        return None
+    if isinstance(tree.body[-1], ast.Expr):
+        last = tree.body[-1]
+        target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
+        tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
+    code = compile(tree, cell.filename, "exec", flags=FLAGS, dont_inherit=True)
+    if code.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(code, namespace))  # noqa: S307
+    else:
+        exec(code, namespace)  # noqa: S102
+    return namespace.pop(_VALUE, None)
+
+
+def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:
+    """Drop what neither `names` nor the cell's functions and classes need, so that a kept model does not keep the cell's data."""
+    needed = {*names, *(name for name in namespace if name.startswith("__"))}
+    for name, value in list(namespace.items()):
+        if isinstance(value, types.ModuleType):
+            needed.add(name)
+        elif isinstance(value, (types.FunctionType, type)):
+            needed |= {name, *_globals_read(value)}
+    for name in namespace.keys() - needed:
+        del namespace[name]
+
+
+def _globals_read(value: object) -> set[str]:
+    if isinstance(value, type):
+        if value.__module__ != "__main__":
+            return set()
+        return set().union(*(_globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values()))
+    return _names(value.__code__) if isinstance(value, types.FunctionType) else set()
+
+
+def _names(code: types.CodeType) -> set[str]:
+    nested = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*nested)

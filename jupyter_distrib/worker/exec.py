@@ -1,0 +1,27 @@
+"""A rank as a program of its own, for environment variables that are read when a program loads. The agent sends its order first."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from jupyter_distrib.events import Fork
+from jupyter_distrib.link import Link
+
+
+def main(link_fd: int, stdout_fd: int, stderr_fd: int) -> None:
+    os.dup2(stderr_fd, 2)  # an import that fails must be heard
+    import torch.distributed  # noqa: F401, PLC0415
+
+    from jupyter_distrib.worker.main import run_worker  # noqa: PLC0415
+
+    with socket.socket(fileno=os.dup(link_fd)) as sock:
+        link = Link(sock)
+        command = link.receive_one()
+    assert isinstance(command, Fork)
+    run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, early=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

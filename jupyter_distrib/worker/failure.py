@@ -1,0 +1,94 @@
+"""A rank's exception as data: type, text and the frames of the user's code. Runs in the rank's main thread."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import types
+from collections.abc import Iterator
+
+from jupyter_distrib import payload
+from jupyter_distrib.events import Failure, Frame
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MAX_FRAMES = 60
+_MAX_CAUSES = 5
+_MAX_MESSAGE = 20_000
+
+_HINTS = {
+    "Default process group has not been initialized": "This cell has no process group: add --strategy ddp to its first line "
+    "(or call init_process_group in it).",
+}
+
+
+def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) -> Failure:
+    """Everything about the exception that can be told without the object."""
+    message = _text_of(error)
+    packed = payload.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
+    parcel = None
+    if packed is not None:
+        parcel, fd = payload.to_parcel(packed)
+        if fd is not None:  # an exception that carries megabytes: its text has to do
+            os.close(fd)
+            parcel = None
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return Failure(
+        type_name=type_name(type(error)),
+        message=message,
+        frames=frames_of(error.__traceback__),
+        notes=(*_notes(error), *(hint for text, hint in _HINTS.items() if text in message)),
+        parcel=parcel,
+        cause=describe(cause, run=run, by_value=by_value, depth=depth + 1) if cause and depth < _MAX_CAUSES else None,
+        code=_exit_status(error) if isinstance(error, SystemExit) else None,
+    )
+
+
+def type_name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
+    """The frames outside this package, outermost first; a very deep stack keeps both its ends."""
+    frames = [_frame(tb) for tb in _walk(traceback) if not tb.tb_frame.f_code.co_filename.startswith(_OURS)]
+    if len(frames) > _MAX_FRAMES:
+        frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]
+    return tuple(frames)
+
+
+def _walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _frame(tb: types.TracebackType) -> Frame:
+    code = tb.tb_frame.f_code
+    line, end_line, first, last = next(itertools.islice(code.co_positions(), tb.tb_lasti // 2, None), (None,) * 4)
+    one_line = line is not None and line == end_line == tb.tb_lineno
+    return Frame(
+        filename=code.co_filename,
+        line=tb.tb_lineno or 0,
+        function=code.co_name,
+        text=linecache.getline(code.co_filename, tb.tb_lineno or 0).strip(),
+        first_column=first if one_line and first is not None else -1,
+        last_column=last if one_line and last is not None else -1,
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's own __str__
+        return f"<str() of the exception failed with {type(broken).__name__}>"
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}... ({len(text) - _MAX_MESSAGE} more characters)"
+
+
+def _notes(error: BaseException) -> list[str]:
+    return [str(note) for note in getattr(error, "__notes__", ())]
+
+
+def _exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1

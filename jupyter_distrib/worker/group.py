@@ -1,0 +1,159 @@
+"""Rendezvous and the process group of one rank. Runs in the rank's main thread, except `abort`.
+
+The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every `init_process_group` of every run
+gets its own prefix in the store: a second group under the same keys would meet the addresses of the first (measured with torch 2.13: it hangs).
+
+Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A strategy has often made the group already when
+a script calls `init_process_group`; that call then finds it done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+HOST = "127.0.0.1"
+
+
+class Rendezvous:
+    """How this rank finds the others, and what is known of the group it shares with them."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.automatic = False
+        """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the next run."""
+        self._store: Any = None
+        self._port, self._listen_fd = 0, -1
+        self._run, self._inits = "", 0
+
+    def regroup(self, port: int, listen_fd: int) -> None:
+        """Forget everything that hangs on the old store."""
+        self.drop()
+        self._store, self._port = None, port
+        if self._listen_fd >= 0:
+            os.close(self._listen_fd)
+        self._listen_fd = listen_fd
+
+    def begin(self, run: str) -> None:
+        self._run, self._inits = run, 0
+
+    def drop(self) -> None:
+        """Destroy the default group and its subgroups, if there are any."""
+        self.automatic = False
+        if dist.is_initialized():
+            _torch_destroy()
+
+    def environment(self) -> dict[str, str]:
+        return {"MASTER_ADDR": HOST, "MASTER_PORT": str(self._port)}
+
+    def store(self) -> Any:
+        """The store under a prefix that no earlier group has used."""
+        if self._store is None:
+            self._store = self._open_store()
+        self._inits += 1
+        return dist.PrefixStore(f"{self._run}/{self._inits}", self._store)
+
+    def _open_store(self) -> Any:
+        leads = self._listen_fd >= 0
+        fd, self._listen_fd = self._listen_fd, -1
+        return dist.TCPStore(
+            HOST,
+            self._port,
+            self.world_size,
+            is_master=leads,
+            timeout=timedelta(minutes=5),
+            wait_for_workers=False,
+            multi_tenant=False,
+            **({"master_listen_fd": fd} if leads else {}),
+        )
+
+    def ensure(self, backend: str) -> None:
+        """Have a default group with this backend: the kept one if it is still fit, else a new one."""
+        if self.automatic and dist.is_initialized():
+            return
+        self.drop()
+        _torch_init(backend, store=self.store(), rank=self.rank, world_size=self.world_size)
+        self.automatic = True
+
+    def sequence(self) -> int:
+        """How many collectives the default group has seen; ranks that differ would not meet in the next one. -1: no group."""
+        if not dist.is_initialized():
+            return -1
+        if not self.automatic:
+            return 0
+        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # noqa: SLF001
+
+    def abort(self) -> None:
+        """Free a rank that is blocked in NCCL; called from the control thread. Gloo is freed by cutting its sockets."""
+        if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
+            distributed_c10d._abort_process_group()  # noqa: SLF001
+
+
+current: Rendezvous
+_torch_init = dist.init_process_group
+_torch_destroy = dist.destroy_process_group
+_torch_new_group = dist.new_group
+
+
+def install(mine: Rendezvous) -> None:
+    """Make torch's own entry points in this process go through `mine`."""
+    global current  # noqa: PLW0603 - one rank a process
+    current = mine
+    _rendezvous_handlers["env"] = _rendezvous_env
+    _replace("init_process_group", _init_process_group)
+    _replace("destroy_process_group", _destroy_process_group)
+    _replace("new_group", _new_group)
+
+
+def _replace(name: str, function: Callable[..., Any]) -> None:
+    for module in (dist, distributed_c10d):
+        setattr(module, name, function)
+
+
+def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:
+    """`env://`: RANK and WORLD_SIZE as set, the store ours whatever MASTER_ADDR and MASTER_PORT say."""
+    rank = int(os.environ.get("RANK", current.rank))
+    world_size = int(os.environ.get("WORLD_SIZE", current.world_size))
+    store = current.store()
+    store.set_timeout(timeout)
+    yield store, rank, world_size
+    raise RuntimeError("env:// rendezvous happens once per init_process_group")
+
+
+@wraps(_torch_init)
+def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any) -> None:
+    if current.automatic and dist.is_initialized():
+        _check_same_backend(backend)
+        return
+    current.drop()
+    _torch_init(backend, *args, **keywords)
+
+
+def _check_same_backend(asked: str | None) -> None:
+    have = str(dist.get_backend_config())
+    wanted = asked and str(dist.Backend.backend_capability.get(str(asked).lower()) and asked).lower()
+    backends = {pair.split(":")[-1] for pair in have.split(",")}
+    if wanted and not {pair.split(":")[-1] for pair in wanted.split(",")} <= backends:
+        raise ValueError(
+            f"init_process_group({asked!r}): --strategy ddp has already made a process group with {'+'.join(sorted(backends))}. "
+            f"Leave out the call, ask for {sorted(backends)[-1]!r}, or run the cell with --strategy none."
+        )
+
+
+@wraps(_torch_destroy)
+def _destroy_process_group(group: Any = None) -> None:
+    current.automatic = False
+    _torch_destroy(group)
+
+
+@wraps(_torch_new_group)
+def _new_group(*args: Any, **keywords: Any) -> Any:
+    current.automatic = False
+    return _torch_new_group(*args, **keywords)

@@ -1,0 +1,74 @@
+"""Who this process is: rank, world size, device. Set once when the worker starts; read by strategies and by the cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_distrib.events import WorkerOrder
+
+_order: WorkerOrder | None = None
+strategy: Any = None
+"""The strategy's module while a cell runs."""
+
+
+def take(order: WorkerOrder) -> None:
+    global _order  # noqa: PLW0603 - one rank a process
+    _order = order
+
+
+def order() -> WorkerOrder:
+    assert _order is not None, "asked outside a rank"
+    return _order
+
+
+def rank() -> int:
+    return order().rank
+
+
+def world_size() -> int:
+    return order().world_size
+
+
+def device() -> Any:
+    """`torch.device` of this rank."""
+    import torch  # noqa: PLC0415 - loaded in every rank that asks
+
+    return torch.device(order().device)
+
+
+def environment() -> dict[str, str]:
+    """What torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and what libraries look for to see that they need not launch
+    ranks themselves: Lightning reads TORCHELASTIC_RUN_ID, Accelerate on CPU ranks needs ACCELERATE_USE_CPU, DeepSpeed DS_ACCELERATOR."""
+    me = order()
+    out = {
+        "RANK": me.rank,
+        "LOCAL_RANK": me.local_rank,
+        "WORLD_SIZE": me.world_size,
+        "LOCAL_WORLD_SIZE": me.local_world_size,
+        "GROUP_RANK": me.node_rank,
+        "NODE_RANK": me.node_rank,
+        "GROUP_WORLD_SIZE": me.world_size // me.local_world_size,
+        "ROLE_RANK": me.rank,
+        "ROLE_WORLD_SIZE": me.world_size,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": me.crew,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "JUPYTER_DISTRIB_CREW": me.crew,
+        "JUPYTER_DISTRIB_WORKER": me.worker,
+    }
+    if me.visible_devices is None:
+        out |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+    else:
+        out["CUDA_VISIBLE_DEVICES"] = me.visible_devices
+    return {name: str(value) for name, value in out.items()}
+
+
+def defaults() -> dict[str, str]:
+    """Variables that are set unless the user has set them: threads share the cores, and local ranks meet on the loopback interface."""
+    threads = str(order().threads)
+    return {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def is_rank() -> bool:
+    return _order is not None

@@ -1,0 +1,296 @@
+"""The rank: one command after another in the main thread, and a control thread that hears of a stop while the main thread is busy.
+
+    agent ==link==> control thread --inbox--> main thread: Execute, Regroup, Forget, Leave
+                         |
+                         +-- Cut: shut the sockets that a blocked collective waits on
+
+The user's code runs in the main thread, where signals arrive. SIGINT raises `KeyboardInterrupt` only while a cell runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import queue
+import random
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+import types
+from typing import Any, NoReturn
+
+import jupyter_distrib
+from jupyter_distrib import payload, reporting
+from jupyter_distrib.errors import ValueLost
+from jupyter_distrib.events import (
+    Cut,
+    Execute,
+    Failed,
+    Forget,
+    Interrupted,
+    Leave,
+    Message,
+    Noted,
+    Ready,
+    Regroup,
+    Returned,
+    RunEvent,
+    Started,
+    WorkerOrder,
+)
+from jupyter_distrib.link import Link
+from jupyter_distrib.worker import cell, failure, identity, process, shell, strategies
+from jupyter_distrib.worker.late import LateThreads
+from jupyter_distrib.worker.modules import LocalModules
+
+ASKED_GRACE_S = 0.5
+"""A SIGINT may overtake the command that explains it by this much."""
+
+
+def run_worker(order: WorkerOrder, link_fd: int, stdout_fd: int, stderr_fd: int, *, early: bool) -> NoReturn:
+    """Be this rank until told to leave. Called in a process just forked from the template, or just exec'd."""
+    os.setsid()
+    process.take_streams(stdout_fd, stderr_fd)
+    identity.take(order)
+    os.environ["CUDA_VISIBLE_DEVICES"] = order.visible_devices or ""
+    worker = Worker(order, Link(socket.socket(fileno=link_fd)))
+    signal.signal(signal.SIGINT, worker.on_interrupt)
+    process.die_with_parent(order.agent_pid)
+    worker.serve(early=early)
+
+
+class Worker:
+    """One rank's process."""
+
+    def __init__(self, order: WorkerOrder, link: Link) -> None:
+        self.order = order
+        self.link = link
+        self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
+        self.modules = LocalModules()
+        self.late = LateThreads(order.rank, self._tell)
+        self.running = ""
+        """Id of the run whose cell is being executed."""
+        self.interruptible = False
+        self.asked = threading.Event()
+        """Set by the control thread: the current run is being stopped."""
+
+    # ------------------------------------------------------------------------------------------------ main thread
+
+    def serve(self, *, early: bool) -> NoReturn:
+        self._settle()
+        threading.Thread(target=self._control, name="jupyter_distrib-control", daemon=True).start()
+        self.link.send(Ready(rank=self.order.rank, pid=os.getpid(), early=early))
+        while True:
+            try:
+                entry = self.inbox.get()
+                if entry is None:
+                    _leave()
+                self._obey(*entry)
+            except KeyboardInterrupt:  # it came a moment too late for the cell
+                continue
+
+    def _settle(self) -> None:
+        """What a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
+        import multiprocessing  # noqa: PLC0415
+        import torch  # noqa: PLC0415 - the template has it
+
+        from jupyter_distrib.worker import group  # noqa: PLC0415 - imports torch
+
+        torch.set_num_threads(self.order.threads)
+        if "fork" in multiprocessing.get_all_start_methods():
+            multiprocessing.set_start_method("fork", force=True)
+        random.seed()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(int.from_bytes(os.urandom(4)))  # type: ignore[attr-defined]
+        self.group = group.Rendezvous(self.order.rank, self.order.world_size)
+        group.install(self.group)
+        if self.order.visible_devices is not None:
+            torch.cuda.set_device(identity.device())
+
+    def _obey(self, command: Message, fds: list[int]) -> None:
+        match command:
+            case Execute():
+                self._execute(command, fds)
+            case Regroup():
+                self.group.regroup(command.port, fds[0] if fds else -1)
+            case Forget():
+                for key in command.keys:
+                    payload.kept_values.pop(key, None)
+                gc.collect()
+            case Leave():
+                _leave()
+
+    def _execute(self, command: Execute, fds: list[int]) -> None:
+        run, rank = command.run, self.order.rank
+        self.asked.clear()
+        self.running = run
+        self._tell(Started(run=run, rank=rank, pid=os.getpid(), device=self.order.device, at_s=time.monotonic()))
+        module = cell.fresh_module()
+        value, error = self._guarded(command, fds, module)
+        outcome, out_fds = self._outcome(command, module.__dict__, value, error)
+        del value, error
+        process.flush_streams()
+        self.running = ""
+        self.link.send(outcome, out_fds)
+        for fd in out_fds:
+            os.close(fd)
+        self._clear(command, module.__dict__)
+
+    def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
+        """The cell's value, or what it raised. Nothing that user code raises gets past this."""
+        try:
+            try:
+                self.interruptible = True
+                if self.asked.is_set():
+                    raise KeyboardInterrupt
+                self._prepare(command, fds, module)
+                return cell.execute(command.cell, module.__dict__), None
+            finally:
+                self.interruptible = False
+        except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
+            self.interruptible = False
+            return None, error
+        finally:
+            reporting.current, reporter = None, reporting.current
+            if reporter is not None:
+                reporter.close()
+
+    def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
+        run, setting = command.run, command.setting
+        self._take_surroundings(command)
+        for path in self.modules.refresh():
+            self._tell(Noted(run=run, rank=self.order.rank, text=f"{path} has changed and is imported again"))
+        self.late.begin()
+        sys.modules["__main__"] = module
+        namespace = module.__dict__
+        namespace |= self._provided(namespace)
+        data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
+        payload.unpack_inputs(data, buffers, namespace, device=self.order.device)
+        self.group.begin(run)
+        identity.strategy = strategies.load(setting.strategy)
+        identity.strategy.begin()
+        reporting.current = reporting.Reporter(run, self.order.rank, self._tell)
+
+    def _provided(self, namespace: dict[str, object]) -> dict[str, object]:
+        here = shell.RankShell(namespace)
+        return {
+            "jupyter_distrib": jupyter_distrib,
+            "rank": self.order.rank,
+            "local_rank": self.order.local_rank,
+            "world_size": self.order.world_size,
+            "device": identity.device(),
+            "get_ipython": lambda: here,
+            "display": shell.display,
+        }
+
+    def _take_surroundings(self, command: Execute) -> None:
+        """The kernel's directory, environment and path, as they are now, and this rank's own variables."""
+        setting = command.setting
+        wanted = {**identity.defaults(), **setting.env, **identity.environment(), **self.group.environment()}
+        wanted.pop("MPLBACKEND", None)
+        for name in os.environ.keys() - wanted.keys():
+            del os.environ[name]
+        for name, value in wanted.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        os.chdir(setting.directory or ".")
+        sys.path[:] = setting.path
+        sys.argv[:] = [""]
+        self._use_threads(wanted["OMP_NUM_THREADS"])
+
+    def _use_threads(self, count: str) -> None:
+        import torch  # noqa: PLC0415
+
+        if count.isdigit() and int(count) > 0 and torch.get_num_threads() != int(count):
+            torch.set_num_threads(int(count))
+
+    def _outcome(
+        self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
+    ) -> tuple[RunEvent, list[int]]:
+        run, rank, by_value = command.run, self.order.rank, command.setting.by_value
+        left = isinstance(error, SystemExit) and error.code in (None, 0)
+        if error is None or left:
+            kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
+            for name in kept:
+                payload.kept_values[f"{run}/{name}"] = namespace[name]
+            parcel, fd = None, None
+            if value is not None:
+                parcel, fd = payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
+            returned = Returned(
+                run=run, rank=rank, value=parcel, kept=kept, at_s=time.monotonic(), exited_early=left, sequence=self.group.sequence()
+            )
+            return returned, [] if fd is None else [fd]
+        if self._was_stopped(error):
+            return Interrupted(run=run, rank=rank, frames=failure.frames_of(error.__traceback__), at_s=time.monotonic()), []
+        at_s = time.monotonic()
+        described = failure.describe(error, run=run, by_value=by_value)
+        return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
+
+    def _was_stopped(self, error: BaseException) -> bool:
+        """Whether the cell ended because it was asked to: a collective that was cut raises whatever it likes."""
+        if self.asked.is_set():
+            return not isinstance(error, ValueLost)
+        return isinstance(error, KeyboardInterrupt) and self.asked.wait(ASKED_GRACE_S)
+
+    def _clear(self, command: Execute, namespace: dict[str, object]) -> None:
+        """Between runs, after the notebook has its answer: drop the cell's own data, keep what was asked for."""
+        self.late.end(command.run)
+        if command.setting.keep:
+            cell.keep_only(namespace, command.setting.keep)
+        self.modules.remember()
+        gc.collect()
+
+    def _tell(self, event: RunEvent) -> None:
+        self.link.send(event)
+
+    # ------------------------------------------------------------------------------------------------ other threads
+
+    def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:  # noqa: ARG002
+        if self.interruptible:
+            raise KeyboardInterrupt
+
+    def _control(self) -> None:
+        """Control thread: hand commands on, act on `Cut` at once."""
+        while True:
+            try:
+                message, fds = self.link.receive()
+            except (EOFError, OSError):
+                self.inbox.put(None)
+                return
+            if isinstance(message, Cut):
+                self._cut(message)
+            else:
+                self.inbox.put((message, fds))
+
+    def _cut(self, command: Cut) -> None:
+        if command.run != self.running:
+            return
+        self.asked.set()
+        shut_sockets(frozenset(command.inodes))
+        if command.inodes:
+            self.group.abort()
+
+
+def shut_sockets(inodes: frozenset[int]) -> None:
+    """Shut down those of this process's connected sockets; a collective that waits on one returns with an error."""
+    for name in os.listdir("/proc/self/fd") if inodes else ():
+        try:
+            info = os.fstat(int(name))
+            if stat.S_ISSOCK(info.st_mode) and info.st_ino in inodes:
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # closed meanwhile, or not connected any more
+
+
+def _leave() -> NoReturn:
+    """Run the exit handlers and end, without waiting for threads or for C++ destructors that may hang."""
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001
+        process.flush_streams()
+    finally:
+        os._exit(0)

@@ -1,0 +1,56 @@
+"""Local modules of the user are used as they are on disk now. Runs in the rank's main thread, between runs.
+
+A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or installed in place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import sysconfig
+
+_FOLDERS = tuple(
+    {
+        os.path.realpath(folder) + os.sep
+        for folder in (*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        if folder
+    }
+)
+_Stamp = tuple[int, int]
+
+
+class LocalModules:
+    """Remembers which local modules a rank has imported, and what their files were then."""
+
+    def __init__(self) -> None:
+        self._baseline = frozenset(sys.modules)
+        self._known: dict[str, tuple[str, _Stamp | None]] = {}
+
+    def remember(self) -> None:
+        """Note what the run has imported."""
+        for name in sys.modules.keys() - self._baseline - self._known.keys():
+            path = getattr(sys.modules[name], "__file__", None)
+            if isinstance(path, str) and not os.path.realpath(path).startswith(_FOLDERS):
+                self._known[name] = (path, _stamp(path))
+
+    def refresh(self) -> list[str]:
+        """Unload all local modules if the file of any has changed; returns the changed files.
+
+        All of them, since a module that imported the changed one holds its old functions.
+        """
+        changed = sorted({path for path, stamp in self._known.values() if _stamp(path) != stamp})
+        if changed:
+            for name in self._known:
+                sys.modules.pop(name, None)
+            self._known.clear()
+        importlib.invalidate_caches()
+        return changed
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_mtime_ns, info.st_size

@@ -1,0 +1,112 @@
+"""What a process of ours does to its own place in the system: its parent, its session, its standard streams."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import os
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_IOLBF = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the system kill this process when `parent_pid` ends (prctl(2); Linux only, elsewhere nothing happens).
+
+    Waits until that process is the parent: a forked rank is handed on to it a moment after it was born.
+    """
+    if sys.platform != "linux":
+        return
+    while os.getppid() != parent_pid:
+        try:
+            os.kill(parent_pid, 0)
+        except ProcessLookupError:
+            os._exit(1)
+        time.sleep(0.0002)
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose own parent ends (Linux only)."""
+    if sys.platform == "linux":
+        _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def fork_orphan() -> int:
+    """Fork a child whose parent is at once our own parent (or the next subreaper); returns 0 in it, else 1."""
+    helper = os.fork()
+    if helper == 0:
+        if os.fork() == 0:
+            return 0
+        os._exit(0)
+    os.waitpid(helper, 0)
+    return 1
+
+
+def take_streams(stdout_fd: int, stderr_fd: int) -> None:
+    """Make the two descriptors this process's standard output and error, for Python, C and children alike."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(stdout_fd, 1)
+    os.dup2(stderr_fd, 2)
+    for fd in {null, stdout_fd, stderr_fd} - {0, 1, 2}:
+        os.close(fd)
+    sys.stdin = sys.__stdin__ = _NoInput()
+    sys.stdout = sys.__stdout__ = _text(1)
+    sys.stderr = sys.__stderr__ = _text(2)
+    _line_buffer_c_stdout()
+    faulthandler.enable(file=2, all_threads=False)
+
+
+def flush_streams() -> None:
+    """Push out what Python and C hold back."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()  # type: ignore[union-attr]
+        except (AttributeError, OSError, ValueError):
+            continue  # the cell may have closed or replaced it
+    _libc().fflush(None)
+
+
+def _text(fd: int) -> io.TextIOWrapper:
+    return io.TextIOWrapper(
+        open(fd, "wb", buffering=io.DEFAULT_BUFFER_SIZE, closefd=False),  # noqa: SIM115
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+class _NoInput(io.TextIOBase):
+    """Standard input of a rank: nobody can type there, and a prompt must not hang."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        raise EOFError(
+            "a rank has no keyboard: input() and breakpoint() do not work under %%distributed. Ask in an earlier cell and use "
+            "the value here, or run this cell with --pool inline."
+        )
+
+    read = readline  # type: ignore[assignment]
+
+
+def _line_buffer_c_stdout() -> None:
+    """C's stdout holds back 4 KB when it is a pipe; what a C library prints should appear at once too."""
+    try:
+        stdout = ctypes.c_void_p.in_dll(_libc(), "stdout")
+    except ValueError:
+        return  # no such symbol outside glibc and musl
+    _libc().setvbuf(stdout, None, _IOLBF, ctypes.c_size_t(0))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

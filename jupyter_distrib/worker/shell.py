@@ -1,0 +1,89 @@
+"""What `get_ipython()` and `display()` are on a rank: enough for `!command`, `%time`, `%cd` and `%env`.
+
+`capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+
+class RankShell:
+    """Stands in for IPython's shell in the code that IPython translates `!` and `%` lines to."""
+
+    def __init__(self, namespace: dict[str, object]) -> None:
+        self.user_ns = namespace
+        self.config: dict[str, object] = {}
+
+    def system(self, command: str) -> None:
+        """Run a shell command; its output goes where the rank's goes. The status is left in `_exit_code`."""
+        self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode  # noqa: S602
+
+    def getoutput(self, command: str, split: bool = True) -> list[str] | str:  # noqa: FBT001, FBT002 - IPython's signature
+        """Run a shell command and return its output, as lines if `split`."""
+        done = subprocess.run(  # noqa: S602
+            self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return done.stdout.splitlines() if split else done.stdout
+
+    def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> object:
+        magic = getattr(self, f"_magic_{name}", None)
+        if magic is None:
+            raise NameError(f"%{name} cannot run on a rank; run it in a cell of its own.")
+        return magic(line)
+
+    def _magic_time(self, line: str) -> object:
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            try:
+                return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
+            except SyntaxError:
+                exec(compile(line, "<timed exec>", "exec"), self.user_ns)  # noqa: S102
+                return None
+        finally:
+            print(f"CPU times: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - wall:.3g} s")
+
+    def _magic_cd(self, line: str) -> None:
+        os.chdir(os.path.expanduser(self._expand(line.strip()) or "~"))
+        print(os.getcwd())
+
+    def _magic_pwd(self, line: str) -> str:  # noqa: ARG002
+        return os.getcwd()
+
+    def _magic_env(self, line: str) -> str | None:
+        name, equals, value = line.partition("=")
+        if not equals:
+            return os.environ.get(name.strip())
+        os.environ[name.strip()] = self._expand(value.strip())
+        return None
+
+    _magic_set_env = _magic_env
+
+    def _magic_matplotlib(self, line: str) -> None:
+        """Accepted and ignored: there is no window on a rank."""
+
+    def _expand(self, command: str) -> str:
+        """`{expression}` and `$name` as IPython does, where they name something of the cell."""
+        out, rest = "", command
+        while "{" in rest:
+            before, _, tail = rest.partition("{")
+            expression, closed, after = tail.partition("}")
+            try:
+                text = str(eval(expression, self.user_ns)) if closed else "{" + expression  # noqa: S307
+            except Exception:  # noqa: BLE001 - not an expression of ours: a shell's own braces
+                text = "{" + expression + closed
+            out, rest = out + before + text, after
+        words = (out + rest).split("$")
+        return words[0] + "".join(self._variable(word) for word in words[1:])
+
+    def _variable(self, word: str) -> str:
+        name = word[: next((i for i, c in enumerate(word) if not (c.isalnum() or c == "_")), len(word))]
+        return str(self.user_ns[name]) + word[len(name) :] if name and name in self.user_ns else "$" + word
+
+
+def display(*objects: object, **_: object) -> None:
+    """Print what the objects say of themselves."""
+    for item in objects:
+        print(item if isinstance(item, str) else repr(item))

@@ -1,0 +1,113 @@
+"""`--strategy ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
+
+Makes the default process group before the cell. `prepare` uses torch's in-place data parallelism (`torch.distributed._composable.replicate`, the reducer of
+`DistributedDataParallel` without the wrapper), so that `model` stays the notebook's own class and its `state_dict` has no `module.` prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import group, identity
+
+
+def begin() -> None:
+    """Have a group: `gloo` on CPU ranks, `cpu:gloo,cuda:nccl` on GPU ranks (object collectives then work on both)."""
+    group.current.ensure("cpu:gloo,cuda:nccl" if identity.device().type == "cuda" else "gloo")
+
+
+def prepare(*objects: Any) -> Any:
+    """The same objects, ready for data-parallel training, in the order given; one object comes back as itself."""
+    prepared = tuple(_prepare(item) for item in objects)
+    return prepared[0] if len(prepared) == 1 else prepared
+
+
+def _prepare(item: Any) -> Any:
+    if isinstance(item, torch.nn.parallel.DistributedDataParallel):
+        return item
+    if isinstance(item, torch.nn.Module):
+        return _replicated(item)
+    if isinstance(item, DataLoader):
+        return _sharded(item)
+    if isinstance(item, torch.optim.Optimizer):
+        return _moved(item)
+    if hasattr(item, "step") or hasattr(item, "state_dict"):
+        return item  # schedulers and scalers follow their optimizer
+    raise DistributedError(
+        f"jupyter_distrib.prepare() takes models, optimizers, schedulers and data loaders, not {type(item).__name__}."
+    )
+
+
+def _replicated(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed._composable.replicate import replicate  # noqa: PLC0415 - a second of imports in an early rank
+
+    device = identity.device()
+    model.to(device)  # in place: an optimizer built earlier keeps its parameters
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model  # nothing to average
+    if not getattr(model, "_is_replicate_prepared", False):
+        replicate(model, **({"device_ids": [device]} if device.type == "cuda" else {}))
+        object.__setattr__(model, "_is_replicate_prepared", True)
+    return model
+
+
+def _moved(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """State that was made before the model moved follows its parameter; `step` counters stay where torch keeps them."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and name != "step":
+                state[name] = value.to(parameter.device)
+    return optimizer
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """Shuffles anew in every epoch without being told `set_epoch`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = super().__iter__()
+        self.epoch += 1
+        return indices
+
+
+def _sharded(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader over this rank's share of the dataset; the batch size stays that of one rank."""
+    if isinstance(loader.sampler, DistributedSampler):
+        return loader
+    _check_shardable(loader)
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    sampler = EpochSampler(
+        loader.dataset, identity.world_size(), identity.rank(), shuffle=shuffle, drop_last=loader.drop_last
+    )
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _check_shardable(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        raise DistributedError(
+            "jupyter_distrib.prepare() cannot divide a DataLoader over an IterableDataset: have its __iter__ yield every "
+            "world_size-th item, starting at rank."
+        )
+    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)) or loader.batch_size is None:
+        raise DistributedError(
+            f"jupyter_distrib.prepare() cannot divide a DataLoader with its own {type(loader.sampler).__name__}: build it in the "
+            "cell with a torch.utils.data.DistributedSampler and leave it out of prepare()."
+        )

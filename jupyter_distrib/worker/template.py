@@ -1,0 +1,94 @@
+"""The template: a process that has imported torch and the worker's code, and forks clean ranks in milliseconds.
+
+    agent --Fork + descriptors--> template --fork--> helper --fork--> rank, rank, ... ; helper exits
+                                                                       (the agent, a subreaper, becomes their parent)
+
+Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and at the same time forks a second template that
+goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small machine); the agent changes over when that one is ready.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+
+from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
+from jupyter_distrib.link import Link
+from jupyter_distrib.worker import process
+
+FULLER = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel.distributed", "torch.utils.data")
+"""Imported lazily by torch when the first optimizer or wrapper is built."""
+
+
+def main(first_fd: int, fuller_fd: int) -> None:
+    """Serve on the first link; a forked twin serves on the second once it has imported more."""
+    agent_pid = os.getppid()
+    process.die_with_parent(agent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    from jupyter_distrib.worker import group, main as worker_main  # noqa: PLC0415, F401 - preloaded for the ranks
+
+    early = Link(socket.socket(fileno=first_fd))
+    if process.fork_orphan() == 0:
+        early.sock.close()
+        process.die_with_parent(agent_pid)
+        for name in FULLER:
+            importlib.import_module(name)
+        serve(Link(socket.socket(fileno=fuller_fd)), agent_pid, early=False)
+    else:
+        os.close(fuller_fd)
+        serve(early, agent_pid, early=True)
+
+
+def serve(link: Link, agent_pid: int, *, early: bool) -> None:
+    """Fork what is asked for until the agent closes the link."""
+    gc.collect()
+    gc.freeze()
+    link.send(TemplateReady(pid=os.getpid(), early=early))
+    while True:
+        try:
+            command, fds = link.receive()
+        except EOFError:
+            return
+        assert isinstance(command, Fork)
+        _fork_ranks(link, command.orders, fds, early)
+
+
+def _fork_ranks(link: Link, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool) -> None:
+    helper = os.fork()
+    if helper == 0:
+        pids = []
+        for index, order in enumerate(orders):
+            pid = os.fork()
+            if pid == 0:
+                _become_rank(link, order, fds, index, early)
+            pids.append(pid)
+        link.send(Forked(pids=tuple(pids)))
+        os._exit(0)
+    for fd in fds:
+        os.close(fd)
+    os.waitpid(helper, 0)
+
+
+def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, early: bool) -> None:
+    """Never returns."""
+    try:
+        link.sock.close()
+        mine = fds[3 * index : 3 * index + 3]
+        for fd in fds:
+            if fd not in mine:
+                os.close(fd)
+        from jupyter_distrib.worker.main import run_worker  # noqa: PLC0415 - loaded long ago
+
+        run_worker(order, *mine, early=early)
+    except BaseException:  # a rank must never fall back into the template's loop
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

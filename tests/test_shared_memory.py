@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import shared_memory
+from jupyter_distrib.errors import PayloadError
+
+
+def views(*parts: bytes) -> list[memoryview]:
+    return [memoryview(part) for part in parts]
+
+
+def test_what_is_written_is_read_at_aligned_places() -> None:
+    parts = (b"a" * 100, b"", b"b" * 70_000, b"c")
+    sizes = [len(part) for part in parts]
+    found = shared_memory.read(shared_memory.write(views(*parts)), sizes)
+    assert [bytes(view) for view in found] == list(parts)
+    starts, total = shared_memory.offsets(sizes)
+    assert all(start % shared_memory.ALIGNMENT == 0 for start in starts)
+    assert total % shared_memory.ALIGNMENT == 0
+
+
+def test_nothing_at_all_can_be_written_and_read() -> None:
+    assert [bytes(view) for view in shared_memory.read(shared_memory.write(views(b"")), [0])] == [b""]
+
+
+def test_readers_may_write_without_seeing_each_other() -> None:
+    fd = shared_memory.write(views(b"x" * 10_000))
+    one = shared_memory.read(os.dup(fd), [10_000])[0]
+    two = shared_memory.read(fd, [10_000])[0]
+    one[0] = 0
+    assert (one[0], two[0]) == (0, ord("x"))
+
+
+def test_reading_closes_the_descriptor_also_when_it_fails() -> None:
+    fd = shared_memory.write(views(b"x"))
+    with pytest.raises(PayloadError, match="incomplete"):
+        shared_memory.read(fd, [1_000_000])
+    with pytest.raises(OSError) as caught:
+        os.fstat(fd)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_views_outlive_everything_else_and_then_the_mapping_goes() -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:jupyter_distrib")
+
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs /proc")
+    before = maps()
+    first, last = shared_memory.read(shared_memory.write(views(b"a" * 5000, b"b" * 5000)), [5000, 5000])
+    tail = last[4000:]
+    del first, last
+    assert (bytes(tail[:1]), maps()) == (b"b", before + 1)
+    tail.release()
+    del tail
+    assert maps() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd")
+def test_the_memory_is_sealed_against_change_and_truncation() -> None:
+    fd = shared_memory.write(views(b"x" * 100))
+    try:
+        with pytest.raises(OSError):
+            os.pwrite(fd, b"y", 0)
+        with pytest.raises(OSError):
+            os.ftruncate(fd, 1)
+    finally:
+        os.close(fd)
+
+
+def test_without_memfd_an_unlinked_private_file_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    fd = shared_memory.write(views(b"x" * 10_000))
+    status = os.fstat(fd)
+    assert (status.st_nlink, status.st_mode & 0o777) == (0, 0o600)
+    assert not os.get_inheritable(fd)
+    assert bytes(shared_memory.read(fd, [10_000])[0]) == b"x" * 10_000
+
+
+class Huge:
+    """A buffer that is larger than any machine."""
+
+    nbytes = 1 << 60
+
+
+def test_too_little_room_is_one_clear_error_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PayloadError, match=r"1152921504.* GB of data .* of memory and .* are free"):
+        shared_memory.write([Huge()])  # type: ignore[list-item]
+
+
+def test_when_memory_is_short_and_the_disk_is_not_the_disk_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shared_memory, "_CHECK_FROM_BYTES", 1000)
+    monkeypatch.setattr(shared_memory, "free_memory_bytes", lambda: 500)
+    monkeypatch.setattr(shared_memory, "_spool_directory", lambda: str(tmp_path))
+    fd = shared_memory.write(views(b"x" * 10_000))
+    assert os.fstat(fd).st_dev == tmp_path.stat().st_dev
+    assert bytes(shared_memory.read(fd, [10_000])[0][:2]) == b"xx"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_the_same_error_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc").exists() else 0
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(PayloadError, match="are free"):
+        shared_memory.write(views(b"x"))
+    assert not before or len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def control_group(tmp_path: Path) -> Iterator[Path]:
+    group = tmp_path / "a" / "b"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("10\n")
+    (group.parent / "memory.max").write_text("1000\n")
+    (group.parent / "memory.current").write_text("900\n")
+    (group.parent / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    yield tmp_path
+
+
+def test_a_limit_on_any_group_above_counts_and_page_cache_is_free(control_group: Path) -> None:
+    found = shared_memory._limits_above(control_group, "/a/b", "memory.max", "memory.current")
+    assert list(found) == [400]
+
+
+def test_free_memory_is_known_here() -> None:
+    assert 0 < shared_memory.free_memory_bytes() <= 1 << 62
