@@ -1,9 +1,10 @@
 """Why a set of inputs cannot be pickled: which name, what inside it, and the path to it.
 
-Only used after pickling has failed, so it may take its time, but not more than a second. The first pass repeats the pickle
-with nobody keeping the bytes; the object it reached last is the culprit. The second, in Python and under a time limit, is
-for the path: its stack of open objects is exactly the way from the name to the culprit, including what `__getstate__` and
-`__reduce__` return, which a search through attributes would have to guess. Kernel side, any thread.
+Only used after pickling has failed, so it may take its time, but not more than a second. The first pass repeats the
+pickle with nobody keeping the bytes; the object it reached last is the culprit. The second, in Python and under a
+time limit, is for the path: its stack of open objects is exactly the way from the name to the culprit, including what
+`__getstate__` and `__reduce__` return, which a search through attributes would have to guess. Kernel side, any
+thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Functions and classes that live in two processes at once: whose they are, and how each process finds its own.
 
 A notebook's function or class travels to a rank by value, under a key. When the rank returns it, or an instance of it,
-only the key travels, so the notebook gets its own object back and nothing in it is touched. cloudpickle alone would send
-its definition again and set the attributes of the notebook's class anew: methods would get the rank's globals.
+only the key travels, so the notebook gets its own object back and nothing in it is touched. cloudpickle alone would
+send its definition again and set the attributes of the notebook's class anew: methods would get the rank's globals.
 
     kernel                          rank                            kernel
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
@@ -14,14 +14,15 @@ weak and per process; callers use one thread at a time.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
+import sys
 import types
 import uuid
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -79,15 +80,20 @@ def is_importable(cls: type) -> bool:
 
 def sent_form(obj: Any, reduced: Reduced) -> Reduced:
     """How the kernel sends its own function or class: cloudpickle's form, and a key to know it by on return."""
+    key = _key_of_sent(obj)
+    make, arguments, state = reduced[:3]
+    if isinstance(obj, type):
+        return find_or_make_class, (key, obj.__qualname__, make, arguments), state, None, None, _finish_received_class
+    return make, arguments, (key, state), None, None, _finish_received_function
+
+
+def _key_of_sent(obj: Any) -> str:
     key = _sent.get(obj)
     if key is None:
         key = tracker_id(obj) if isinstance(obj, type) else uuid.uuid4().hex
         _sent[obj] = key
         _by_key[key] = obj
-    make, arguments, state = reduced[:3]
-    if isinstance(obj, type):
-        return find_or_make_class, (key, make, arguments), state, None, None, _finish_received_class
-    return make, arguments, (key, state), None, None, _finish_received_function
+    return key
 
 
 def tracker_id(cls: type) -> str:
@@ -95,15 +101,17 @@ def tracker_id(cls: type) -> str:
     return found
 
 
-def find_or_make_class(key: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
     """The class that this process knows by the key, else a new one without attributes.
 
-    cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again.
+    cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again,
+    and they forget the outer part of a nested class's `__qualname__`.
     """
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)  # noqa: SLF001
     if known is not None:
         return known
     cls = make(*arguments)
+    cls.__qualname__ = name
     _unfinished.add(cls)
     return cls
 
@@ -129,6 +137,24 @@ def _finish_received_function(function: types.FunctionType, state: tuple[str, An
     cloudpickle._function_setstate(function, own_state)  # noqa: SLF001
     _received[function] = key
     _by_key.setdefault(key, function)
+
+
+def cached_form(function: Any, *, sent: bool) -> Reduced | str:
+    """How a function with `functools.lru_cache` travels: as its name or, which cloudpickle lacks, by value."""
+    name: str = function.__reduce__()
+    module = sys.modules.get(function.__module__)
+    if function.__module__ != "__main__" and getattr(module, name, None) is function:
+        return name
+    key = _key_of_sent(function) if sent else None
+    return make_cached, (key, function.__wrapped__, function.cache_parameters())
+
+
+def make_cached(key: str | None, function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    made = functools.lru_cache(**parameters)(function)
+    if key is not None:
+        _received[made] = key
+        _by_key.setdefault(key, made)
+    return made
 
 
 # ---------------------------------------------------------------------------------------- rank to kernel
@@ -188,7 +214,7 @@ def _outline(value: object, depth: int = 6) -> str:
     """What of a class attribute tells two definitions apart and is the same in every process."""
     if depth == 0:
         return type(value).__qualname__
-    inner = partial(_outline, depth=depth - 1)
+    inner = functools.partial(_outline, depth=depth - 1)
     match value:
         case bool() | int() | float() | str() | bytes() | None:
             return repr(value)
@@ -223,11 +249,11 @@ def _cells(function: types.FunctionType) -> str:
     return ",".join(outlines)
 
 
-def new_form(reduced: Reduced) -> Reduced:
+def new_form(cls: type, reduced: Reduced) -> Reduced:
     """How a rank returns a class of the cell: as its definition, which the kernel takes in only once."""
     make, arguments, state = reduced[:3]
-    # cloudpickle puts the tracker id before the last argument, for enums as for other classes.
-    return find_or_make_class, (arguments[-2], make, arguments), state, None, None, _finish_new_class
+    return find_or_make_class, (tracker_id(cls), cls.__qualname__, make, arguments), state, None, None,
+    _finish_new_class
 
 
 def _finish_new_class(cls: type, state: Any) -> None:

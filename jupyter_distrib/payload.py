@@ -4,8 +4,9 @@
     kernel   unpack_value <- from_parcel  <==link==   to_parcel <- pack_value        rank
 
 The kernel's functions run in the run's own namespace on a rank, and come back as the kernel's own (`origins`). Tensors
-and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot return becomes
-an `Unreturned`; what the kernel cannot send is named by `culprit`. Nothing is unpickled that the caller did not pass in.
+and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot return
+becomes an `Unreturned`; what the kernel cannot send is named by `culprit`. Nothing is unpickled that the caller did
+not pass in.
 
 Any thread, but not two at once.
 """
@@ -56,6 +57,8 @@ INLINE_LIMIT = 64 * 1024
 _STREAM_LIMIT = 1 << 20
 """A longer pickle stream goes into shared memory as well, so that it too travels once per node."""
 _MAX_REPR = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = _MAX_REPR
 _MAX_REASON = 500
 
 kept_values: dict[str, object] = {}
@@ -149,8 +152,8 @@ def unpack_inputs(
             parts = _loaded(data, buffers)
     except Exception as error:  # foreign code
         raise PayloadError(
-            f"`{names[-1]}` cannot be rebuilt on the rank: {type(error).__name__}: {error}. It was pickled in the kernel "
-            "without an error; define or import on the rank what it needs, or build it in the cell."
+            f"`{names[-1]}` cannot be rebuilt on the rank: {type(error).__name__}: {error}. The kernel could pickle it; "
+            "build it in the cell, or make what it needs available on the rank."
         ) from error
     namespace.update(provided)
     namespace.update(zip(parts[::2], parts[1::2], strict=True))
@@ -232,7 +235,7 @@ def _placeholder(value: object, reason: str) -> Unreturned:
 
 def _short_repr(value: object) -> str:
     try:
-        text = reprlib.repr(value)
+        text = _SHORT.repr(value)
     except Exception:  # noqa: BLE001 - the user's `__repr__`
         text = object.__repr__(value)
     text = " ".join(text.split())
@@ -277,13 +280,14 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
     Traceback, cause and context stay behind. In turn: as it is; rebuilt without its `__init__`, whose arguments may not
     be `args`; and the same with only those arguments and attributes that can be pickled.
     """
-    for form in (lambda: error, lambda: _Rebuilt(error, strict=True), lambda: _Rebuilt(error, strict=False)):
+    forms = (lambda: error, lambda: _Rebuilt(error, strict=True), lambda: _Rebuilt(error, strict=False))
+    for is_last, form in zip((False, False, True), forms, strict=True):
         try:
             packed = _pack_result(form(), by_value, run)
             copy = _loaded(packed.data, packed.buffers)
         except Exception:  # noqa: BLE001, S112 - foreign code; the next form may do
             continue
-        if type(copy) is type(error) and _reason(copy) == _reason(error):
+        if type(copy) is type(error) and (is_last or _reason(copy) == _reason(error)):
             return packed
     return None
 
@@ -340,15 +344,18 @@ def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) ->
 
 def _packed(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool) -> Packed:
     """Pickle, and once more if the first pass met large storages that are hardly used."""
-    compact = frozenset[int]()
-    while True:
-        file, buffers, torch = io.BytesIO(), list[memoryview](), Tensors(results=results, compact=compact)
-        pickler = make(file, torch, buffers)
-        pickler.dump(value)
-        wasteful = torch.wasteful()
-        if not wasteful:
-            return Packed(data=file.getvalue(), buffers=tuple(buffers), sent=tuple(getattr(pickler, "sent", ())))
-        compact |= wasteful
+    first = Tensors(results=results)
+    packed = _packed_once(make, value, first)
+    if compact := first.wasteful():
+        packed = _packed_once(make, value, Tensors(results=results, compact=compact))
+    return packed
+
+
+def _packed_once(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, torch: Tensors) -> Packed:
+    file, buffers = io.BytesIO(), list[memoryview]()
+    pickler = make(file, torch, buffers)
+    pickler.dump(value)
+    return Packed(data=file.getvalue(), buffers=tuple(buffers), sent=tuple(getattr(pickler, "sent", ())))
 
 
 def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:

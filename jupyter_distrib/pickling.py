@@ -6,6 +6,7 @@ classes of the notebook by `origins`. Used through `payload` only. Any thread; o
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -27,10 +28,12 @@ NAMESPACE: ContextVar[dict[str, object]] = ContextVar("jupyter_distrib_namespace
 LOADING: ContextVar[Callable[[str], None]] = ContextVar("jupyter_distrib_loading")
 """Told the name of each input before it is unpickled."""
 
-_SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display", "In", "Out"})
+_SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
 """Names that IPython puts into every notebook; ranks have their own."""
 
 
+_CACHED: type = type(functools.lru_cache(len))
+_DEFINITIONS = (type, types.FunctionType, _CACHED)
 _TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
 """`io.TextIOBase` without the slow check of an abstract class."""
 
@@ -86,7 +89,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         cls = type(obj)  # `isinstance` would ask proxies for their `__class__`, which loads what they stand for
-        if issubclass(cls, (type, types.FunctionType)):
+        if issubclass(cls, _DEFINITIONS):
             return self._definition(obj)
         if issubclass(cls, _TEXT_STREAM):
             return _standard_stream(obj)
@@ -96,11 +99,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return NotImplemented  # all that cloudpickle's own method does with other objects
 
     def _definition(self, obj: Any) -> Any:
+        if isinstance(obj, _CACHED):
+            return self.cached(obj)
         reduced = super().reducer_override(obj)
         return self.by_value(obj, reduced) if origins.is_by_value(reduced) else reduced
 
     def by_value(self, obj: Any, reduced: origins.Reduced) -> origins.Reduced:
         return reduced
+
+    def cached(self, function: Any) -> Any:
+        return origins.cached_form(function, sent=False)
 
 
 def _standard_stream(stream: object) -> Any:
@@ -136,6 +144,10 @@ class InputPickler(_Pickler):
             _leave_out_shell(reduced[2][1]["__globals__"])
         return origins.sent_form(obj, reduced)
 
+    def cached(self, function: Any) -> Any:
+        self.sent.append(function)
+        return origins.cached_form(function, sent=True)
+
 
 def _leave_out_shell(used: dict[str, object]) -> None:
     for name in _SHELLS_OWN & used.keys():
@@ -162,14 +174,14 @@ class ResultPickler(_Pickler):
         return super()._definition(obj)
 
     def by_value(self, obj: Any, reduced: origins.Reduced) -> origins.Reduced:
-        return origins.new_form(reduced) if isinstance(obj, type) else reduced
+        return origins.new_form(obj, reduced) if isinstance(obj, type) else reduced
 
 
 class _DefinitionPickler(_Pickler):
     """For a reader that may not know the kernel's objects: everything by value."""
 
     def by_value(self, obj: Any, reduced: origins.Reduced) -> origins.Reduced:
-        return origins.new_form(reduced) if isinstance(obj, type) else reduced
+        return origins.new_form(obj, reduced) if isinstance(obj, type) else reduced
 
 
 def _definition_of(obj: object) -> bytes | None:

@@ -23,9 +23,9 @@ from pathlib import Path
 from jupyter_distrib.errors import PayloadError
 
 ALIGNMENT = 64
-"""Every buffer starts at a multiple of this. A cache line and the widest vector register (AVX-512), which is what torch
-aligns its own memory to. Pages (4096) measured no faster for one large buffer (0.17 s for 512 MB either way) and twice as
-slow for a model of 2000 small parameters, because most of what is written and mapped is then padding."""
+"""Every buffer starts at a multiple of this: a cache line, the widest vector register (AVX-512), and what torch aligns
+its own memory to. Whole pages (4096) were measured too and gain nothing: 0.23 s for 512 MB either way, and for a
+model of 2000 tensors of 1.2 kB 73 instead of 67 ms in 8 instead of 2.5 MB."""
 
 _CHUNK_BYTES = 64 << 20
 """Written per system call: below the 2 GiB that Linux takes at once, and short enough (20 ms) for an interrupt."""
@@ -109,8 +109,9 @@ def _create(size_bytes: int) -> int:
 
 
 def _spool_directory() -> str:
-    """/var/tmp is a disk by convention where /tmp often is memory, which would be no help when memory is short."""
-    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()  # noqa: S108 - no name is made in it
+    """By convention /var/tmp is on a disk, where /tmp often is memory, no help when memory is short."""
+    on_disk = "/var/tmp"  # noqa: S108 - no name is made in it
+    return on_disk if os.access(on_disk, os.W_OK) else tempfile.gettempdir()
 
 
 def _write_at(fd: int, view: memoryview, start: int) -> None:

@@ -1,15 +1,16 @@
 """What pickling needs to know about torch: tensors without a copy, modules without their process groups.
 
-Torch is never imported to pickle: without it in `sys.modules` there can be no tensor. To unpickle, the pickle itself names
-functions of this file, which import it. What happens to what:
+Torch is never imported to pickle: without it in `sys.modules` there can be no tensor. To unpickle, the pickle itself
+names functions of this file, which import it. What happens to what:
 
-* A storage travels once, whole, out of band, however many tensors are views of it; they are views of one storage again. A
-  storage of which a single tensor uses less than half is not sent whole: the tensor is copied first. On arrival the
-  memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
+* A storage travels once, whole, out of band, however many tensors are views of it; they are views of one storage
+  again. A storage of which a single tensor uses less than half is not sent whole: the tensor is copied first. On
+  arrival the memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * As with `torch.save`, `.grad` and the autograd graph stay behind.
 * Results lose what belongs to the ranks: `DistributedDataParallel` becomes its module, `replicate` is undone on a copy.
-  What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective that others do not join.
+  What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective that others do not
+  join.
 
 Runs in the thread that pickles.
 """
@@ -76,7 +77,8 @@ class Tensors:
         return frozenset(
             key
             for key, used in self._used_bytes.items()
-            if len(used) == 1 and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
+            if len(used) == 1 and key in self._storages  # else torch took another way, as for XLA
+            and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
         )
 
     # -------------------------------------------------------------------------------------------------- tensors
@@ -88,12 +90,25 @@ class Tensors:
             return NotImplemented
         if tensor.layout is not self._torch.strided or tensor.is_quantized:
             return NotImplemented
-        key = tensor.untyped_storage()._cdata
+        key = tensor.untyped_storage()._cdata  # noqa: SLF001 - stands for the storage in C++, which has no other identity
         if key in self._compact:
             tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return self._reduced(tensor)
         self._used_bytes[key].append(tensor.nbytes)
-        return NotImplemented
+        return self._reduced(tensor)
+
+    def _reduced(self, tensor: Any) -> Any:
+        """Torch's own form, mended for dtypes without a storage class (float8, uint16).
+
+        Their `_rebuild_tensor_v3` wants a typed storage, but is given an untyped one: only `torch.save` (2.6 to 2.13),
+        which replaces storages, can read it back.
+        """
+        function, arguments = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        storage = arguments[0]
+        if type(storage) is self._torch.UntypedStorage:
+            typed = self._torch.TypedStorage(wrap_storage=storage, dtype=self._torch.uint8, _internal=True)
+            arguments = (typed, *arguments[1:])
+        return function, arguments
 
     def _sharded(self, tensor: Any) -> Any:
         if all(placement.is_replicate() for placement in tensor.placements):
@@ -106,7 +121,7 @@ class Tensors:
 
     def _storage(self, storage: Any) -> Any:
         if isinstance(storage, self._torch.TypedStorage):
-            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)
+            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)  # noqa: SLF001
         only = self._only(storage)
         if only is not storage:
             return same, (only,)
@@ -118,7 +133,7 @@ class Tensors:
 
     def _only(self, storage: Any) -> Any:
         """One Python object per storage: pickle tells objects apart by identity, and torch may make several."""
-        return self._storages.setdefault(storage._cdata, storage)
+        return self._storages.setdefault(storage._cdata, storage)  # noqa: SLF001
 
     # -------------------------------------------------------------------------------------------------- modules
 
@@ -145,8 +160,8 @@ def _memory(storage: Any) -> pickle.PickleBuffer:
 def _without_replicate(module: Any, contract: Any) -> Any:
     """A copy of the module as it was before `torch.distributed._composable.replicate`, sharing all its parts.
 
-    `replicate` (torch 2.6 to 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the state,
-    and a class `DDP<name>` with the bases `(DDP, <the user's>)`.
+    `replicate` (torch 2.6 to 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the
+    state, and a class `DDP<name>` with the bases `(DDP, <the user's>)`.
     """
     state_keys = (contract.STATE_KEY, contract.REGISTRY_KEY)
     if "fully_shard" in (vars(module).get(contract.REGISTRY_KEY) or ()):

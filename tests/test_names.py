@@ -7,7 +7,6 @@ import ast
 import asyncio.base_events
 import builtins
 import dataclasses
-import datetime
 import enum
 import functools
 import inspect
@@ -228,7 +227,7 @@ def test_template_strings_are_read_at_once() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [argparse, ast, asyncio.base_events, dataclasses, datetime, enum, functools, inspect, logging, subprocess, typing],
+    [argparse, ast, asyncio.base_events, dataclasses, enum, functools, inspect, logging, subprocess, typing],
     ids=lambda module: module.__name__,
 )
 def test_a_module_that_works_needs_nothing_for_certain(module: ModuleType) -> None:

@@ -230,9 +230,9 @@ def test_recursive_functions_closures_decorators_and_methods_travel(notebook: No
 
 def test_functions_of_the_shell_stay_in_the_kernel(notebook: Notebook) -> None:
     notebook.cell("def shell(): return get_ipython()\ndef op(): return open")
-    shell = type("Shell", (), {"__module__": "IPython.core.interactiveshell", "__reduce__": lambda self: 1 / 0})()
-    notebook.namespace["get_ipython"] = types.MethodType(lambda self: 1, shell)
-    notebook.namespace["get_ipython"].__func__.__module__ = "IPython.core.interactiveshell"
+    ipython: dict[str, Any] = {"__name__": "IPython.core.interactiveshell", "lock": threading.Lock()}
+    exec("class Shell:\n    def get_ipython(self): return self\n    def __reduce__(self): return lock", ipython)
+    notebook.namespace["get_ipython"] = ipython["Shell"]().get_ipython
     assert notebook.run("'get_ipython' in globals(), callable(shell)") == (False, True)
 
 
@@ -473,8 +473,6 @@ def packed_by_value(value: object) -> bytes:
 def test_a_value_whose_class_is_gone_from_the_notebook_says_so(notebook: Notebook) -> None:
     notebook.cell("class Gone: pass")
     packed = payload.pack_inputs({"Gone": notebook["Gone"]}, notebook.namespace)
-    data = pickle.dumps(payload._Rebuilt)  # anything: the rank keeps its own reference
-    assert data
     key = origins.tracker_id(notebook["Gone"])
     assert packed.sent == (notebook["Gone"],)
     assert origins.resolve(key, "Gone", None) is notebook["Gone"]
@@ -655,7 +653,7 @@ def test_a_model_and_its_optimizer_stay_connected(notebook: Notebook) -> None:
     model, optimizer = notebook.run("step(); [model, optimizer]")
     assert all(a is b for a, b in zip(model.parameters(), optimizer.param_groups[0]["params"], strict=True))
     assert next(iter(optimizer.state.values()))["step"] == 2
-    assert not torch.equal(next(model.parameters()), before[0])
+    assert not torch.equal(list(model.parameters())[-1], before[-1])
     assert all(torch.equal(a, b) for a, b in zip(model_parameters(notebook), before, strict=True))
 
 
@@ -1007,21 +1005,10 @@ class StrFails(Exception):
         raise RuntimeError("in str")
 
 
-class NoWay(Exception):
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise RuntimeError("no")
-
-    def __new__(cls) -> NoWay:
-        return super().__new__(cls)
-
-    def __init__(self) -> None:
-        super().__init__("a", "b")
-
-    def __str__(self) -> str:
-        return str(id(self))
-
-
 def test_an_exception_for_which_there_is_no_way_is_none() -> None:
+    class NoWay(Exception):
+        lock = threading.Lock()
+
     assert payload.pack_exception(NoWay(), by_value=False, run="") is None
 
 

@@ -1,0 +1,147 @@
+"""A real kernel, driven as a front end drives it: cells in, outputs out."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Outcome:
+    """What a cell left in the notebook."""
+
+    status: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    result: str = ""
+    """`text/plain` of the cell's value."""
+    result_html: str = ""
+    displays: dict[str, str] = field(default_factory=dict)
+    """The last `text/plain` of each display."""
+    ename: str = ""
+    evalue: str = ""
+    traceback: str = ""
+    """As shown, without colours."""
+    messages: int = 0
+    """Messages that carry output."""
+    size_bytes: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def view(self) -> str:
+        """All displays, one after another."""
+        return "\n".join(self.displays.values())
+
+    @property
+    def text(self) -> str:
+        """Everything that can be read under the cell."""
+        return "\n".join(filter(None, (self.stdout, self.stderr, self.view, self.result, self.traceback)))
+
+
+class Notebook:
+    """One kernel. `cell` runs a cell and waits for its end; `start`, `until` and `finish` do the same in steps."""
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": path, **(env or {})})
+        self.client: Any = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self._outcome, self._message, self._began_s = Outcome(), "", 0.0
+
+    def __enter__(self) -> Notebook:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self.manager.provisioner.pid)
+
+    def cell(self, code: str, timeout_s: float = 60.0) -> Outcome:
+        self.start(code)
+        return self.finish(timeout_s)
+
+    def start(self, code: str) -> None:
+        self._outcome, self._began_s = Outcome(), time.monotonic()
+        self._message = self.client.execute(code, allow_stdin=False)
+
+    def until(self, text: str, timeout_s: float = 60.0) -> Outcome:
+        """Wait until this text can be read under the running cell."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self._outcome.text:
+            if self._take(deadline):
+                raise AssertionError(f"the cell ended without {text!r}:\n{self._outcome.text}")
+        return self._outcome
+
+    def finish(self, timeout_s: float = 60.0) -> Outcome:
+        """Wait for the end of the running cell."""
+        deadline = time.monotonic() + timeout_s
+        while not self._take(deadline):
+            continue
+        outcome = self._outcome
+        while True:
+            reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if reply["parent_header"].get("msg_id") == self._message:
+                outcome.status = reply["content"]["status"]
+                outcome.wall_s = time.monotonic() - self._began_s
+                return outcome
+
+    def interrupt(self) -> None:
+        self.manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        """As the front end's restart button does it."""
+        self.manager.restart_kernel(now=True)
+        self.client.wait_for_ready(timeout=60)
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+    def _take(self, deadline: float) -> bool:
+        """Take in one message; True if the cell has ended."""
+        try:
+            message = self.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
+        except queue.Empty:
+            raise AssertionError(f"nothing more came in time:\n{self._outcome.text}") from None
+        if message["parent_header"].get("msg_id") != self._message:
+            return False
+        return self._fold(message["msg_type"], message["content"])
+
+    def _fold(self, kind: str, content: dict[str, Any]) -> bool:
+        outcome = self._outcome
+        if kind == "status":
+            return bool(content["execution_state"] == "idle")
+        if kind == "execute_input":
+            return False
+        outcome.messages += 1
+        outcome.size_bytes += len(str(content))
+        if kind == "stream":
+            setattr(outcome, content["name"], getattr(outcome, content["name"]) + content["text"])
+        elif kind == "execute_result":
+            outcome.result = content["data"].get("text/plain", "")
+            outcome.result_html = content["data"].get("text/html", "")
+        elif kind in ("display_data", "update_display_data"):
+            key = content.get("transient", {}).get("display_id") or f"display {outcome.messages}"
+            outcome.displays[key] = content["data"].get("text/plain", "")
+        elif kind == "error":
+            outcome.ename, outcome.evalue = content["ename"], content["evalue"]
+            outcome.traceback = _COLOUR.sub("", "\n".join(content["traceback"]))
+        return False

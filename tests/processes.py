@@ -1,0 +1,61 @@
+"""Looking at processes from tests: who is alive, who belongs to whom."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def agents(runtime: Path) -> list[int]:
+    """Agents that serve sockets in this runtime folder."""
+    return [pid for pid, line in _command_lines() if "jupyter_distrib.agent" in line and str(runtime) in line]
+
+
+def marked(text: str) -> list[int]:
+    """Processes with a `JUPYTER_DISTRIB_` variable that contains this text in the environment they were exec'd with."""
+    found = []
+    for pid in _pids():
+        with suppress(OSError):
+            variables = (Path("/proc") / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
+            if any(v.startswith(("JUPYTER_DISTRIB_CREW=", "JUPYTER_DISTRIB_WORKER=")) and text in v for v in variables):
+                found.append(pid)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: Iterable[int], limit_s: float = 10.0) -> list[int]:
+    """Wait for the end of processes that are not ours; returns those that outlived the limit."""
+    deadline = time.monotonic() + limit_s
+    left = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    left.append(pid)
+            finally:
+                os.close(fd)
+    return left
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _command_lines() -> list[tuple[int, str]]:
+    out = []
+    for pid in _pids():
+        with suppress(OSError):
+            out.append((pid, (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")))
+    return out

@@ -1,0 +1,8 @@
+from tests.notebook import Notebook
+
+
+def test_a_cell_runs_on_every_rank(notebook: Notebook) -> None:
+    outcome = notebook.cell("%%distributed --ranks 2\nprint('hello from', rank)\nrank * 10")
+
+    assert outcome.result == "rank 0: 0\nrank 1: 10"
+    assert "[1] hello from 1" in outcome.view
