@@ -46,20 +46,20 @@ def __getattr__(name: str) -> Any:
     """Load a public name where it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'jupyter_distrib' has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - not needed to import the package
+    import importlib
 
     return getattr(importlib.import_module(f"jupyter_distrib.{_HOMES[name]}"), name)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%load_ext jupyter_distrib`."""
-    from jupyter_distrib import magic  # noqa: PLC0415
+    from jupyter_distrib import magic
 
     magic.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%unload_ext jupyter_distrib`."""
-    from jupyter_distrib import magic  # noqa: PLC0415
+    from jupyter_distrib import magic
 
     magic.unload(shell)

@@ -54,7 +54,7 @@ class DistributedFunction(Generic[P, R]):
     distributed = __call__
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        from jupyter_distrib.magic import pack  # noqa: PLC0415 - needs IPython only where it is there
+        from jupyter_distrib.magic import pack
 
         name = self.function.__name__
         parts = {name: self.function, "arguments": args, "keywords": kwargs}
@@ -79,7 +79,7 @@ def prepare(*objects: Any) -> Any:
     """
     if not in_rank():
         return objects[0] if len(objects) == 1 else objects
-    from jupyter_distrib.worker import identity  # noqa: PLC0415 - only in a rank
+    from jupyter_distrib.worker import identity
 
     if identity.strategy is None:
         raise DistributedError("jupyter_distrib.prepare() works inside a %%distributed cell only.")
@@ -95,7 +95,7 @@ def in_rank() -> bool:
 def _namespace() -> dict[str, Any]:
     """The notebook's names, or those of the script."""
     if "IPython" in sys.modules:
-        from IPython.core.getipython import get_ipython  # noqa: PLC0415
+        from IPython.core.getipython import get_ipython
 
         if (shell := get_ipython()) is not None:
             return shell.user_ns  # type: ignore[no-any-return]
@@ -103,6 +103,6 @@ def _namespace() -> dict[str, Any]:
 
 
 def _view(run: Run) -> Any:
-    from jupyter_distrib.widget import LiveView  # noqa: PLC0415
+    from jupyter_distrib.widget import LiveView
 
     return LiveView(run.pool)

@@ -11,7 +11,7 @@ from jupyter_distrib.strategies import POOLS, STRATEGIES
 _MAGICS = ("%%distributed", "%%distrib")
 
 
-@context_matcher(identifier="jupyter_distrib", priority=100)
+@context_matcher(identifier="jupyter_distrib", priority=100)  # type: ignore[untyped-decorator]  # IPython's has no types
 def _matcher(context: CompletionContext) -> SimpleMatcherResult:
     """What can follow in the magic line that the cursor is in."""
     line = context.line_with_cursor[: context.cursor_position]

@@ -13,7 +13,7 @@ import pickle
 import re
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from jupyter_distrib.tensors import Tensors
 _PATH_TIME_S = 0.5
 _DEEPEST = 150
 """Open objects on the way down. One costs the Python pickler about four frames, of a thousand."""
+_LONG = 1000
+"""Items of a container from which on the C pickler looks for the bad one: a hundred times as fast as the Python one."""
 _MAX_REASON = 300
 _BINDINGS = ("__self__", "cell_contents")
 _MODULE_PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -49,7 +51,7 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit 
     pickler = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
     try:
         pickler.dump(inputs_in_order(inputs))
-    except Exception as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
+    except Exception as error:
         reason = f"{error}" or type(error).__name__
         return _located(pickler.name, inputs.get(pickler.name), pickler.last, reason[:_MAX_REASON], namespace)
     return None
@@ -61,8 +63,7 @@ class _Nowhere:
 
 
 def _located(name: str, value: object, last: object, reason: str, namespace: dict[str, object]) -> Culprit:
-    tracer = _Tracer(InputPickler(namespace, _Nowhere(), Tensors(results=False), []))
-    way = tracer.way_to_failure(value)
+    way = _Tracer(namespace).way_to_failure(value)
     if way is None:
         return Culprit(name=name, path=name, type_name=_type_name(last), reason=reason)
     return Culprit(name=name, path=name + _path(way), type_name=_type_name(way[-1]), reason=reason)
@@ -77,13 +78,14 @@ class _GaveUpError(Exception):
     """The search took too long or went too deep."""
 
 
-class _Tracer(pickle._Pickler):  # type: ignore[name-defined,misc]  # noqa: SLF001 - the one pickler that can be watched
+class _Tracer(pickle._Pickler):
     """Walks an object exactly as pickling does and remembers where it is. Writes nothing."""
 
-    def __init__(self, real: InputPickler) -> None:
+    def __init__(self, namespace: dict[str, object]) -> None:
         super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
-        self.dispatch_table = real.dispatch_table
-        self.reducer_override = real.reducer_override
+        self._namespace = namespace
+        self._real = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
+        self.dispatch_table = self._real.dispatch_table
         self._open: list[Any] = []
         self._until_s = 0.0
 
@@ -94,9 +96,12 @@ class _Tracer(pickle._Pickler):  # type: ignore[name-defined,misc]  # noqa: SLF0
             self.dump(obj)
         except (_GaveUpError, RecursionError):
             return None
-        except Exception:  # noqa: BLE001 - the failure that is looked for
+        except Exception:
             return self._open
         return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        return self._real.reducer_override(obj)
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         if type(obj) in _ATOMS:
@@ -104,8 +109,26 @@ class _Tracer(pickle._Pickler):  # type: ignore[name-defined,misc]  # noqa: SLF0
         if len(self._open) >= _DEEPEST or time.monotonic() > self._until_s:
             raise _GaveUpError
         self._open.append(obj)
-        super().save(obj, save_persistent_id)
+        if type(obj) in (list, tuple, dict) and len(obj) > _LONG:
+            self.save(self._failing_item(list(obj.values()) if type(obj) is dict else obj))
+        else:
+            super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in typeshed
         self._open.pop()  # not in a `finally`: what stays open after an error is the answer
+
+
+    def _failing_item(self, items: Sequence[Any]) -> Any:
+        """By halves, so that it costs about what the failed pickle did; the last item if none fails by itself."""
+        while len(items) > 1:
+            half = len(items) // 2
+            items = items[:half] if self._fails(items[:half]) else items[half:]
+        return items[0]
+
+    def _fails(self, items: Sequence[Any]) -> bool:
+        try:
+            InputPickler(self._namespace, _Nowhere(), Tensors(results=False), []).dump(items)
+        except Exception:
+            return True
+        return False
 
 
 # ------------------------------------------------------------------------------------------------- naming the way

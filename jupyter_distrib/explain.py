@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_distrib import payload
 from jupyter_distrib.capture import Captured, reachable
-from jupyter_distrib.failures import size
+from jupyter_distrib.words import size
 
 _HEAD = ("name", "type", "size", "why")
 

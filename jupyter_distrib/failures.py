@@ -13,27 +13,33 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import os
 import re
 import signal
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
 from jupyter_distrib.events import Exited, Failure, Frame, Parcel
 from jupyter_distrib.record import RankRecord, RunRecord
+from jupyter_distrib.rendering import (
+    Paint,
+    Rendering,
+    SourceOf,
+    chain,
+    frame_lines,
+    headline,
+    is_cell,
+    is_user,
+    opening,
+    place,
+    user_frames,
+)
+from jupyter_distrib.words import clipped, duration, rank_list, size
 
 Unpack = Callable[[Parcel], BaseException | None]
-SourceOf = Callable[[str], Sequence[str] | None]
-"""From a file name as tracebacks have it to its lines, the first one at index 0; None if they are not known."""
 
 E = TypeVar("E", bound=BaseException)
-
-SHOWN_FRAMES = 6
-MESSAGE_CHARACTERS = 3000
 LAST_LINES = 20
 
 _PEER_LOST = re.compile(
@@ -100,7 +106,7 @@ def to_exception(
     It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
     `except` block: IPython prints raw frames for whatever has an exception group in its context.
     """
-    paint = _Paint(colors)
+    paint = Paint(colors)
     number = cause(record)
     if number is None:
         lines = ["RankLost: The run ended although not every rank had finished.", *_others(record, set())]
@@ -112,11 +118,11 @@ def to_exception(
     if root.failure.code is not None:
         message = f"{rank_list(alike, sentence=True)} called {_exit_call(root.failure)}."
         lines = [
-            *_shown(root.failure, source_of, paint, _header(record, alike)),
+            *opening(root.failure, source_of, paint, _header(record, alike)),
             paint.name("RankLost") + f": {message}",
         ]
         return _dressed(RankLost(message), [*lines, *_others(record, set(alike))], number, record)
-    lines = _chain(root.failure, source_of, paint, _header(record, alike))
+    lines = chain(root.failure, source_of, paint, _header(record, alike))
     lines.append(_raised_by(alike, elapsed_s))
     exception = _object(root.failure, unpack)
     return _dressed(exception, [*lines, *_others(record, set(alike))], number, record)
@@ -136,6 +142,15 @@ def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: S
     return _dressed(RunTimeout(message), lines, None, record)
 
 
+def _header(record: RunRecord, ranks: Sequence[int]) -> str:
+    return f"Traceback ({rank_list(ranks)} of {record.world_size})"
+
+
+def _raised_by(ranks: Sequence[int], elapsed_s: float) -> str:
+    same = "the same" if len(ranks) > 1 else "it"
+    return f"{rank_list(ranks, sentence=True)} raised {same} after {duration(elapsed_s)}."
+
+
 def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRecord) -> E:
     failures = {
         each.rank: each.failure or each.exit
@@ -147,23 +162,13 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
     return exception
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
-    """What IPython shows for an exception; a plain object, since a closure would keep the exception from pickling."""
-
-    lines: tuple[str, ...]
-
-    def __call__(self) -> list[str]:
-        return list(self.lines)
-
-
 def _object(failure: Failure, unpack: Unpack) -> BaseException:
     """The user's exception object, or a stand-in that carries its name."""
     original: BaseException | None = None
     if failure.parcel is not None:
         try:
             original = unpack(failure.parcel)
-        except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
+        except Exception:
             original = None
     if original is not None and not isinstance(original, _SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
         return original
@@ -208,12 +213,12 @@ def _remote_type(type_name: str) -> type[_StandIn]:
 # ---------------------------------------------------------------------------------------------------- a dead process
 
 
-def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: _Paint) -> RankLost:
+def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint) -> RankLost:
     assert root.exit is not None
     message = f"Rank {root.rank} {describe_exit(root.exit)}."
     lines = [paint.name("RankLost") + f": {message}"]
-    if frames := _user_frames(root.exit.frames):
-        lines += ["It was here:", *_frame_lines(frames, source_of, paint)]
+    if frames := user_frames(root.exit.frames):
+        lines += ["It was here:", *frame_lines(frames, source_of, paint)]
     if root.exit.last_lines:
         lines += ["The last it wrote to standard error:"]
         lines += [f"    {clipped(text, 500)}" for text in root.exit.last_lines[-LAST_LINES:]]
@@ -311,7 +316,7 @@ def _failure_story(rank: RankRecord, has_root: bool, source_of: SourceOf | None)
         return _stopped_story(rank.failure.frames, where, has_root)
     if rank.failure.code is not None:
         return f" called {_exit_call(rank.failure)}{at}"
-    return f" raised {clipped(_headline(rank.failure), 200)}{at}"
+    return f" raised {clipped(headline(rank.failure), 200)}{at}"
 
 
 def _stopped_story(frames: Sequence[Frame], where: str, has_root: bool) -> str:
@@ -329,180 +334,11 @@ def _operation(frames: Sequence[Frame]) -> str:
 
 def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
     """`Cell In[5], line 14, in train: loss.backward()`, of the innermost line that is the user's cell."""
-    mine = [frame for frame in frames if _is_cell(frame)] or [frame for frame in frames if _is_user(frame)]
+    mine = [frame for frame in frames if is_cell(frame)] or [frame for frame in frames if is_user(frame)]
     if not mine:
         return ""
     frame = mine[-1]
     function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
     source = source_of(frame.filename) if source_of else None
     text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text
-    return f"{_place(frame)}{function}" + (f": {clipped(text, 120)}" if text else "")
-
-
-# ---------------------------------------------------------------------------------------------------- rendering
-
-
-@dataclass(frozen=True, slots=True)
-class _Paint:
-    """The colours of IPython's own tracebacks, or none."""
-
-    colors: bool
-
-    def name(self, text: str) -> str:
-        return f"\x1b[91m{text}\x1b[39m" if self.colors else text
-
-    def place(self, text: str) -> str:
-        return f"\x1b[32m{text}\x1b[39m" if self.colors else text
-
-    def line(self, text: str) -> str:
-        return f"\x1b[92m{text}\x1b[39m" if self.colors else text
-
-    def mark(self, text: str) -> str:
-        return f"\x1b[93m{text}\x1b[39m" if self.colors else text
-
-
-def _header(record: RunRecord, ranks: Sequence[int]) -> str:
-    return f"Traceback ({rank_list(ranks)} of {record.world_size})"
-
-
-def _raised_by(ranks: Sequence[int], elapsed_s: float) -> str:
-    same = "the same" if len(ranks) > 1 else "it"
-    return f"{rank_list(ranks, sentence=True)} raised {same} after {duration(elapsed_s)}."
-
-
-def _chain(failure: Failure, source_of: SourceOf, paint: _Paint, header: str) -> list[str]:
-    """The failure, and before it what it was raised from."""
-    lines: list[str] = []
-    if failure.cause is not None:
-        inner = failure.cause
-        if inner.cause is not None:
-            lines.append(f"(first: {clipped(_headline(inner.cause), 200)})")
-        lines += [*_frame_lines(_user_frames(inner.frames)[-1:], source_of, paint), *_conclusion(inner, paint), ""]
-        lines += ["The above exception was the direct cause of the following exception:", ""]
-    return [*lines, *_shown(failure, source_of, paint, header), *_conclusion(failure, paint)]
-
-
-def _shown(failure: Failure, source_of: SourceOf, paint: _Paint, header: str) -> list[str]:
-    name = failure.type_name.rpartition(".")[2]
-    title = paint.name(name) + header.rjust(max(75 - len(name), len(header) + 1))
-    return [title, *_frame_lines(_user_frames(failure.frames), source_of, paint)]
-
-
-def _conclusion(failure: Failure, paint: _Paint) -> list[str]:
-    name, message = failure.type_name.rpartition(".")[2], clipped(failure.message, MESSAGE_CHARACTERS)
-    first, *rest = f": {message}".splitlines() if message else [""]
-    return [paint.name(name) + first, *rest, *(line for note in failure.notes for line in note.splitlines())]
-
-
-def _headline(failure: Failure) -> str:
-    name, message = failure.type_name.rpartition(".")[2], failure.message.strip()
-    return f"{name}: {message.splitlines()[0]}" if message else name
-
-
-def _frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: _Paint) -> list[str]:
-    lines: list[str] = []
-    hidden = max(0, len(frames) - SHOWN_FRAMES)
-    shown = [*frames[: SHOWN_FRAMES // 2], *frames[len(frames) - SHOWN_FRAMES // 2 :]] if hidden else frames
-    for index, frame in enumerate(shown):
-        if hidden and index == SHOWN_FRAMES // 2:
-            lines.append(f"    ... {hidden} more frames ...")
-        function = f", in {frame.function}(...)" if frame.function not in ("", "<module>") else ""
-        lines.append(paint.place(_place(frame)) + function)
-        lines += _source_lines(frame, source_of(frame.filename) if _is_user(frame) else None, paint)
-    return lines
-
-
-def _source_lines(frame: Frame, source: Sequence[str] | None, paint: _Paint) -> Iterator[str]:
-    """The failing line with two lines around it, and marks under the expression if its columns are known."""
-    if source is None or not 0 < frame.line <= len(source):
-        if frame.text:
-            yield f"{paint.line(f'----> {frame.line}')} {frame.text}"
-        return
-    for number in range(max(1, frame.line - 2), min(len(source), frame.line + 2) + 1):
-        text = source[number - 1].rstrip("\n")
-        if number == frame.line:
-            yield f"{paint.line('----> ' + str(number))} {clipped(text, 400)}"
-            yield from _marks(frame, text, " " * len(f"----> {number} "), paint)
-        elif text.strip() and not (number == 1 and text.lstrip().startswith("%%")):
-            yield f"{paint.line(f'{number:>{6 + len(str(frame.line))}}')} {clipped(text, 400)}"
-
-
-def _marks(frame: Frame, text: str, indent: str, paint: _Paint) -> Iterator[str]:
-    first, last = frame.first_column, frame.last_column
-    whole = text[:first].strip() == "" and text[last:].strip() == ""
-    if 0 <= first < last <= min(len(text), 400) and not whole:
-        yield indent + re.sub(r"[^\t]", " ", text[:first]) + paint.mark("^" * (last - first))
-
-
-def _user_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """The user's frames, then the library frame in which it happened, as context."""
-    rest = [frame for frame in frames if not _is_ours(frame)]
-    mine = [frame for frame in rest if _is_user(frame)]
-    if not mine:
-        return rest[-3:]
-    return mine if rest[-1] is mine[-1] else [*mine, rest[-1]]
-
-
-def _is_cell(frame: Frame) -> bool:
-    return frame.filename.startswith("Cell In[")
-
-
-def _is_ours(frame: Frame) -> bool:
-    here = os.path.dirname(__file__) + os.sep
-    return frame.filename.startswith(here) or "/site-packages/jupyter_distrib/" in frame.filename
-
-
-def _is_user(frame: Frame) -> bool:
-    name = frame.filename
-    library = ("/site-packages/" in name or "/dist-packages/" in name or re.search(r"/lib/python3\.\d+/", name)
-               or name.startswith(("<frozen", sysconfig.get_paths()["stdlib"])))  # fmt: skip
-    return not library and not _is_ours(frame)
-
-
-def _place(frame: Frame) -> str:
-    if _is_cell(frame):
-        return f"{frame.filename}, line {frame.line}"
-    home = os.path.expanduser("~") + os.sep
-    name = f"~/{frame.filename[len(home) :]}" if frame.filename.startswith(home) else frame.filename
-    return f"File {name}:{frame.line}"
-
-
-# ---------------------------------------------------------------------------------------------------- words
-
-
-def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
-    """Name ranks shortly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    single = len(runs) == 1 and runs[0][0] == runs[0][1]
-    word = ("Rank" if sentence else "rank") + ("" if single else "s")
-    return f"{word} " + ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
-
-
-def duration(seconds: float) -> str:
-    """`0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
-
-
-def size(size_bytes: int) -> str:
-    """`30.8 GB`, in powers of 1000."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes} bytes"
-
-
-def clipped(text: str, characters: int) -> str:
-    """Cut a text that is too long to be read, and say by how much."""
-    return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"
+    return f"{place(frame)}{function}" + (f": {clipped(text, 120)}" if text else "")

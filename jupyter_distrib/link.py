@@ -10,14 +10,17 @@ loop.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import select
 import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 from jupyter_distrib import events
 from jupyter_distrib.events import Message
@@ -25,11 +28,12 @@ from jupyter_distrib.events import Message
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
 _READ_BYTES = 1 << 18
+_GATHER = 64
 _MAX_FDS = 250
 """Linux passes at most 253 descriptors in one message (SCM_MAX_FD, unix(7))."""
 _MAX_JSON_BYTES = 1 << 28
 _CLASSES = {name: value for name, value in vars(events).items() if isinstance(value, type) and is_dataclass(value)}
-_FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
+_FIELDS: dict[type, tuple[str, ...]] = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
 
 
 class LinkError(ConnectionError):
@@ -44,6 +48,8 @@ class Link:
         self._incoming = bytearray()
         self._fds: deque[int] = deque()
         self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
+        self.frame = b""
+        """The last message that was read, as it came: a relay sends it on without encoding it again."""
         self._send_lock = threading.Lock()
 
     def fileno(self) -> int:
@@ -57,9 +63,10 @@ class Link:
         self._outgoing.clear()
         self.sock.close()
 
-    def send(self, message: Message, fds: Iterable[int] = ()) -> None:
-        """Send one message; the caller keeps its own copies of `fds`."""
-        data, fds = memoryview(encode(message, len(fds := list(fds)))), fds
+    def send(self, message: Message, fds: Iterable[int] = (), *, after: Iterable[Message] = ()) -> None:
+        """Send one message, in one go with those that come before it; the caller keeps its own copies of `fds`."""
+        fds = list(fds)
+        data = memoryview(b"".join((*map(encode, after), encode(message, len(fds)))))
         with self._send_lock:
             while data:
                 sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
@@ -78,39 +85,56 @@ class Link:
         whole = self.sock.recv(_PREFIX.size + json_bytes, socket.MSG_WAITALL)
         return decode(whole[_PREFIX.size :], [])
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether something arrives within this time."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(self._incoming or poll.poll(timeout_s * 1000))
+
     def post(self, frame: bytes, fds: Iterable[int] = ()) -> None:
-        """Send as much as the socket takes now and keep the rest for `flush`; `fds` are duplicated."""
+        """Queue a frame for `flush`; `fds` are duplicated."""
         self._outgoing.append((memoryview(frame), [os.dup(fd) for fd in fds]))
-        self.flush()
 
     def flush(self) -> None:
+        """Send as much as the socket takes now."""
         while self._outgoing:
             data, fds = self._outgoing[0]
             try:
-                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
+                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.sendmsg(self._plain_run())
             except (BlockingIOError, InterruptedError):
                 return
             for fd in fds:
                 os.close(fd)
-            if sent == len(data):
-                self._outgoing.popleft()
-            else:
-                self._outgoing[0] = (data[sent:], [])
+            self._sent(sent)
+
+    def _plain_run(self) -> list[memoryview]:
+        """The next frames that need no descriptors, to be sent together."""
+        frames = itertools.takewhile(lambda entry: not entry[1], itertools.islice(self._outgoing, _GATHER))
+        return [data for data, _ in frames]
+
+    def _sent(self, count: int) -> None:
+        while count:
+            data, _ = self._outgoing.popleft()
+            if count < len(data):
+                self._outgoing.appendleft((data[count:], []))
+            count -= min(count, len(data))
 
     @property
     def unsent(self) -> bool:
         return bool(self._outgoing)
 
-    def read(self) -> list[tuple[Message, list[int]]]:
-        """Everything that has arrived. Raises `EOFError` when the peer has gone."""
+    def read(self) -> Iterable[tuple[Message, list[int]]]:
+        """Everything that has arrived, to be gone through at once. Raises `EOFError` when the peer has gone."""
         try:
             self._fill()
         except (BlockingIOError, InterruptedError):
             return []
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
-        return messages
+        return self._messages()
+
+    def _messages(self) -> Iterator[tuple[Message, list[int]]]:
+        """One after another, so that `frame` is that of the message in hand; none after `close`."""
+        while self.sock.fileno() >= 0 and (message := self._next()) is not None:
+            yield message
 
     def _fill(self) -> None:
         try:
@@ -140,6 +164,7 @@ class Link:
         for size in sizes:
             blobs.append(bytes(memoryview(incoming)[at : at + size]))
             at += size
+        self.frame = bytes(memoryview(incoming)[:at])
         del incoming[:at]
         return decode(text, blobs), [self._fds.popleft() for _ in range(fd_count)]
 
@@ -158,9 +183,10 @@ def encode(message: Message, fd_count: int = 0) -> bytes:
 def decode(text: bytes, blobs: list[bytes]) -> Message:
     """Raises `LinkError` for anything that `encode` does not write."""
     try:
-        return _rich(json.loads(text), blobs)  # type: ignore[no-any-return]
+        message: Message = _rich(json.loads(text), blobs)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise LinkError(f"not a frame of protocol {events.PROTOCOL}: {error!r}") from error
+    return message
 
 
 def _plain(value: object, blobs: list[bytes]) -> object:
@@ -175,17 +201,21 @@ def _plain(value: object, blobs: list[bytes]) -> object:
     if isinstance(value, (tuple, list)):
         return [_plain(item, blobs) for item in value]
     if isinstance(value, dict):
+        if all(type(item) is str for item in value.values()):  # an environment: nothing in it to look at
+            return {"$t": value}
         return {"$d": {key: _plain(item, blobs) for key, item in value.items()}}
     return value
 
 
-def _rich(value: object, blobs: list[bytes]) -> object:
+def _rich(value: Any, blobs: list[bytes]) -> Any:
     if isinstance(value, list):
         return tuple(_rich(item, blobs) for item in value)
     if not isinstance(value, dict):
         return value
     if "$b" in value:
         return blobs[value["$b"]]
+    if "$t" in value:
+        return value["$t"]
     if "$d" in value:
         return {key: _rich(item, blobs) for key, item in value["$d"].items()}
     cls = _CLASSES[value.pop("$")]

@@ -14,11 +14,11 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
-from jupyter_distrib import failures, options as opts, payload, session
+from jupyter_distrib import line_magics, payload, session, words
 from jupyter_distrib.capture import Captured, Input, capture, explain_missing
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.explain import Explanation
-from jupyter_distrib.options import Options
+from jupyter_distrib.options import Options, parse_line
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.run import Run
 from jupyter_distrib.status import PoolTable, Status
@@ -36,7 +36,7 @@ class DistributedMagics(Magics):
 
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
-        options = opts.parse_line(line, strategies=STRATEGIES, pools=POOLS)
+        options = parse_line(line, strategies=STRATEGIES, pools=POOLS)
         captured = self._capture(options, cell)
         if options.explain:
             return Explanation.of(captured, self.shell.user_ns)
@@ -78,7 +78,7 @@ class DistributedMagics(Magics):
         def follow() -> None:
             try:
                 run.wait(watch)
-            except BaseException:  # noqa: BLE001 - whoever calls `result()` gets it
+            except BaseException:
                 return
 
         threading.Thread(target=follow, name=f"jupyter_distrib-{run.id}", daemon=True).start()
@@ -98,22 +98,22 @@ class DistributedMagics(Magics):
 
     @line_magic
     def distributed_status(self, line: str) -> Status:
-        opts.parse_status(line)
+        line_magics.parse_status(line)
         return Status.of(session.current())
 
     @line_magic
     def distributed_logs(self, line: str) -> None:
-        request = opts.parse_logs(line)
+        request = line_magics.parse_logs(line)
         print(session.current().find_run(request.run).logs(request.rank), end="")
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:
-        run = session.current().attach(opts.parse_attach(line).run)
+        run = session.current().attach(line_magics.parse_attach(line).run)
         return self._detached(run, Options())
 
     @line_magic
     def distributed_pool(self, line: str) -> PoolTable | None:
-        request = opts.parse_pool(line, pools=tuple(POOLS))
+        request = line_magics.parse_pool(line, pools=tuple(POOLS))
         here = session.current()
         match request.action:
             case "list":
@@ -169,7 +169,7 @@ def _sentence(culprit: payload.Culprit, item: Input) -> str:
 def _warn_of_large(inputs: Mapping[str, object], namespace: dict[str, Any]) -> None:
     for name, size in payload.sizes(inputs, namespace).items():
         if size > LARGE_BYTES:
-            print(f"`{name}` ({failures.size(size)}) is captured and sent once per node. Load it in the cell to avoid this.")
+            print(f"`{name}` ({words.size(size)}) is captured and sent once per node. Load it in the cell to avoid this.")
 
 
 # ---------------------------------------------------------------------------------------------------- the extension
@@ -188,7 +188,7 @@ def load(shell: InteractiveShell) -> None:
             _replaced[name] = other
             print(f"%%{name} was {type(getattr(other, '__self__', other)).__module__}'s; it is jupyter_distrib's until %unload_ext.")
     shell.register_magics(DistributedMagics)
-    from jupyter_distrib import completion  # noqa: PLC0415 - needs a shell
+    from jupyter_distrib import completion
 
     completion.install(shell)
     session.current().warm_up()
@@ -196,7 +196,7 @@ def load(shell: InteractiveShell) -> None:
 
 def unload(shell: InteractiveShell) -> None:
     """`%unload_ext jupyter_distrib`: the ranks end, and what was there before is there again."""
-    from jupyter_distrib import completion  # noqa: PLC0415
+    from jupyter_distrib import completion
 
     completion.remove(shell)
     for kind, names in {"cell": _OURS, "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool")}.items():

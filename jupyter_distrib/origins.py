@@ -65,13 +65,13 @@ def is_by_value(reduced: object) -> bool:
     """Whether cloudpickle's reducer chose to send a function or class as its definition."""
     if not isinstance(reduced, tuple) or len(reduced) != 6:
         return False
-    setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)  # noqa: SLF001
+    setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)
     return any(reduced[5] is setter for setter in setters)
 
 
 def is_importable(cls: type) -> bool:
     """Whether a class travels as the name of its module and its own."""
-    found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
+    found: bool = cloudpickle._should_pickle_by_reference(cls)
     return found
 
 
@@ -97,7 +97,7 @@ def _key_of_sent(obj: Any) -> str:
 
 
 def tracker_id(cls: type) -> str:
-    found: str = cloudpickle._get_or_create_tracker_id(cls)  # noqa: SLF001
+    found: str = cloudpickle._get_or_create_tracker_id(cls)
     return found
 
 
@@ -107,7 +107,7 @@ def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments
     cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again,
     and they forget the outer part of a nested class's `__qualname__`.
     """
-    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)  # noqa: SLF001
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)
     if known is not None:
         return known
     cls = make(*arguments)
@@ -126,7 +126,7 @@ def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None
     elif cls in _bare_names:
         for name in vars(cls).keys() - _bare_names[cls] - state[0].keys():
             delattr(cls, name)
-    cloudpickle._class_setstate(cls, state)  # noqa: SLF001
+    cloudpickle._class_setstate(cls, state)
     key = tracker_id(cls)
     _received[cls] = key
     _by_key.setdefault(key, cls)
@@ -134,7 +134,7 @@ def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None
 
 def _finish_received_function(function: types.FunctionType, state: tuple[str, Any]) -> None:
     key, own_state = state
-    cloudpickle._function_setstate(function, own_state)  # noqa: SLF001
+    cloudpickle._function_setstate(function, own_state)
     _received[function] = key
     _by_key.setdefault(key, function)
 
@@ -201,7 +201,7 @@ def name_class(cls: type, run: str) -> None:
     definition = _digest(cls)
     _namesakes[1][definition] += 1
     key = f"{run}/{definition}/{_namesakes[1][definition]}"
-    cloudpickle._lookup_class_or_track(key, cls)  # noqa: SLF001
+    cloudpickle._lookup_class_or_track(key, cls)
     _named.add(cls)
 
 
@@ -252,11 +252,11 @@ def _cells(function: types.FunctionType) -> str:
 def new_form(cls: type, reduced: Reduced) -> Reduced:
     """How a rank returns a class of the cell: as its definition, which the kernel takes in only once."""
     make, arguments, state = reduced[:3]
-    return find_or_make_class, (tracker_id(cls), cls.__qualname__, make, arguments), state, None, None,
-    _finish_new_class
+    identity = tracker_id(cls), cls.__qualname__
+    return find_or_make_class, (*identity, make, arguments), state, None, None, _finish_new_class
 
 
 def _finish_new_class(cls: type, state: Any) -> None:
     if cls in _unfinished:
         _unfinished.discard(cls)
-        cloudpickle._class_setstate(cls, state)  # noqa: SLF001
+        cloudpickle._class_setstate(cls, state)

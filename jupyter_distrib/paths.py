@@ -21,7 +21,7 @@ def runtime_directory() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK) and len(base) < 60:
         return private(Path(base) / "jupyter_distrib")
-    return private(Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp") / f"jupyter_distrib-{os.getuid()}")  # noqa: S108
+    return private(Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp") / f"jupyter_distrib-{os.getuid()}")
 
 
 def log_directory() -> Path:

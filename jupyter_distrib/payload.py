@@ -18,6 +18,7 @@ import io
 import pickle
 import reprlib
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,33 +26,13 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib import culprits, shared_memory, tensors
-from jupyter_distrib.culprits import Culprit
 from jupyter_distrib.errors import PayloadError, ValueLost
 from jupyter_distrib.events import Parcel
 from jupyter_distrib.pickling import LOADING, NAMESPACE, InputPickler, ResultPickler, inputs_in_order
-from jupyter_distrib.shared_memory import ALIGNMENT
 from jupyter_distrib.tensors import DEVICE, Tensors
 
-__all__ = [
-    "ALIGNMENT",
-    "INLINE_LIMIT",
-    "Culprit",
-    "Packed",
-    "Unreturned",
-    "culprit",
-    "from_parcel",
-    "kept_value",
-    "kept_values",
-    "pack_exception",
-    "pack_inputs",
-    "pack_value",
-    "sizes",
-    "to_parcel",
-    "unpack_exception",
-    "unpack_inputs",
-    "unpack_value",
-]
-
+Culprit = culprits.Culprit
+ALIGNMENT = shared_memory.ALIGNMENT
 INLINE_LIMIT = 64 * 1024
 """Bytes up to which the buffers of a parcel travel in the message itself; beyond, in shared memory."""
 _STREAM_LIMIT = 1 << 20
@@ -152,8 +133,8 @@ def unpack_inputs(
             parts = _loaded(data, buffers)
     except Exception as error:  # foreign code
         raise PayloadError(
-            f"`{names[-1]}` cannot be rebuilt on the rank: {type(error).__name__}: {error}. The kernel could pickle it; "
-            "build it in the cell, or make what it needs available on the rank."
+            f"`{names[-1]}` cannot be rebuilt on the rank: {type(error).__name__}: {error}. It could be "
+            "pickled in the kernel; build it in the cell, or make what it needs available on the rank."
         ) from error
     namespace.update(provided)
     namespace.update(zip(parts[::2], parts[1::2], strict=True))
@@ -180,7 +161,7 @@ def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
         if type(value).__module__.partition(".")[0] == "numpy" and value.dtype.kind != "O":
             return int(value.nbytes)
         return pack_inputs({"": value}, namespace).size_bytes
-    except Exception:  # noqa: BLE001 - foreign code; `pack_inputs` of the whole will say it
+    except Exception:
         return 0
 
 
@@ -197,11 +178,11 @@ def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
     """
     try:
         return _pack_result(value, by_value, run)
-    except Exception as error:  # noqa: BLE001 - foreign code
+    except Exception as error:
         replacement = _without_bad_items(value, _reason(error), by_value, run)
     try:
         return _pack_result(replacement, by_value, run)
-    except Exception as error:  # noqa: BLE001 - each item can be pickled, together they cannot
+    except Exception as error:
         return _pack_result(_placeholder(value, _reason(error)), by_value, run)
 
 
@@ -213,13 +194,13 @@ def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> obj
     def checked(item: object) -> object:
         try:
             _pack_result(item, by_value, run)
-        except Exception as error:  # noqa: BLE001 - foreign code
+        except Exception as error:
             return _placeholder(item, _reason(error))
         return item
 
     cls = type(value)
-    if cls is dict:
-        return {key: checked(item) for key, item in value.items()}
+    if cls in (dict, OrderedDict):  # the latter is what a `state_dict()` is
+        return cls((key, checked(item)) for key, item in value.items())
     if cls in (list, tuple):
         return cls(map(checked, value))
     if isinstance(value, tuple) and hasattr(cls, "_make"):  # a named tuple
@@ -236,7 +217,7 @@ def _placeholder(value: object, reason: str) -> Unreturned:
 def _short_repr(value: object) -> str:
     try:
         text = _SHORT.repr(value)
-    except Exception:  # noqa: BLE001 - the user's `__repr__`
+    except Exception:
         text = object.__repr__(value)
     text = " ".join(text.split())
     return text if len(text) <= _MAX_REPR else text[: _MAX_REPR - 1] + "…"
@@ -245,7 +226,7 @@ def _short_repr(value: object) -> str:
 def _reason(error: BaseException) -> str:
     try:
         return (str(error) or type(error).__name__)[:_MAX_REASON]
-    except Exception:  # noqa: BLE001 - the user's `__str__`
+    except Exception:
         return type(error).__name__
 
 
@@ -253,7 +234,7 @@ def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
     """What a rank returned; an `Unreturned` if it cannot be rebuilt in this process."""
     try:
         return _loaded(data, buffers)
-    except Exception as error:  # noqa: BLE001 - foreign code; the values of other ranks must arrive all the same
+    except Exception as error:
         return Unreturned("", "", f"it cannot be rebuilt in the notebook: {_reason(error)}")
 
 
@@ -280,12 +261,16 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
     Traceback, cause and context stay behind. In turn: as it is; rebuilt without its `__init__`, whose arguments may not
     be `args`; and the same with only those arguments and attributes that can be pickled.
     """
-    forms = (lambda: error, lambda: _Rebuilt(error, strict=True), lambda: _Rebuilt(error, strict=False))
+    forms: tuple[Callable[[], object], ...] = (
+        lambda: error,
+        lambda: _Rebuilt(error, strict=True),
+        lambda: _Rebuilt(error, strict=False),
+    )
     for is_last, form in zip((False, False, True), forms, strict=True):
         try:
             packed = _pack_result(form(), by_value, run)
             copy = _loaded(packed.data, packed.buffers)
-        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may do
+        except Exception:
             continue
         if type(copy) is type(error) and (is_last or _reason(copy) == _reason(error)):
             return packed
@@ -307,6 +292,7 @@ class _Rebuilt:
 
 
 def _builtin_base(cls: type) -> Any:
+    """The exception class in C that has the memory layout and the `__reduce__` of this one."""
     return next(base for base in cls.__mro__ if base.__module__ == "builtins")
 
 
@@ -319,7 +305,7 @@ def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
 def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     """Named by pickles: an exception made without its own `__init__`."""
     base = _builtin_base(cls)
-    error: BaseException = base.__new__(cls, *args)
+    error: BaseException = base.__new__(cls, *args)  # past the class's own
     base.__init__(error, *args)
     vars(error).update(state)
     return error
@@ -328,7 +314,7 @@ def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: di
 def _is_picklable(value: object) -> bool:
     try:
         _pack_result(value, False, "")
-    except Exception:  # noqa: BLE001 - foreign code
+    except Exception:
         return False
     return True
 

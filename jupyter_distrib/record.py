@@ -4,14 +4,13 @@
 a reattached run are all readings of the same fold. Memory is bounded whatever the ranks print, because the full text is
 in the log files.
 
-    Wrote --> _Stream (one per rank and stream) --+--> complete lines --> RunRecord.lines_since
+    Wrote --> Stream (one per rank and stream) --+--> complete lines --> RunRecord.lines_since
               joins pieces, folds \\r and codes    +--> tqdm's bars   --> RankRecord.progress
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,13 +34,12 @@ from jupyter_distrib.events import (
     WorkerInfo,
     Wrote,
 )
+from jupyter_distrib.streams import Progress, Stream
 
 RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
 
 HEAD_LINES = 200
 TAIL_LINES = 1000
-LINE_CHARACTERS = 4000
-"""A longer line is cut, and says by how much: one line of 100 MB must not be held here."""
 HISTORY = 1000
 NESTED_BARS = 3
 NOTES = 100
@@ -59,25 +57,6 @@ class Line:
     stream: str = "stdout"
     text: str = ""
     skipped: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far one loop of one rank is."""
-
-    label: str
-    step: float
-    total: float | None
-    rate: float | None = None
-    """Steps a second, None while unknown."""
-    unit: str = "it"
-    detail: str = ""
-    """tqdm's postfix: `loss=0.3`."""
-    at_s: float = 0.0
-
-    @property
-    def finished(self) -> bool:
-        return self.total is not None and self.step >= self.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +142,7 @@ class RunRecord:
         self.log_directory = ""
         self.changes = 0
         """Grows with every event, so that a view knows whether to draw."""
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[int, str], Stream] = {}
         self._output = _Output()
         self._last_at_s: float | None = None
         for worker in workers:
@@ -272,7 +251,7 @@ class RunRecord:
         rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
 
     def _write(self, rank: RankRecord, event: Wrote) -> None:
-        stream = self._streams.setdefault((event.rank, event.stream), _Stream())
+        stream = self._streams.setdefault((event.rank, event.stream), Stream())
         if event.skipped_lines:
             self._keep(rank, event.stream, stream.finish())
             self._output.append(Line(rank=event.rank, stream=event.stream, skipped=event.skipped_lines))
@@ -408,175 +387,3 @@ class _Output:
         gone = self._dropped if entry <= len(self._head) else start - entry
         gap = [Line(rank=None, skipped=gone)] if gone > 0 else []
         return [*self._head[entry:], *gap, *list(self._tail)[max(0, entry - start) :]]
-
-
-# ---------------------------------------------------------------------------------------------------- text to lines
-
-_Draw = tuple[int | None, Progress | None]
-_UP = "\x1b"
-"""After the codes are taken out, this character stands for one cursor move up; no other escape is left."""
-_CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
-_UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-
-
-class _Stream:
-    """Makes lines of one rank's stdout or stderr, which arrive in pieces that end anywhere."""
-
-    __slots__ = ("_code", "_cut", "_line", "_on_bar", "_over", "_redrawn")
-
-    def __init__(self) -> None:
-        self._line = ""
-        self._cut = 0
-        """Characters of the current line beyond `LINE_CHARACTERS`."""
-        self._over = False
-        """A carriage return came: the next character starts the line anew, unless it is the newline of `\\r\\n`."""
-        self._redrawn = False
-        """The current text was started by a carriage return."""
-        self._on_bar = False
-        """The cursor was moved up onto a bar, so that a newline only steps down again."""
-        self._code = ""
-
-    def feed(self, text: str) -> tuple[list[str], list[_Draw]]:
-        """Give the lines that are complete now, and what was drawn of tqdm's bars."""
-        lines: list[str] = []
-        bars: list[_Draw] = []
-        *complete, rest = self._decode(text).split("\n")
-        for piece in complete:
-            plain = len(piece) <= LINE_CHARACTERS and "\r" not in piece and _UP not in piece
-            if plain and not (self._line or self._over or self._on_bar):
-                lines.append(piece)
-            else:
-                self._take(piece, bars)
-                self._newline(lines, bars)
-        self._take(rest, bars)
-        if self._redrawn and (bar := parse_bar(self._line)):
-            bars.append((None, bar))
-        return lines, bars
-
-    def finish(self) -> list[str]:
-        """End the current line, because nothing that continues it will come."""
-        lines: list[str] = []
-        if self._line:
-            self._newline(lines, [])
-        return lines
-
-    def peek(self) -> str:
-        """The current line, unless it is a bar."""
-        return "" if self._redrawn and parse_bar(self._line) else self._shown().strip("\n")
-
-    def _decode(self, text: str) -> str:
-        """Take out terminal codes, make other control characters visible; hold back a code that is cut in two."""
-        text, self._code = self._code + text, ""
-        if _UP in text:
-            if (cut := _UNFINISHED_CODE.search(text, max(0, len(text) - 256))) is not None:
-                text, self._code = text[: cut.start()], cut.group()
-            text = _CODE.sub(_cursor_up, text)
-        return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
-
-    def _take(self, piece: str, bars: list[_Draw]) -> None:
-        if piece.count("\r") > 8:  # a thousand redraws in one batch: only the last ones can be seen
-            piece = "\r" + "\r".join(piece.rsplit("\r", 8)[1:])
-        for token in re.split(f"(\r|{_UP}+)", piece) if "\r" in piece or _UP in piece else (piece,):
-            if token == "\r":
-                self._over = True
-            elif token.startswith(_UP):
-                self._move_up(len(token), bars)
-            elif token:
-                self._add(token, bars)
-
-    def _add(self, text: str, bars: list[_Draw]) -> None:
-        if self._over:
-            self._draw(0, bars)
-            self._reset()
-            self._redrawn = True
-        room = LINE_CHARACTERS - len(self._line)
-        self._line += text[:room]
-        self._cut += max(0, len(text) - room)
-
-    def _move_up(self, rows: int, bars: list[_Draw]) -> None:
-        # tqdm draws a nested bar as newlines, the bar, and as many moves up: their number is its depth.
-        if self._redrawn and not self._draw(rows, bars) and self._line:
-            return
-        self._reset()
-        self._on_bar = True
-
-    def _newline(self, lines: list[str], bars: list[_Draw]) -> None:
-        swallowed = self._on_bar and not self._line.strip()
-        if not swallowed and not self._draw(0, bars):
-            lines.append(self._shown())
-        self._reset()
-
-    def _draw(self, depth: int, bars: list[_Draw]) -> bool:
-        """Note what the current text does to a bar, if it is one or wipes one out."""
-        if not self._redrawn or not self._line:
-            return False
-        bar = parse_bar(self._line)
-        if bar or not self._line.strip():
-            bars.append((depth, bar))
-            return True
-        return False
-
-    def _shown(self) -> str:
-        text = self._line.rstrip() if self._redrawn else self._line
-        return f"{text}... ({self._cut:,} more characters in the log)" if self._cut else text
-
-    def _reset(self) -> None:
-        self._line, self._cut = "", 0
-        self._over = self._redrawn = self._on_bar = False
-
-
-def _cursor_up(code: re.Match[str]) -> str:
-    return _UP * min(int(code[1] or 1), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
-
-
-# ---------------------------------------------------------------------------------------------------- tqdm's bars
-
-_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?[kMGTPEZY]?"
-_WITH_TOTAL = re.compile(
-    rf"(?P<label>.*?):?\s*(?P<percent>\d+)%\|[^|]*\|"
-    rf"(?:\s*(?P<step>{_NUMBER})/(?P<total>{_NUMBER})\S*(?:\s*\[(?P<times>[^<\]]*<[^,\]]*)(?P<rest>.*))?)?"
-)
-_WITHOUT_TOTAL = re.compile(
-    rf"(?:(?P<label>.*): )?(?P<step>{_NUMBER})(?P<unit>[^\d\[]*) \[(?P<times>\d+:[\d:]+)(?P<rest>,.*\])"
-)
-_RATE = re.compile(rf"\s*(?P<number>{_NUMBER})(?P<unit>.*?)/(?P<per>.+)")
-_SCALE = {letter: 1000.0**power for power, letter in enumerate("kMGTPEZY", start=1)}
-
-
-def parse_bar(text: str) -> Progress | None:
-    """Read tqdm's default format, and what is left of it under a narrow `ncols` or a shorter `bar_format`."""
-    if len(text) > 1000 or ("%|" not in text and " [" not in text):
-        return None
-    text = text.strip()
-    found = _WITH_TOTAL.fullmatch(text) or _WITHOUT_TOTAL.fullmatch(text)
-    if found is None:
-        return None
-    part = found.groupdict()
-    rest = (part["rest"] or "").removesuffix("]").removeprefix(",").split(", ", 1)
-    rate, unit = _rate(rest[0])
-    step, total = part["step"], part.get("total")
-    percent = part.get("percent")
-    return Progress(
-        label=(part["label"] or "").strip(),
-        step=_scaled(step) if step else float(percent or 0),
-        total=_scaled(total) if total else (100.0 if percent and not step else None),
-        rate=rate,
-        unit=unit or (part.get("unit") or "it").strip(),
-        detail=rest[1].strip() if len(rest) > 1 else "",
-    )
-
-
-def _rate(text: str) -> tuple[float | None, str]:
-    """Read `33.1it/s`, or `2.5s/it` for less than one step a second."""
-    found = _RATE.fullmatch(text)
-    if found is None:
-        return None, ""
-    number = _scaled(found["number"])
-    if found["per"] == "s":
-        return number, found["unit"].strip()
-    return (1 / number if number else None), found["per"].strip()
-
-
-def _scaled(number: str) -> float:
-    return float(number[:-1]) * _SCALE[number[-1]] if number[-1] in _SCALE else float(number)

@@ -11,16 +11,19 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib import failures, payload
-from jupyter_distrib.events import Ended, Parcel, Returned, RunEvent
+from jupyter_distrib import failures, payload, words
+from jupyter_distrib.events import Ended, Parcel, Returned, RunEvent, Started
 from jupyter_distrib.record import RunRecord
 from jupyter_distrib.results import Results
+
+_QUIET = (Started, Returned)
+"""Nothing to be seen of these by themselves: whoever waits is not woken."""
 
 Watch = Callable[[RunRecord, float], float | None]
 """Shows a record that is so many seconds old; returns after how many seconds it wants to be called again without news."""
@@ -41,7 +44,7 @@ class Run:
         stop: Callable[[bool], None],
         *,
         pool: str,
-        cell: dict[str, Sequence[str]] | None = None,
+        cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
         detached: bool = False,
     ) -> None:
@@ -142,7 +145,7 @@ class Run:
             for call in self.on_ended:
                 call()
             self._ended.set()
-        if not self._rung:
+        if not self._rung and not isinstance(event, _QUIET):
             self._rung = True
             self._bell.put(None)
 
@@ -178,7 +181,7 @@ class Run:
     def __repr__(self) -> str:
         states = [rank.state for rank in self.record.ranks.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        return f"Run {self.id} of {self.record.label}: {counts}, {failures.duration(self.elapsed_s)}"
+        return f"Run {self.id} of {self.record.label}: {counts}, {words.duration(self.elapsed_s)}"
 
     def __del__(self) -> None:
         for _, fd in self._parcels.values():

@@ -49,13 +49,13 @@ from jupyter_distrib.events import (
     Welcomed,
     WorkerInfo,
 )
-from jupyter_distrib.failures import rank_list
 from jupyter_distrib.options import Options
 from jupyter_distrib.pools import Node, open_pool
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.record import RunRecord
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.run import Run
+from jupyter_distrib.words import rank_list
 
 HISTORY = 20
 ANSWER_S = 5.0
@@ -525,7 +525,7 @@ class Session:
             record = RunRecord(
                 run=event.run, label=event.label, ranks=event.ranks, world_size=event.world_size, gpus=event.gpus, strategy=event.strategy
             )
-            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
+            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))
             return Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
 
         answer = connection.attach(name or "", make)
@@ -563,7 +563,7 @@ _current: Session | None = None
 
 def current() -> Session:
     """This process's session; a forked child of the kernel gets its own."""
-    global _current  # noqa: PLW0603 - one a process
+    global _current
     if _current is None or _current.pid != os.getpid():
         _current = Session()
     return _current
@@ -571,7 +571,7 @@ def current() -> Session:
 
 def close() -> None:
     """End the session, if there is one; the next use starts another."""
-    global _current  # noqa: PLW0603
+    global _current
     if _current is not None and _current.pid == os.getpid():
         _current.close()
     _current = None

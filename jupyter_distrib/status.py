@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from jupyter_distrib.events import WorkerInfo
-from jupyter_distrib.failures import duration, size
 from jupyter_distrib.session import Session
+from jupyter_distrib.words import duration, size
 
 _RANKS = ("rank", "state", "device", "pid", "memory", "pool")
 _RUNS = ("run", "cell", "state", "time", "ranks")
 _POOLS = ("pool", "in use", "ranks", "keeps")
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class PoolTable:
 
     @classmethod
     def of(cls, session: Session) -> PoolTable:
-        from jupyter_distrib.strategies import POOLS  # noqa: PLC0415
+        from jupyter_distrib.strategies import POOLS
 
         rows = []
         for name in POOLS:

@@ -5,7 +5,7 @@ What a strategy does is in `worker/strategies/`, one file each under the same na
 
 from __future__ import annotations
 
-from jupyter_distrib.options import Declared
+from jupyter_distrib.arguments import Declared
 
 STRATEGIES: Declared = {"none": (), "ddp": ()}
 POOLS: Declared = {"local": (), "inline": ()}

@@ -7,6 +7,7 @@ names functions of this file, which import it. What happens to what:
   again. A storage of which a single tensor uses less than half is not sent whole: the tensor is copied first. On
   arrival the memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
+* A numpy array over the memory of a tensor becomes separate from it, as numpy pickles arrays by themselves.
 * As with `torch.save`, `.grad` and the autograd graph stay behind.
 * Results lose what belongs to the ranks: `DistributedDataParallel` becomes its module, `replicate` is undone on a copy.
   What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective that others do not
@@ -18,6 +19,7 @@ Runs in the thread that pickles.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import pickle
 import sys
 from collections import defaultdict
@@ -28,6 +30,11 @@ DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
 """Where captured tensors of an accelerator go, while a rank unpickles its inputs."""
 
 Reduced = tuple[Any, ...]
+_SHARDED = (
+    "it is sharded over the ranks; in the cell, on every rank, call `.full_tensor()` (for a module "
+    "`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`), or return this "
+    "rank's part, `.to_local()`"
+)
 _SMALL_BYTES = 1 << 20
 """Below, a view is not worth a second pass."""
 
@@ -77,7 +84,8 @@ class Tensors:
         return frozenset(
             key
             for key, used in self._used_bytes.items()
-            if len(used) == 1 and key in self._storages  # else torch took another way, as for XLA
+            if len(used) == 1
+            and key in self._storages  # else torch took another way, as for XLA
             and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
         )
 
@@ -90,7 +98,7 @@ class Tensors:
             return NotImplemented
         if tensor.layout is not self._torch.strided or tensor.is_quantized:
             return NotImplemented
-        key = tensor.untyped_storage()._cdata  # noqa: SLF001 - stands for the storage in C++, which has no other identity
+        key = tensor.untyped_storage()._cdata
         if key in self._compact:
             tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return self._reduced(tensor)
@@ -100,7 +108,7 @@ class Tensors:
     def _reduced(self, tensor: Any) -> Any:
         """Torch's own form, mended for dtypes without a storage class (float8, uint16).
 
-        Their `_rebuild_tensor_v3` wants a typed storage, but is given an untyped one: only `torch.save` (2.6 to 2.13),
+        Their `_rebuild_tensor_v3` wants a typed storage, but is given an untyped one: only `torch.save` (2.13),
         which replaces storages, can read it back.
         """
         function, arguments = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -113,15 +121,11 @@ class Tensors:
     def _sharded(self, tensor: Any) -> Any:
         if all(placement.is_replicate() for placement in tensor.placements):
             return same, (tensor.to_local().detach().requires_grad_(tensor.requires_grad),)
-        raise pickle.PicklingError(
-            "it is sharded over the ranks; in the cell, call `.full_tensor()` on every rank (for a module: "
-            "`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`), or return "
-            "this rank's part, `.to_local()`"
-        )
+        raise pickle.PicklingError(_SHARDED)
 
     def _storage(self, storage: Any) -> Any:
         if isinstance(storage, self._torch.TypedStorage):
-            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)  # noqa: SLF001
+            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)
         only = self._only(storage)
         if only is not storage:
             return same, (only,)
@@ -133,7 +137,7 @@ class Tensors:
 
     def _only(self, storage: Any) -> Any:
         """One Python object per storage: pickle tells objects apart by identity, and torch may make several."""
-        return self._storages.setdefault(storage._cdata, storage)  # noqa: SLF001
+        return self._storages.setdefault(storage._cdata, storage)
 
     # -------------------------------------------------------------------------------------------------- modules
 
@@ -143,30 +147,30 @@ class Tensors:
             return same, (module.module,)
         sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
         if sharded is not None and isinstance(module, sharded):
-            raise pickle.PicklingError("its parameters are sharded over the ranks; return `get_model_state_dict(...)`")
+            raise pickle.PicklingError(_SHARDED)
         contract: Any = sys.modules.get("torch.distributed._composable.contract")
         if getattr(contract, "STATE_KEY", None) not in vars(module):
             return NotImplemented
+        if "fully_shard" in (vars(module).get(contract.REGISTRY_KEY) or ()):
+            raise pickle.PicklingError(_SHARDED)
         return same, (self._plain.setdefault(id(module), _without_replicate(module, contract)),)
 
 
 def _memory(storage: Any) -> pickle.PickleBuffer:
     """The storage's own bytes; they keep the storage alive. By ctypes, since numpy need not be there."""
     array = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
-    array.storage = storage  # type: ignore[attr-defined]  # ctypes arrays take attributes
+    array.storage = storage
     return pickle.PickleBuffer(array)
 
 
 def _without_replicate(module: Any, contract: Any) -> Any:
     """A copy of the module as it was before `torch.distributed._composable.replicate`, sharing all its parts.
 
-    `replicate` (torch 2.6 to 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the
+    `replicate` (torch 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the
     state, and a class `DDP<name>` with the bases `(DDP, <the user's>)`.
     """
     state_keys = (contract.STATE_KEY, contract.REGISTRY_KEY)
-    if "fully_shard" in (vars(module).get(contract.REGISTRY_KEY) or ()):
-        return module  # its parameters say why not
-    cls = type(module)
+    cls: Any = type(module)
     if cls.__name__.startswith("DDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__module__.startswith("torch."):
         cls = cls.__bases__[1]
     plain = cls.__new__(cls)
@@ -201,8 +205,7 @@ def rebuild_storage(buffer: Any, moves: bool) -> Any:
 
     What came in the pickle stream is small: it is copied, so that it is aligned, can grow, and holds no other memory.
     """
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     view = torch.frombuffer(buffer, dtype=torch.uint8)
     if moves:
         view = view.to(DEVICE.get())
@@ -212,19 +215,17 @@ def rebuild_storage(buffer: Any, moves: bool) -> Any:
 
 
 def rebuild_typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def rebuild_without_data(size_bytes: int, device: str) -> Any:
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     return torch.UntypedStorage(size_bytes, device=device)
 
 
 def after_load() -> None:
-    """Torch keeps every unpickled sparse tensor in a list until `torch.load` checks and empties it (2.6 to 2.13)."""
+    """Torch keeps every unpickled sparse tensor in a list until `torch.load` checks and empties it (2.13)."""
     utils = sys.modules.get("torch._utils")
     check = getattr(utils, "_validate_loaded_sparse_tensors", None)
     if check is not None:

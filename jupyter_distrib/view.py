@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from html import escape
 from math import isnan, nan
 
-from jupyter_distrib.failures import clipped, describe_exit, is_consequence, rank_list
-from jupyter_distrib.record import Line, Progress, RankRecord, RunRecord
+from jupyter_distrib.failures import describe_exit, is_consequence
+from jupyter_distrib.record import Line, RankRecord, RunRecord
+from jupyter_distrib.streams import Progress
+from jupyter_distrib.words import clipped, rank_list
 
 FINAL_LINES = (60, 60)
 """Output lines shown of a run that has ended: so many of its beginning, so many of its end."""

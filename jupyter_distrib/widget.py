@@ -52,7 +52,9 @@ class LiveView:
             return
         self._text = text
         if self._handle is None:
-            self._handle = display({"text/plain": text}, raw=True, display_id=True)
+            self._handle = display(  # type: ignore[no-untyped-call]  # IPython has no types here
+                {"text/plain": text}, raw=True, display_id=True
+            )
         else:
             self._handle.update({"text/plain": text}, raw=True)
 

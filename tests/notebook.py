@@ -77,6 +77,18 @@ class Notebook:
         self.start(code)
         return self.finish(timeout_s)
 
+    def ok(self, code: str) -> Outcome:
+        """Run a cell that has to succeed."""
+        outcome = self.cell(code)
+        assert outcome.status == "ok", outcome.text
+        return outcome
+
+    def fails(self, code: str) -> Outcome:
+        """Run a cell that has to fail."""
+        outcome = self.cell(code)
+        assert outcome.status == "error", outcome.text
+        return outcome
+
     def start(self, code: str) -> None:
         self._outcome, self._began_s = Outcome(), time.monotonic()
         self._message = self.client.execute(code, allow_stdin=False)

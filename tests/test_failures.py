@@ -26,14 +26,13 @@ from jupyter_distrib.events import (
 )
 from jupyter_distrib.failures import (
     cause,
-    duration,
-    rank_list,
     remote_error,
     to_exception,
     to_interrupt,
     to_timeout,
 )
 from jupyter_distrib.record import RunRecord
+from jupyter_distrib.words import duration, rank_list
 
 CELL = "Cell In[5]"
 SOURCE = """\

@@ -7,27 +7,27 @@ import sys
 
 import pytest
 
+from jupyter_distrib.arguments import Option, count, parse_arguments
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.options import (
-    MAGIC,
-    OPTIONS,
+from jupyter_distrib.line_magics import (
     AttachRequest,
     LogsRequest,
-    Option,
-    Options,
     PoolRequest,
     StatusRequest,
-    complete,
-    count,
-    from_keywords,
-    help_text,
-    markdown_table,
-    parse_arguments,
     parse_attach,
-    parse_line,
     parse_logs,
     parse_pool,
     parse_status,
+)
+from jupyter_distrib.options import (
+    MAGIC,
+    OPTIONS,
+    Options,
+    complete,
+    from_keywords,
+    help_text,
+    markdown_table,
+    parse_line,
     to_line,
 )
 

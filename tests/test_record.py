@@ -27,7 +27,8 @@ from jupyter_distrib.events import (
     WorkerInfo,
     Wrote,
 )
-from jupyter_distrib.record import HISTORY, LINE_CHARACTERS, Progress, RunRecord, parse_bar
+from jupyter_distrib.record import HISTORY, RunRecord
+from jupyter_distrib.streams import LINE_CHARACTERS, Progress, parse_bar
 
 
 def a_record(*events: RunEvent, ranks: int = 2) -> RunRecord:

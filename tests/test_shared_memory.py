@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,9 +40,8 @@ def test_reading_closes_the_descriptor_also_when_it_fails() -> None:
     fd = shared_memory.write(views(b"x"))
     with pytest.raises(PayloadError, match="incomplete"):
         shared_memory.read(fd, [1_000_000])
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-    assert caught.value.errno == errno.EBADF
 
 
 def test_views_outlive_everything_else_and_then_the_mapping_goes() -> None:
@@ -66,9 +64,9 @@ def test_views_outlive_everything_else_and_then_the_mapping_goes() -> None:
 def test_the_memory_is_sealed_against_change_and_truncation() -> None:
     fd = shared_memory.write(views(b"x" * 100))
     try:
-        with pytest.raises(OSError):
+        with pytest.raises(PermissionError):
             os.pwrite(fd, b"y", 0)
-        with pytest.raises(OSError):
+        with pytest.raises(PermissionError):
             os.ftruncate(fd, 1)
     finally:
         os.close(fd)
@@ -94,7 +92,9 @@ def test_too_little_room_is_one_clear_error_with_both_figures(monkeypatch: pytes
         shared_memory.write([Huge()])  # type: ignore[list-item]
 
 
-def test_when_memory_is_short_and_the_disk_is_not_the_disk_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_when_memory_is_short_and_the_disk_is_not_the_disk_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(shared_memory, "_CHECK_FROM_BYTES", 1000)
     monkeypatch.setattr(shared_memory, "free_memory_bytes", lambda: 500)
     monkeypatch.setattr(shared_memory, "_spool_directory", lambda: str(tmp_path))
@@ -116,7 +116,7 @@ def test_a_full_disk_is_the_same_error_and_leaks_nothing(monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def control_group(tmp_path: Path) -> Iterator[Path]:
+def control_group(tmp_path: Path) -> Path:
     group = tmp_path / "a" / "b"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
@@ -124,7 +124,7 @@ def control_group(tmp_path: Path) -> Iterator[Path]:
     (group.parent / "memory.max").write_text("1000\n")
     (group.parent / "memory.current").write_text("900\n")
     (group.parent / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    yield tmp_path
+    return tmp_path
 
 
 def test_a_limit_on_any_group_above_counts_and_page_cache_is_free(control_group: Path) -> None:

@@ -33,8 +33,8 @@ from jupyter_distrib.events import (
     Execute,
     Exited,
     Failed,
-    Fork,
     Forget,
+    Fork,
     Interrupted,
     Leave,
     Message,
@@ -47,7 +47,7 @@ from jupyter_distrib.events import (
     WorkerOrder,
     Wrote,
 )
-from jupyter_distrib.link import Link, encode
+from jupyter_distrib.link import Link, LinkError, encode
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.25, 0.6, 1.2)
@@ -94,8 +94,9 @@ class NodeRun:
     tell: Tell
     output: RunOutput
     pending: set[int]
-    oom_kills: int
     started_s: float = field(default_factory=time.monotonic)
+    oom_kills: int = 0
+    """The machine's count of such kills when the run began."""
     stopping: bool = False
     clean: bool = True
     sequences: set[int] = field(default_factory=set)
@@ -275,8 +276,8 @@ class Crew:
 
     # ------------------------------------------------------------------------------------------------ running
 
-    def execute(self, command: Execute, fds: list[int], tell: Tell) -> None:
-        """Hand the cell to its ranks, now or when all of them are up. Takes `fds`."""
+    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
+        """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it came."""
         if any(rank.state == "starting" for rank in self._ranks.values()):
             self._queued = (command, fds, tell)
             return
@@ -289,15 +290,15 @@ class Crew:
             tell=tell,
             output=RunOutput(command.run, self._logs / command.run, self._loop, lambda event: tell(event, ())),
             pending=set(command.ranks) & self._ranks.keys(),
-            oom_kills=death.out_of_memory_kills(),
         )
         self.run, self._last_output = run, run.output
-        frame = encode(command, len(fds))
+        frame = frame or encode(command, len(fds))
         for number in run.pending:
             self._ranks[number].state = "running"
             self._post_frame(self._ranks[number], frame, fds)
         for fd in fds:
             os.close(fd)
+        run.oom_kills = death.out_of_memory_kills()  # a slow read, so while the ranks are at it already
         if command.timeout_s is not None:
             run.timers.append(self._loop.later(command.timeout_s, lambda: self._time_out(run, command.timeout_s or 0)))
 
@@ -373,23 +374,28 @@ class Crew:
     def _post_frame(self, rank: Rank, frame: bytes, fds: list[int]) -> None:
         try:
             rank.link.post(frame, fds)
+            rank.link.flush()
         except OSError:
             return  # its end is news of its own
         if rank.link.unsent:
             self._watch(rank)
 
     def _readable(self, rank: Rank) -> None:
-        try:
-            messages = rank.link.read()
-        except (EOFError, OSError):
+        if not self._read(rank):
             self._loop.watch(rank.link.fileno(), None)
             if sys.platform != "linux":
                 self.lost(rank, None, 0)
-            return
-        for message, fds in messages:
-            self._heard(rank, message, tuple(fds))
-            for fd in fds:
-                os.close(fd)
+
+    def _read(self, rank: Rank) -> bool:
+        """Take in what a rank says; False once it has said its last."""
+        try:
+            for message, fds in rank.link.read():
+                self._heard(rank, message, tuple(fds))
+                for fd in fds:
+                    os.close(fd)
+        except (EOFError, OSError, LinkError):
+            return False
+        return True
 
     def _heard(self, rank: Rank, event: Message, fds: tuple[int, ...]) -> None:
         match event:
@@ -456,7 +462,8 @@ class Crew:
         """A thread of an earlier run printed: its log gets it, no cell does."""
         path = self._logs / event.run / f"rank{rank.order.rank}.log"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("a", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as log:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(event.text)
 
     def _drain(self, rank: Rank) -> None:
@@ -472,7 +479,9 @@ class Crew:
         """A rank's process has ended by itself: tell the run, stop the others, replace it."""
         rank.reaped = True
         if not rank.ended:
-            self._readable(rank)  # what it said last
+            while self._read(rank):  # what it said last; its end of the link is closed, unless a child holds it
+                if not rank.link.wait(0):
+                    break
             self._drain(rank)
         self._end_process(rank)
         number = rank.order.rank

@@ -29,7 +29,7 @@ class Gpu:
 def gpus() -> list[Gpu]:
     """The node's NVIDIA GPUs; empty without a driver."""
     try:
-        import pynvml  # noqa: PLC0415 - only the agent asks, and a machine without a GPU need not have it
+        import pynvml
     except ImportError:
         return []
     try:

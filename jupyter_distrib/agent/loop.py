@@ -37,6 +37,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._running = True
+        self._soon: list[Callback] = []
         self.on_child_ended: Callback = lambda: None
 
     def watch(self, fd: int, on_readable: Callback | None, on_writable: Callback | None = None) -> None:
@@ -55,6 +56,10 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), timer))
         return timer
 
+    def soon(self, call: Callback) -> None:
+        """Call once everything that has happened by now is dealt with, before waiting again."""
+        self._soon.append(call)
+
     def stop(self) -> None:
         self._running = False
 
@@ -69,6 +74,10 @@ class Loop:
             for key, mask in self._selector.select(self._wait_s()):
                 self._dispatch(key.fd, key.data, mask)
             self._fire()
+            while self._soon:
+                calls, self._soon = self._soon, []
+                for call in calls:
+                    call()
 
     def _dispatch(self, fd: int, calls: Any, mask: int) -> None:
         known = self._selector.get_map().get(fd)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.agent.loop import Callback, Loop, Timer
 from jupyter_distrib.events import Noted, Wrote
 
 READ_BYTES = 1 << 20
@@ -25,10 +26,16 @@ LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", 1 << 30)
 TAIL_BYTES = 4096
 
 
+class Clock(Protocol):
+    """What batches need of a loop."""
+
+    def later(self, delay_s: float, call: Callback) -> Timer: ...
+
+
 class RunOutput:
     """Logs and batches of one run."""
 
-    def __init__(self, run: str, directory: Path, loop: Loop, send: Callable[[Wrote | Noted], None]) -> None:
+    def __init__(self, run: str, directory: Path, loop: Clock, send: Callable[[Wrote | Noted], None]) -> None:
         self.run, self.directory = run, directory
         self._loop, self._send = loop, send
         self._logs: dict[int, int] = {}

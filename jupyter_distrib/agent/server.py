@@ -121,28 +121,25 @@ class Agent:
 
     def _flush(self, client: Client) -> None:
         try:
-            client.link.flush()
+            if client in self._clients:
+                client.link.flush()
+                self._watch(client)
         except OSError:
-            return self._gone(client)
-        self._watch(client)
+            self._gone(client)
 
     def _tell(self, client: Client | None, event: Event, fds: tuple[int, ...] = ()) -> None:
         if client is None or client not in self._clients:
             return
-        try:
-            client.link.post(encode(event, len(fds)), fds)
-        except OSError:
-            return self._gone(client)
-        if client.link.unsent:
-            self._watch(client)
+        if not client.link.unsent:
+            self._loop.soon(lambda: self._flush(client))
+        client.link.post(encode(event, len(fds)), fds)
 
     def _readable(self, client: Client) -> None:
         try:
-            messages = client.link.read()
+            for message, fds in client.link.read():
+                self._obey(client, message, fds)
         except (EOFError, OSError, LinkError):
-            return self._gone(client)
-        for message, fds in messages:
-            self._obey(client, message, fds)
+            self._gone(client)
 
     def _gone(self, client: Client) -> None:
         """The kernel has left or died: its ranks end now, so that its GPU memory is free."""
@@ -284,7 +281,7 @@ class Agent:
                 os.close(fd)
             return self._tell_no_crew(client, command)
         if not command.detached:
-            return crew.execute(command, fds, lambda event, out: self._tell(client, event, out))
+            return crew.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
         journal = Journal(command, self._world(crew), gpus=bool(crew.gpus))
         self._detached[command.run] = journal
         journal.listeners.append(client)
@@ -435,7 +432,7 @@ class Agent:
 
     def _prune_logs(self, keep: int = 200) -> None:
         """Logs of the newest runs stay; older ones go."""
-        import shutil  # noqa: PLC0415 - seldom
+        import shutil
 
         with suppress(OSError):
             runs = sorted(paths.log_directory().iterdir(), key=lambda path: path.lstat().st_mtime)

@@ -38,7 +38,7 @@ class Templates:
         self._link: Link | None = None
         self._pending: list[Link] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the agent
+        self._log = tempfile.TemporaryFile()
         self.session = 0
         """Session of the templates and of what they have just forked."""
 
@@ -100,6 +100,7 @@ class Templates:
         while self._waiting and self._link is not None:
             order = self._waiting.popleft()
             self._link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
+            self._link.flush()
             for fd in order.fds:
                 os.close(fd)
             order.fds = []

@@ -42,11 +42,11 @@ def open_pool(kind: str) -> Pool:
     """A pool of this kind, not yet connected."""
     match kind:
         case "local":
-            from jupyter_distrib.pools.local import LocalPool  # noqa: PLC0415 - only the kind that is asked for
+            from jupyter_distrib.pools.local import LocalPool
 
             return LocalPool()
         case "inline":
-            from jupyter_distrib.pools.inline import InlinePool  # noqa: PLC0415
+            from jupyter_distrib.pools.inline import InlinePool
 
             return InlinePool()
     raise PoolError(f"there is no pool of the kind {kind!r}; there are: {', '.join(KINDS)}.")

@@ -11,7 +11,9 @@ import asyncio
 import builtins
 import inspect
 import linecache
+import sys
 import types
+from typing import Any
 
 from jupyter_distrib.events import Cell
 
@@ -38,10 +40,27 @@ def execute(cell: Cell, namespace: dict[str, object]) -> object:
         tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
     code = compile(tree, cell.filename, "exec", flags=FLAGS, dont_inherit=True)
     if code.co_flags & inspect.CO_COROUTINE:
-        asyncio.run(eval(code, namespace))  # noqa: S307
+        _run(eval(code, namespace))
     else:
-        exec(code, namespace)  # noqa: S102
+        exec(code, namespace)
     return namespace.pop(_VALUE, None)
+
+
+def _run(coroutine: Any) -> None:
+    """Run the cell's top-level `await`s in a loop of its own; in a kernel (the inline pool), the kernel's own loop waits meanwhile."""
+    outer = asyncio._get_running_loop()
+    if outer is None:
+        asyncio.run(coroutine)
+        return
+    task = asyncio.tasks._swap_current_task(outer, None) if sys.version_info >= (3, 12) else None  # type: ignore[attr-defined]
+    asyncio._set_running_loop(None)
+    try:
+        asyncio.run(coroutine)
+    finally:
+        asyncio.set_event_loop(outer)
+        asyncio._set_running_loop(outer)
+        if sys.version_info >= (3, 12):
+            asyncio.tasks._swap_current_task(outer, task)  # type: ignore[attr-defined]
 
 
 def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:

@@ -12,9 +12,9 @@ from jupyter_distrib.link import Link
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int) -> None:
     os.dup2(stderr_fd, 2)  # an import that fails must be heard
-    import torch.distributed  # noqa: F401, PLC0415
+    import torch.distributed
 
-    from jupyter_distrib.worker.main import run_worker  # noqa: PLC0415
+    from jupyter_distrib.worker.main import run_worker
 
     with socket.socket(fileno=os.dup(link_fd)) as sock:
         link = Link(sock)

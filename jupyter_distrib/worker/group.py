@@ -58,12 +58,12 @@ class Rendezvous:
         if self._store is None:
             self._store = self._open_store()
         self._inits += 1
-        return dist.PrefixStore(f"{self._run}/{self._inits}", self._store)
+        return _PrefixStore(f"{self._run}/{self._inits}", self._store)
 
     def _open_store(self) -> Any:
         leads = self._listen_fd >= 0
         fd, self._listen_fd = self._listen_fd, -1
-        return dist.TCPStore(
+        return _TCPStore(
             HOST,
             self._port,
             self.world_size,
@@ -71,7 +71,7 @@ class Rendezvous:
             timeout=timedelta(minutes=5),
             wait_for_workers=False,
             multi_tenant=False,
-            **({"master_listen_fd": fd} if leads else {}),
+            master_listen_fd=fd if leads else None,
         )
 
     def ensure(self, backend: str) -> None:
@@ -88,12 +88,12 @@ class Rendezvous:
             return -1
         if not self.automatic:
             return 0
-        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # noqa: SLF001
+        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())
 
     def abort(self) -> None:
         """Free a rank that is blocked in NCCL; called from the control thread. Gloo is freed by cutting its sockets."""
         if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
-            distributed_c10d._abort_process_group()  # noqa: SLF001
+            distributed_c10d._abort_process_group()
 
 
 current: Rendezvous
@@ -104,7 +104,7 @@ _torch_new_group = dist.new_group
 
 def install(mine: Rendezvous) -> None:
     """Make torch's own entry points in this process go through `mine`."""
-    global current  # noqa: PLW0603 - one rank a process
+    global current
     current = mine
     _rendezvous_handlers["env"] = _rendezvous_env
     _replace("init_process_group", _init_process_group)
@@ -130,21 +130,30 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: o
 @wraps(_torch_init)
 def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any) -> None:
     if current.automatic and dist.is_initialized():
-        _check_same_backend(backend)
+        check_backend(backend, str(dist.get_backend_config()))
         return
     current.drop()
     _torch_init(backend, *args, **keywords)
 
 
-def _check_same_backend(asked: str | None) -> None:
-    have = str(dist.get_backend_config())
-    wanted = asked and str(dist.Backend.backend_capability.get(str(asked).lower()) and asked).lower()
-    backends = {pair.split(":")[-1] for pair in have.split(",")}
-    if wanted and not {pair.split(":")[-1] for pair in wanted.split(",")} <= backends:
-        raise ValueError(
-            f"init_process_group({asked!r}): --strategy ddp has already made a process group with {'+'.join(sorted(backends))}. "
-            f"Leave out the call, ask for {sorted(backends)[-1]!r}, or run the cell with --strategy none."
-        )
+def check_backend(asked: str | None, have: str) -> None:
+    """Refuse a call that wants another backend than the group has. A plain `nccl` is content if any device has it.
+
+    Args:
+        asked: What the script gave to `init_process_group`: `gloo`, `cpu:gloo,cuda:nccl`, in any case; None is any.
+        have: What `torch.distributed.get_backend_config` says: always pairs, such as `cpu:gloo,cuda:gloo`.
+    """
+    if asked is None or asked.lower() == dist.Backend.UNDEFINED:
+        return
+    pairs = have.lower().split(",")
+    backends = {pair.partition(":")[2] for pair in pairs}
+    if all(part in (pairs if ":" in part else backends) for part in asked.lower().split(",")):
+        return
+    made = backends.pop() if len(backends) == 1 else have
+    raise ValueError(
+        f"init_process_group({asked!r}): the cell's strategy has already made the process group, with {made}. "
+        f"Leave out the call, ask for {made!r}, or run the cell with --strategy none."
+    )
 
 
 @wraps(_torch_destroy)

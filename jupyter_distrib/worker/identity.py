@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jupyter_distrib.events import WorkerOrder
@@ -12,8 +15,20 @@ strategy: Any = None
 
 
 def take(order: WorkerOrder) -> None:
-    global _order  # noqa: PLW0603 - one rank a process
+    global _order
     _order = order
+
+
+@contextmanager
+def taken(order: WorkerOrder) -> Iterator[None]:
+    """Be this rank for a while, in a process that is none (the inline pool)."""
+    global _order, strategy  # noqa: PLW0603 - as above
+    before = _order, strategy
+    _order = order
+    try:
+        yield
+    finally:
+        _order, strategy = before
 
 
 def order() -> WorkerOrder:
@@ -30,10 +45,9 @@ def world_size() -> int:
 
 
 def device() -> Any:
-    """`torch.device` of this rank."""
-    import torch  # noqa: PLC0415 - loaded in every rank that asks
-
-    return torch.device(order().device)
+    """`torch.device` of this rank; its name in a process that has not loaded torch (the inline pool)."""
+    torch = sys.modules.get("torch")
+    return order().device if torch is None else torch.device(order().device)
 
 
 def environment() -> dict[str, str]:

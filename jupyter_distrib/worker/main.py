@@ -21,32 +21,33 @@ import sys
 import threading
 import time
 import types
+from collections import deque
 from typing import Any, NoReturn
 
-import jupyter_distrib
 from jupyter_distrib import payload, reporting
 from jupyter_distrib.errors import ValueLost
 from jupyter_distrib.events import (
     Cut,
     Execute,
-    Failed,
     Forget,
-    Interrupted,
     Leave,
     Message,
     Noted,
     Ready,
     Regroup,
-    Returned,
     RunEvent,
     Started,
     WorkerOrder,
 )
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import cell, failure, identity, process, shell, strategies
+from jupyter_distrib.worker import cell, identity, process, strategies, surroundings
 from jupyter_distrib.worker.late import LateThreads
 from jupyter_distrib.worker.modules import LocalModules
+from jupyter_distrib.worker.outcome import outcome
 
+ANNOUNCE_S = 0.02
+CLEAN_AFTER_S = 0.02
+"""Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
 ASKED_GRACE_S = 0.5
 """A SIGINT may overtake the command that explains it by this much."""
 
@@ -72,11 +73,14 @@ class Worker:
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
         self.modules = LocalModules()
         self.late = LateThreads(order.rank, self._tell)
+        self._littered = False
         self.running = ""
         """Id of the run whose cell is being executed."""
         self.interruptible = False
         self.asked = threading.Event()
         """Set by the control thread: the current run is being stopped."""
+        self._unannounced: deque[Started] = deque(maxlen=1)
+        """A cell that ends within `ANNOUNCE_S` says that it started and that it returned in one go."""
 
     # ------------------------------------------------------------------------------------------------ main thread
 
@@ -86,12 +90,21 @@ class Worker:
         self.link.send(Ready(rank=self.order.rank, pid=os.getpid(), early=early))
         while True:
             try:
-                entry = self.inbox.get()
+                entry = self._next()
                 if entry is None:
                     _leave()
                 self._obey(*entry)
             except KeyboardInterrupt:  # it came a moment too late for the cell
                 continue
+
+    def _next(self) -> tuple[Message, list[int]] | None:
+        if self._littered:
+            try:
+                return self.inbox.get(timeout=CLEAN_AFTER_S)
+            except queue.Empty:
+                self._littered = False
+                gc.collect()
+        return self.inbox.get()
 
     def _settle(self) -> None:
         """What a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
@@ -128,14 +141,18 @@ class Worker:
         run, rank = command.run, self.order.rank
         self.asked.clear()
         self.running = run
-        self._tell(Started(run=run, rank=rank, pid=os.getpid(), device=self.order.device, at_s=time.monotonic()))
+        self._unannounced.append(
+            Started(run=run, rank=rank, pid=os.getpid(), device=self.order.device, at_s=time.monotonic())
+        )
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
-        outcome, out_fds = self._outcome(command, module.__dict__, value, error)
+        event, out_fds = outcome(
+            command, rank, module.__dict__, value, error, stopped=self._was_stopped, sequence=self.group.sequence()
+        )
         del value, error
         process.flush_streams()
         self.running = ""
-        self.link.send(outcome, out_fds)
+        self.link.send(event, out_fds, after=self._take_unannounced())
         for fd in out_fds:
             os.close(fd)
         self._clear(command, module.__dict__)
@@ -167,7 +184,7 @@ class Worker:
         self.late.begin()
         sys.modules["__main__"] = module
         namespace = module.__dict__
-        namespace |= self._provided(namespace)
+        namespace |= surroundings.provided(namespace)
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
         payload.unpack_inputs(data, buffers, namespace, device=self.order.device)
         self.group.begin(run)
@@ -175,31 +192,12 @@ class Worker:
         identity.strategy.begin()
         reporting.current = reporting.Reporter(run, self.order.rank, self._tell)
 
-    def _provided(self, namespace: dict[str, object]) -> dict[str, object]:
-        here = shell.RankShell(namespace)
-        return {
-            "jupyter_distrib": jupyter_distrib,
-            "rank": self.order.rank,
-            "local_rank": self.order.local_rank,
-            "world_size": self.order.world_size,
-            "device": identity.device(),
-            "get_ipython": lambda: here,
-            "display": shell.display,
-        }
-
     def _take_surroundings(self, command: Execute) -> None:
         """The kernel's directory, environment and path, as they are now, and this rank's own variables."""
         setting = command.setting
         wanted = {**identity.defaults(), **setting.env, **identity.environment(), **self.group.environment()}
         wanted.pop("MPLBACKEND", None)
-        for name in os.environ.keys() - wanted.keys():
-            del os.environ[name]
-        for name, value in wanted.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-        os.chdir(setting.directory or ".")
-        sys.path[:] = setting.path
-        sys.argv[:] = [""]
+        surroundings.take(setting, wanted)
         self._use_threads(wanted["OMP_NUM_THREADS"])
 
     def _use_threads(self, count: str) -> None:
@@ -207,28 +205,6 @@ class Worker:
 
         if count.isdigit() and int(count) > 0 and torch.get_num_threads() != int(count):
             torch.set_num_threads(int(count))
-
-    def _outcome(
-        self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
-    ) -> tuple[RunEvent, list[int]]:
-        run, rank, by_value = command.run, self.order.rank, command.setting.by_value
-        left = isinstance(error, SystemExit) and error.code in (None, 0)
-        if error is None or left:
-            kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
-            for name in kept:
-                payload.kept_values[f"{run}/{name}"] = namespace[name]
-            parcel, fd = None, None
-            if value is not None:
-                parcel, fd = payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
-            returned = Returned(
-                run=run, rank=rank, value=parcel, kept=kept, at_s=time.monotonic(), exited_early=left, sequence=self.group.sequence()
-            )
-            return returned, [] if fd is None else [fd]
-        if self._was_stopped(error):
-            return Interrupted(run=run, rank=rank, frames=failure.frames_of(error.__traceback__), at_s=time.monotonic()), []
-        at_s = time.monotonic()
-        described = failure.describe(error, run=run, by_value=by_value)
-        return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
 
     def _was_stopped(self, error: BaseException) -> bool:
         """Whether the cell ended because it was asked to: a collective that was cut raises whatever it likes."""
@@ -242,10 +218,17 @@ class Worker:
         if command.setting.keep:
             cell.keep_only(namespace, command.setting.keep)
         self.modules.remember()
-        gc.collect()
+        self._littered = True
 
     def _tell(self, event: RunEvent) -> None:
-        self.link.send(event)
+        self.link.send(event, after=self._take_unannounced())
+
+    def _take_unannounced(self) -> list[Started]:
+        """The start of the run, if it was not told yet; in whichever thread comes first."""
+        try:
+            return [self._unannounced.pop()]
+        except IndexError:
+            return []
 
     # ------------------------------------------------------------------------------------------------ other threads
 
@@ -265,6 +248,12 @@ class Worker:
                 self._cut(message)
             else:
                 self.inbox.put((message, fds))
+                if isinstance(message, Execute) and not self.link.wait(ANNOUNCE_S):
+                    self._announce()
+
+    def _announce(self) -> None:
+        for event in self._take_unannounced():
+            self.link.send(event)
 
     def _cut(self, command: Cut) -> None:
         if command.run != self.running:

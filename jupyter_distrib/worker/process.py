@@ -58,9 +58,10 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
     os.dup2(stderr_fd, 2)
     for fd in {null, stdout_fd, stderr_fd} - {0, 1, 2}:
         os.close(fd)
-    sys.stdin = sys.__stdin__ = _NoInput()
-    sys.stdout = sys.__stdout__ = _text(1)
-    sys.stderr = sys.__stderr__ = _text(2)
+    # typeshed declares the names with underscores as final; here they are to be ours as well.
+    sys.stdin = sys.__stdin__ = _NoInput()  # type: ignore[misc, assignment]
+    sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
     _line_buffer_c_stdout()
     faulthandler.enable(file=2, all_threads=False)
 
@@ -77,7 +78,7 @@ def flush_streams() -> None:
 
 def _text(fd: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(
-        open(fd, "wb", buffering=io.DEFAULT_BUFFER_SIZE, closefd=False),  # noqa: SIM115
+        open(fd, "wb", buffering=io.DEFAULT_BUFFER_SIZE, closefd=False),
         encoding="utf-8",
         errors="backslashreplace",
         line_buffering=True,

@@ -19,11 +19,11 @@ class RankShell:
 
     def system(self, command: str) -> None:
         """Run a shell command; its output goes where the rank's goes. The status is left in `_exit_code`."""
-        self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode  # noqa: S602
+        self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode
 
-    def getoutput(self, command: str, split: bool = True) -> list[str] | str:  # noqa: FBT001, FBT002 - IPython's signature
+    def getoutput(self, command: str, split: bool = True) -> list[str] | str:
         """Run a shell command and return its output, as lines if `split`."""
-        done = subprocess.run(  # noqa: S602
+        done = subprocess.run(
             self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         return done.stdout.splitlines() if split else done.stdout
@@ -38,9 +38,9 @@ class RankShell:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             try:
-                return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
+                return eval(compile(line, "<timed exec>", "eval"), self.user_ns)
             except SyntaxError:
-                exec(compile(line, "<timed exec>", "exec"), self.user_ns)  # noqa: S102
+                exec(compile(line, "<timed exec>", "exec"), self.user_ns)
                 return None
         finally:
             print(f"CPU times: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - wall:.3g} s")
@@ -49,7 +49,7 @@ class RankShell:
         os.chdir(os.path.expanduser(self._expand(line.strip()) or "~"))
         print(os.getcwd())
 
-    def _magic_pwd(self, line: str) -> str:  # noqa: ARG002
+    def _magic_pwd(self, line: str) -> str:
         return os.getcwd()
 
     def _magic_env(self, line: str) -> str | None:
@@ -71,8 +71,8 @@ class RankShell:
             before, _, tail = rest.partition("{")
             expression, closed, after = tail.partition("}")
             try:
-                text = str(eval(expression, self.user_ns)) if closed else "{" + expression  # noqa: S307
-            except Exception:  # noqa: BLE001 - not an expression of ours: a shell's own braces
+                text = str(eval(expression, self.user_ns)) if closed else "{" + expression
+            except Exception:
                 text = "{" + expression + closed
             out, rest = out + before + text, after
         words = (out + rest).split("$")

@@ -30,7 +30,8 @@ def main(first_fd: int, fuller_fd: int) -> None:
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    from jupyter_distrib.worker import group, main as worker_main  # noqa: PLC0415, F401 - preloaded for the ranks
+    from jupyter_distrib.worker import group
+    from jupyter_distrib.worker import main as worker_main
 
     early = Link(socket.socket(fileno=first_fd))
     if process.fork_orphan() == 0:
@@ -82,7 +83,7 @@ def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, ear
         for fd in fds:
             if fd not in mine:
                 os.close(fd)
-        from jupyter_distrib.worker.main import run_worker  # noqa: PLC0415 - loaded long ago
+        from jupyter_distrib.worker.main import run_worker
 
         run_worker(order, *mine, early=early)
     except BaseException:  # a rank must never fall back into the template's loop

@@ -44,7 +44,7 @@ def _prepare(item: Any) -> Any:
 
 
 def _replicated(model: torch.nn.Module) -> torch.nn.Module:
-    from torch.distributed._composable.replicate import replicate  # noqa: PLC0415 - a second of imports in an early rank
+    from torch.distributed._composable.replicate import replicate
 
     device = identity.device()
     model.to(device)  # in place: an optimizer built earlier keeps its parameters

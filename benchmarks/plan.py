@@ -1,0 +1,52 @@
+"""How much is measured, and of which package; and the notebook that most rows start from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver import ROOT, Notebook
+
+LOAD = "%load_ext jupyter_distrib"
+_READY = "import jupyter_distrib.session as _s; _c = _s.current().connect('local')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the command line asked for."""
+
+    quick: bool = False
+    package: Path = ROOT
+    """Folder that `jupyter_distrib` is imported from."""
+
+    def times(self, full: int, quick: int) -> range:
+        return range(quick if self.quick else full)
+
+    def notebook(self, **keywords: object) -> Notebook:
+        """A fresh kernel, with no agent anywhere near."""
+        return Notebook(package=self.package, **keywords)  # type: ignore[arg-type]
+
+    def warm(self, line: str = "--ranks 2", body: str = "pass", runs: int = 3) -> Notebook:
+        """The same with warm ranks, once everything that is imported in the background has been."""
+        notebook = self.notebook()
+        notebook.good(LOAD)
+        notebook.good(_READY)
+        notebook.good(
+            "import time as _t\nwhile _c.ask('state')['template'] != 'ready': _t.sleep(0.1)\ndel _t", timeout_s=120
+        )
+        for _ in range(runs):
+            notebook.good(f"%%distributed {line}\n{body}")
+        return notebook
+
+
+def fresh_python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def import_torch_s() -> float:
+    """One `import torch` in a fresh interpreter."""
+    return float(fresh_python("import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"))

@@ -1,0 +1,86 @@
+"""Measure everything that the README claims, print a table, and keep it in `results/`.
+
+python benchmarks/run.py [--quick] [--only ROW ...] [--peers | --no-peers] [--package FOLDER] [--write-readme]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import peers
+import report
+import rows_data
+import rows_start
+import rows_training
+import rows_trouble
+from plan import Plan
+from report import Figure
+
+ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
+    "noop": rows_start.noop,
+    "first": rows_start.first,
+    "restart": rows_start.restart,
+    "fresh": rows_start.fresh,
+    "captured": rows_data.captured,
+    "returned": rows_data.returned,
+    "prints": rows_data.prints,
+    "million": rows_data.million,
+    "training": rows_training.training,
+    "killed": rows_trouble.killed,
+    "interrupted": rows_trouble.interrupted,
+    "import": rows_start.imported,
+    "growth": rows_trouble.growth,
+}
+
+
+def main() -> None:
+    options = _options()
+    plan = Plan(quick=options.quick, package=options.package.resolve())
+    about = report.machine()
+    print(report.sentence(about), flush=True)
+    figures: list[Figure] = []
+    for name in ROWS if options.only is None else options.only:
+        began_s = time.monotonic()
+        figures += _row(name, plan)
+        print(f"  [{name}: {time.monotonic() - began_s:.0f} s]", flush=True)
+    side_by_side = peers.compare(plan, options.only_peers) if options.peers else []
+    body = report.text(about, figures, side_by_side)
+    print(f"\n{body}")
+    print(f"\n{report.save(options.results, about, figures, side_by_side)}")
+    if options.write_readme:
+        report.write_readme(body)
+
+
+def _row(name: str, plan: Plan) -> list[Figure]:
+    """The figures of one row; a row that breaks is a figure too."""
+    figures = []
+    try:
+        for figure in ROWS[name](plan):
+            figures.append(figure)
+            print(f"{figure.verdict or '-':7} {figure.what}: {figure.measured}   [{figure.target}]", flush=True)
+    except Exception as error:
+        figures.append(Figure(what=name, measured=f"{type(error).__name__}: {error}"[-400:], ok=False))
+        print(f"BROKEN  {name}: {type(error).__name__}: {error}", flush=True)
+    return figures
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repetitions: does everything work?")
+    parser.add_argument("--only", nargs="*", choices=list(ROWS), metavar="ROW", help=f"some of: {', '.join(ROWS)}; nothing: none")
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=None, help="run the peers too (default: unless --quick or --only)")
+    parser.add_argument("--only-peers", nargs="+", choices=list(peers.PEERS), metavar="PEER", help=f"some of: {', '.join(peers.PEERS)}")
+    parser.add_argument("--package", type=Path, default=Plan().package, help="measure the jupyter_distrib in this folder")
+    parser.add_argument("--results", type=Path, default=report.HERE / "results", help="folder for what was measured")
+    parser.add_argument("--write-readme", action="store_true", help="put the tables into README.md")
+    options = parser.parse_args()
+    if options.peers is None:
+        options.peers = not options.quick and options.only is None
+    return options
+
+
+if __name__ == "__main__":
+    main()

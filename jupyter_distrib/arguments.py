@@ -1,0 +1,257 @@
+"""Reads the words of any magic's line by declared options. Standard library only, no state.
+
+    --rank 3 run-7   --parse_arguments-->   Arguments(values={"rank": 3}, positionals=("run-7",))
+
+Runs in the kernel and wherever a strategy or pool declares its options. Every refusal is one sentence that says what to
+do; `options.py` reads keywords with the same functions, so that a line and a call are refused in the same words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import math
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from jupyter_distrib.errors import OptionsError
+
+HIGHEST_RANK = 65_535
+"""`--on 0-999999999` is a slip of the finger, and would be a tuple of some gigabytes."""
+
+_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+(?=\s|\Z)""", re.DOTALL)
+
+
+# ------------------------------------------------------------------------------------------------ readers of a value
+# Each takes how the user knows the option (`--gpus` or `gpus`) and the text given, which is never blank.
+
+
+def count(name: str, text: str) -> int:
+    return _whole(name, text, 1, "a whole number, at least 1")
+
+
+def rank(name: str, text: str) -> int:
+    return _whole(name, text, 0, "a rank, counted from 0")
+
+
+def _whole(name: str, text: str, least: int, wanted: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text) or int(text) < least:
+        raise OptionsError(f"{name} wants {wanted}; got {shown(text)}")
+    return int(text)
+
+
+def seconds(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise OptionsError(f"{name} wants a number of seconds above 0; got {shown(text)}")
+    return number
+
+
+def string(name: str, text: str) -> str:
+    return text
+
+
+def switch(name: str, text: str) -> bool:
+    return True
+
+
+def names(name: str, text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(part.isidentifier() for part in parts):
+        raise OptionsError(f"{name} wants names of variables, joined by commas without spaces; got {shown(text)}")
+    for part in parts:
+        if keyword.iskeyword(part):
+            raise OptionsError(f"{name} wants names of variables; {part!r} is a keyword of Python")
+    return tuple(dict.fromkeys(parts))
+
+
+def one_name(name: str, text: str) -> str:
+    if not text.strip().isidentifier():
+        raise OptionsError(f"{name} wants the name of one variable; got {shown(text)}")
+    return names(name, text)[0]
+
+
+def rank_list(name: str, text: str) -> tuple[int, ...]:
+    """`0,2-3` as sorted ranks."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+        if not match:
+            raise OptionsError(f"{name} wants ranks such as 0,2-3; got {shown(text)}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise OptionsError(f"{name} has the range {part.strip()} backwards: write {last}-{first}")
+        if last > HIGHEST_RANK:
+            raise OptionsError(f"{name} names rank {last}; no rank is above {HIGHEST_RANK}")
+        if twice := chosen.intersection(range(first, last + 1)):
+            raise OptionsError(f"{name} names rank {min(twice)} twice: name it once")
+        chosen.update(range(first, last + 1))
+    return tuple(sorted(chosen))
+
+
+def variable(name: str, text: str) -> dict[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or "\0" in text:
+        raise OptionsError(f"{name} wants K=V, the name of a variable and its value; got {shown(text)}")
+    return {key: value}
+
+
+def shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+# ------------------------------------------------------------------------------------------------ declarations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One thing that can be asked for, by a flag on a line or by a keyword in a call."""
+
+    flag: str
+    """`--fsdp-unit`."""
+    meaning: str
+    metavar: str = ""
+    """What the help calls the value; empty for a switch, which takes none."""
+    default: str = ""
+    """What happens without it, in words."""
+    read: Callable[[str, str], Any] = string
+    """Makes the value, from how the user knows the option and the text given. The value of a strategy's or pool's own
+    option is checked by this and handed on as the text itself, a switch as the empty text."""
+    choices: tuple[str, ...] = ()
+    """The only texts allowed, if any."""
+    repeatable: bool = False
+    """Given again, it adds to what was given before. Not for the options of strategies and pools."""
+    keyword: str = ""
+    """Where it differs from the flag. Not for the options of strategies and pools."""
+    synonyms: tuple[str, ...] = ()
+    """What users of other launchers type: this option is suggested then."""
+
+    @property
+    def name(self) -> str:
+        """Its keyword, and its key in `strategy_options` or `pool_options`: `fsdp_unit`."""
+        return self.keyword or self.flag.lstrip("-").replace("-", "_")
+
+
+Declared: TypeAlias = Mapping[str, tuple[Option, ...]]
+"""Every strategy, or every kind of pool, by name, with the options that it declares itself."""
+Owners: TypeAlias = Mapping[str, list[str]]
+"""By `Option.name`, what to choose to have that option: `--strategy ddp`."""
+
+Say: TypeAlias = Callable[[Option, str], str]
+"""How the user spells an option with this value, or, for the empty one, its mere name."""
+
+
+def as_flag(option: Option, value: str = "") -> str:
+    return f"{option.flag} {value}".rstrip()
+
+
+def as_keyword(option: Option, value: str = "") -> str:
+    return f"{option.name}={value!r}" if value else option.name
+
+
+# ------------------------------------------------------------------------------------------------ reading a line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a line says; only what was given."""
+
+    values: dict[str, Any]
+    """By `Option.name`, as `Option.read` made them."""
+    positionals: tuple[str, ...]
+
+
+def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = MappingProxyType({})) -> Arguments:
+    """Read a line by its declarations. The beginning of a flag is not enough, but the near flag is named."""
+    words = split_words(line)[::-1]
+    known = {option.flag: option for option in options}
+    pairs: list[tuple[Option, str]] = []
+    positionals: list[str] = []
+    while words:
+        flag, equals, text = words[-1].partition("=")
+        if not re.match(r"-(?!\d)|[\u2013\u2014]", flag):  # some systems turn a typed -- into a longer dash
+            positionals.append(words.pop())
+            continue
+        words.pop()
+        if flag not in known:
+            raise unknown_option(flag, options, owners, as_flag)
+        if equals and not known[flag].metavar:
+            raise OptionsError(f"{flag} takes no value: write {flag} alone")
+        if known[flag].metavar and not equals and words and not words[-1].startswith("--"):
+            text = words.pop()
+        pairs.append((known[flag], text))
+    return Arguments(values=gather(pairs, as_flag), positionals=tuple(positionals))
+
+
+def split_words(line: str) -> list[str]:
+    # Not shlex.split(comments=True): that ends `--env COLOR=#fff` at the `#`.
+    words: list[str] = []
+    while (line := line.lstrip()) and not line.startswith("#"):
+        match = _WORD.match(line)
+        if not match:
+            quoted = '"' in line or "'" in line
+            what = "a quote is never closed, close it" if quoted else "a backslash ends the line, remove it"
+            raise OptionsError(f"{what}: {shown(line.rstrip())}")
+        words += shlex.split(match[0])
+        line = line[match.end() :]
+    return words
+
+
+def gather(pairs: Iterable[tuple[Option, str]], say: Say) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for option, text in pairs:
+        name, known = say(option, ""), values.get(option.name)
+        if known is not None and not option.repeatable:
+            raise OptionsError(f"{name} is given twice: keep one of them")
+        if option.metavar and not text.strip():
+            raise OptionsError(f"{name} needs a value: write {say(option, option.metavar)}")
+        if option.choices:
+            check_choice(text, option.choices, say(option, text))
+        value = option.read(name, text)
+        if isinstance(known, tuple):
+            value = tuple(dict.fromkeys(known + value))
+        elif isinstance(known, dict):
+            if twice := known.keys() & value.keys():
+                raise OptionsError(f"{name} sets {min(twice)} twice: keep one of them")
+            value = known | value
+        values[option.name] = value
+    return values
+
+
+# ------------------------------------------------------------------------------------------------ near names
+
+
+def check_choice(text: str, choices: Collection[str], spelt: str) -> None:
+    if text in choices:
+        return
+    near = difflib.get_close_matches(text.lower(), choices, n=1)
+    raise OptionsError(
+        f"{spelt} is not known: " + (f"did you mean {near[0]}?" if near else f"choose {any_of(choices)}")
+    )
+
+
+def unknown_option(typed: str, options: Sequence[Option], owners: Owners, say: Say) -> OptionsError:
+    bare = re.sub(r"^[-\u2013\u2014]+", "", typed).lower().replace("_", "-")
+    if owner := owners.get(bare.replace("-", "_")):
+        return OptionsError(f"{typed} is an option of {any_of(owner)}: choose that, or leave {typed} out")
+    # Later entries replace earlier ones: a synonym never hides the option that really has that name.
+    near = {synonym: option for option in options for synonym in option.synonyms}
+    near |= {option.name.strip("_").replace("_", "-"): option for option in options}
+    near |= {option.flag.lstrip("-"): option for option in options}
+    beginnings = [word for word in near if bare and word.startswith(bare)]
+    for word in [*near.keys() & {bare}, *sorted(beginnings, key=len), *difflib.get_close_matches(bare, near, n=1)]:
+        return OptionsError(f"unknown option {typed}: did you mean {say(near[word], '')}?")
+    known = [say(option, "") for option in options]
+    return OptionsError(f"unknown option {typed}: " + (f"choose {any_of(known)}" if known else "there are none here"))
+
+
+def any_of(words: Collection[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last

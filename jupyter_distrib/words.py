@@ -1,0 +1,43 @@
+"""Ranks, times, sizes and long texts as people read them. Kernel side; pure functions, standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
+    """Name ranks shortly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    word = ("Rank" if sentence else "rank") + ("" if single else "s")
+    return f"{word} " + ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def duration(seconds: float) -> str:
+    """`0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
+
+
+def size(size_bytes: int) -> str:
+    """`30.8 GB`, in powers of 1000."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def clipped(text: str, characters: int) -> str:
+    """Cut a text that is too long to be read, and say by how much."""
+    return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"

@@ -1,0 +1,46 @@
+"""How a cell ended on one rank, as the event that says so. Runs in the thread that executed it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from jupyter_distrib import payload
+from jupyter_distrib.events import Execute, Failed, Interrupted, Returned
+from jupyter_distrib.worker import failure
+
+
+def outcome(
+    command: Execute,
+    rank: int,
+    namespace: dict[str, object],
+    value: object,
+    error: BaseException | None,
+    *,
+    stopped: Callable[[BaseException], bool],
+    sequence: int = -1,
+) -> tuple[Returned | Failed | Interrupted, list[int]]:
+    """The event and the descriptors that go with it, which the caller closes; what `--keep` names is kept.
+
+    Args:
+        stopped: Whether the exception came because the run was asked to stop.
+        sequence: See `Returned`.
+    """
+    run, by_value = command.run, command.setting.by_value
+    left = isinstance(error, SystemExit) and error.code in (None, 0)
+    if error is None or left:
+        kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
+        for name in kept:
+            payload.kept_values[f"{run}/{name}"] = namespace[name]
+        parcel, fd = None, None
+        if value is not None:
+            parcel, fd = payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
+        returned = Returned(
+            run=run, rank=rank, value=parcel, kept=kept, at_s=time.monotonic(), exited_early=left, sequence=sequence
+        )
+        return returned, [] if fd is None else [fd]
+    if stopped(error):
+        return Interrupted(run=run, rank=rank, frames=failure.frames_of(error.__traceback__), at_s=time.monotonic()), []
+    at_s = time.monotonic()
+    described = failure.describe(error, run=run, by_value=by_value)
+    return Failed(run=run, rank=rank, failure=described, at_s=at_s), []

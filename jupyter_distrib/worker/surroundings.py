@@ -1,0 +1,39 @@
+"""What a cell finds around it on a rank: the kernel's folder, environment and path, and the names that are there for it.
+
+Runs in the thread that executes cells: a rank's main thread, or that of whoever uses an inline pool.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import jupyter_distrib
+from jupyter_distrib.events import Setting
+from jupyter_distrib.worker import identity, shell
+
+
+def take(setting: Setting, env: dict[str, str]) -> None:
+    """Be where the kernel is, with exactly this environment."""
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    os.chdir(setting.directory or ".")
+    sys.path[:] = setting.path
+    sys.argv[:] = [""]
+
+
+def provided(namespace: dict[str, object]) -> dict[str, object]:
+    """The names that every cell has unless the notebook defines them."""
+    here, order = shell.RankShell(namespace), identity.order()
+    return {
+        "jupyter_distrib": jupyter_distrib,
+        "rank": order.rank,
+        "local_rank": order.local_rank,
+        "world_size": order.world_size,
+        "device": identity.device(),
+        "get_ipython": lambda: here,
+        "display": shell.display,
+    }
