@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -85,7 +86,8 @@ class Notebook:
             "JUPYTER_DISTRIB_LOG_DIR": str(self.runtime / "logs"),
             **({"PYTHONPATH": str(package)} if package else {}),
         }
-        self.manager.start_kernel(cwd=str(self._owned), env={**os.environ, **ours, **env})
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.manager.start_kernel(cwd=str(self._owned), env={**os.environ, **ours, **env}, **quiet)
         self.client: Any = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=120)

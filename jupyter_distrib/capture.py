@@ -57,8 +57,19 @@ class Captured:
     inputs: tuple[Input, ...]
     defines: tuple[str, ...]
     """Names the cell binds at module level, in order."""
+    imports: frozenset[str]
+    """Those of them that an import binds."""
     missing: tuple[tuple[str, int], ...]
     """Name and line of what it reads for certain although nobody has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What became of a name that a distributed cell defined on the ranks only."""
+
+    cell: str
+    """`Cell In[3]`."""
+    imported: bool = False
 
 
 def capture(
@@ -96,6 +107,7 @@ def capture(
         cell=Cell(source=source, filename=filename),
         inputs=tuple(inputs.values()),
         defines=names.defines,
+        imports=frozenset(_imported(program)),
         missing=tuple(
             (need.name, need.line)
             for need in names.needs
@@ -104,17 +116,17 @@ def capture(
     )
 
 
-def explain_missing(captured: Captured, dropped: Mapping[str, str]) -> CaptureError | None:
-    """Say where a missing name was last seen; None if no missing name was ever defined on the ranks.
-
-    `dropped` maps a name to the label of the earlier distributed cell that defined it, such as `Cell In[3]`.
-    """
+def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> CaptureError | None:
+    """Say where a missing name was last seen; None if no missing name was ever defined on the ranks."""
     for name, line in captured.missing:
-        if name in dropped:
-            return CaptureError(
-                f"`{name}` (line {line}) is not in this notebook: {dropped[name]} defined it on the ranks, "
-                f"where it ended with that run. Add `--keep {name}` to that cell."
-            )
+        if (was := dropped.get(name)) is None:
+            continue
+        did, cure = "defined", f"Add `--keep {name}` to that cell."
+        if was.imported:
+            did, cure = "imported", "Import it in this cell, or in a cell of its own."
+        return CaptureError(
+            f"`{name}` (line {line}) is not in this notebook: {was.cell} {did} it on the ranks, where it ended with that run. {cure}"
+        )
     return None
 
 
@@ -232,6 +244,18 @@ def _translate(body: str, transform: Transform) -> str:
 def _no_cell_magic(text: str, line: int) -> CaptureError:
     name = (text.split() or [""])[0]
     return CaptureError(f"line {line}: %%{name} cannot stand inside a distributed cell; put it in a cell of its own")
+
+
+def _imported(program: ast.AST) -> Iterator[str]:
+    """Names that imports bind at module level."""
+    for node in ast.iter_child_nodes(program):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                continue
+            case ast.stmt() | ast.ExceptHandler() | ast.match_case():
+                yield from _imported(node)
 
 
 class _Magics(ast.NodeTransformer):

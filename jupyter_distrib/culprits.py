@@ -115,7 +115,6 @@ class _Tracer(pickle._Pickler):
             super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in typeshed
         self._open.pop()  # not in a `finally`: what stays open after an error is the answer
 
-
     def _failing_item(self, items: Sequence[Any]) -> Any:
         """By halves, so that it costs about what the failed pickle did; the last item if none fails by itself."""
         while len(items) > 1:

@@ -26,7 +26,7 @@ class Parcel:
     """Pickled bytes and where their out-of-band buffers are (pickle protocol 5)."""
 
     data: bytes
-    """The pickle stream."""
+    """The pickle stream; empty if it is so long that it is the first of the buffers."""
     sizes: tuple[int, ...] = ()
     """Length of each buffer in bytes, in pickle order."""
     inline: tuple[bytes, ...] = ()

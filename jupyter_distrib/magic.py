@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib import line_magics, payload, session, words
-from jupyter_distrib.capture import Captured, Input, capture, explain_missing
+from jupyter_distrib import failures, line_magics, options as declared, payload, session, words
+from jupyter_distrib.capture import Captured, Dropped, Input, capture, explain_missing
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.explain import Explanation
 from jupyter_distrib.options import Options, parse_line
-from jupyter_distrib.results import RankValue
+from jupyter_distrib.rendering import Rendering
+from jupyter_distrib.results import RankValue, Results
 from jupyter_distrib.run import Run
 from jupyter_distrib.status import PoolTable, Status
 from jupyter_distrib.strategies import POOLS, STRATEGIES
@@ -34,42 +35,53 @@ class DistributedMagics(Magics):
 
     shell: InteractiveShell
 
+    @output_can_be_silenced
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
         options = parse_line(line, strategies=STRATEGIES, pools=POOLS)
         captured = self._capture(options, cell)
         if options.explain:
             return Explanation.of(captured, self.shell.user_ns)
-        here = session.current()
-        run = self._start(here, captured, options)
+        run = self._start(captured, options)
         if options.detach:
             return self._detached(run, options)
-        try:
-            results = run.wait(LiveView(run.pool))
-        finally:
-            self._take_over(here, captured, options, run)
+        results = run.wait(LiveView(run.pool))
         if options.out:
-            self.shell.user_ns[options.out] = results
+            self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
 
+    distributed.__doc__ = declared.help_text(strategies=STRATEGIES, pools=POOLS)
     distrib = cell_magic("distrib")(distributed)
 
     def _capture(self, options: Options, cell: str) -> Captured:
-        captured = capture(
-            cell,
-            self.shell.user_ns,
-            filename=f"Cell In[{self.shell.execution_count}]",
-            with_names=options.with_,
-            transform=self.shell.transform_cell,
-        )
+        wrong: SyntaxError | None = None
+        try:
+            captured = capture(
+                cell,
+                self.shell.user_ns,
+                filename=f"Cell In[{self.shell.execution_count}]",
+                with_names=options.with_,
+                transform=self.shell.transform_cell,
+            )
+        except SyntaxError as error:
+            wrong = error
+        if wrong is not None:
+            raise _shown_alone(wrong, self.shell)
         if (error := explain_missing(captured, session.current().dropped)) is not None:
             raise error
         return captured
 
-    def _start(self, here: session.Session, captured: Captured, options: Options) -> Run:
+    def _start(self, captured: Captured, options: Options) -> Run:
         inputs, packed = pack(captured.inputs, self.shell.user_ns)
-        handles = [value for value in inputs.values() if isinstance(value, RankValue)]
-        return here.start(captured.cell, packed, options, label=captured.cell.filename, handles=handles)
+        here = session.current()
+        return here.start(
+            captured.cell,
+            packed,
+            options,
+            label=captured.cell.filename,
+            handles=[value for value in inputs.values() if isinstance(value, RankValue)],
+            on_ended=self._taking_over(here, captured, options),
+        )
 
     def _detached(self, run: Run, options: Options) -> Run:
         """Show the run from a thread of its own; the cell is free."""
@@ -86,33 +98,57 @@ class DistributedMagics(Magics):
             self.shell.user_ns[options.out] = run
         return run
 
-    def _take_over(self, here: session.Session, captured: Captured, options: Options, run: Run) -> None:
-        """What a run leaves in the notebook: handles to kept values, and where names went that were not kept."""
-        handles = here.handles(run, options.keep)
-        self.shell.user_ns.update(handles)
-        for name in captured.defines:
-            if name in handles or name in self.shell.user_ns:
-                here.dropped.pop(name, None)
-            else:
-                here.dropped[name] = captured.cell.filename
+    def _taking_over(self, here: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
+        """What a run leaves in the notebook: handles to kept values, and where names went that were not kept.
+
+        In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached run leaves alone what
+        has changed in the notebook since it began.
+        """
+        notebook = self.shell.user_ns
+        before = {name: notebook.get(name) for name in options.keep}
+
+        def take_over(run: Run) -> None:
+            handles = here.handles(run, options.keep)
+            for name, handle in handles.items():
+                if not options.detach or notebook.get(name) is before[name]:
+                    notebook[name] = handle
+            for name in captured.defines:
+                if name in notebook:
+                    here.dropped.pop(name, None)
+                else:
+                    here.dropped[name] = Dropped(cell=captured.cell.filename, imported=name in captured.imports)
+
+        return take_over
 
     @line_magic
     def distributed_status(self, line: str) -> Status:
+        """Show pool, ranks and runs: `%distributed_status`; a value that also tells it as HTML."""
         line_magics.parse_status(line)
         return Status.of(session.current())
 
     @line_magic
     def distributed_logs(self, line: str) -> None:
+        """Print all that a run wrote: `%distributed_logs [RUN] [--rank R]`; without RUN the last run."""
         request = line_magics.parse_logs(line)
         print(session.current().find_run(request.run).logs(request.rank), end="")
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:
+        """Bring back a detached run with its whole record: `%distributed_attach [RUN]`; without RUN the newest."""
         run = session.current().attach(line_magics.parse_attach(line).run)
         return self._detached(run, Options())
 
     @line_magic
     def distributed_pool(self, line: str) -> PoolTable | None:
+        """Show the pools, or do something with one.
+
+        `%distributed_pool`                     what there is, and which ranks are up
+        `%distributed_pool use NAME`            cells use this pool from now on
+        `%distributed_pool start --gpus N`      have ranks up before a cell asks for them; or `--ranks N`
+        `%distributed_pool stop [NAME]`         end the ranks; what they keep is gone
+        `%distributed_pool restart [NAME]`      new processes
+        `%distributed_pool resize N`            as many ranks from now on
+        """
         request = line_magics.parse_pool(line, pools=tuple(POOLS))
         here = session.current()
         match request.action:
@@ -130,6 +166,14 @@ class DistributedMagics(Magics):
             case "resize":
                 here.resize(request.name or here.pool, request.size, request.gpus, request.ranks)
         return PoolTable.of(here)
+
+
+def _shown_alone(error: SyntaxError, shell: InteractiveShell) -> BaseException:
+    """What to raise in place of a `SyntaxError`, which IPython would show with our frames."""
+    stand_in = failures.remote_error("SyntaxError", str(error))
+    lines = shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
+    stand_in.__dict__["_render_traceback_"] = Rendering(lines=tuple(lines))
+    return stand_in
 
 
 def pack(inputs: tuple[Input, ...], namespace: dict[str, Any]) -> tuple[dict[str, object], payload.Packed]:
@@ -186,12 +230,18 @@ def load(shell: InteractiveShell) -> None:
         other = registry.get(name)
         if other is not None and not isinstance(getattr(other, "__self__", None), DistributedMagics):
             _replaced[name] = other
-            print(f"%%{name} was {type(getattr(other, '__self__', other)).__module__}'s; it is jupyter_distrib's until %unload_ext.")
+            print(f"%%{name} was {_home(other)}'s; it is jupyter_distrib's until %unload_ext jupyter_distrib.")
     shell.register_magics(DistributedMagics)
     from jupyter_distrib import completion
 
     completion.install(shell)
     session.current().warm_up()
+
+
+def _home(magic: Callable[..., Any]) -> str:
+    """The package that a magic comes from, as far as it tells."""
+    module = getattr(magic, "__module__", None) or type(magic).__module__
+    return "this notebook" if module == "__main__" else module.partition(".")[0]
 
 
 def unload(shell: InteractiveShell) -> None:

@@ -166,6 +166,8 @@ class Run:
             return failures.to_interrupt(record, elapsed_s, self._source_of)
         if record.limit_s is not None:
             return failures.to_timeout(record, record.limit_s, elapsed_s, self._source_of)
+        if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
+            return failures.to_interrupt(record, elapsed_s, self._source_of)  # stopped from elsewhere, or inside the inline pool
         return failures.to_exception(record, _unpack_exception, self._source_of, elapsed_s, colors=True)
 
     def _unpacked(self) -> Results:

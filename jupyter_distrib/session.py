@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib import payload
+from jupyter_distrib.capture import Dropped
 from jupyter_distrib.errors import CaptureError, DistributedError, PoolError
 from jupyter_distrib.events import (
     PROTOCOL,
@@ -204,8 +205,8 @@ class Session:
         self.sizes: dict[str, tuple[int, bool]] = {}
         """By pool, how many ranks `%distributed_pool` asked for, and whether with GPUs."""
         self.history: deque[Run] = deque(maxlen=HISTORY)
-        self.dropped: dict[str, str] = {}
-        """Names that a distributed cell defined on the ranks only, and which cell."""
+        self.dropped: dict[str, Dropped] = {}
+        """Names that a distributed cell defined on the ranks only."""
         self._connections: dict[str, _Connection] = {}
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
@@ -380,8 +381,11 @@ class Session:
         *,
         label: str,
         handles: Sequence[RankValue] = (),
+        on_ended: Callable[[Run], object] | None = None,
     ) -> Run:
         """Send the cell to its ranks. Returns as soon as they have been told to run it.
+
+        `on_ended` is called in the node's thread, before whoever waits for the run hears of its end.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
@@ -393,6 +397,8 @@ class Session:
             self.wait_open(crew)
             run = self._run(crew, options, label, cell)
             run.on_ended.append(lambda: bool(packed.sent))  # the kernel's own classes, alive until values have come
+            if on_ended is not None:
+                run.on_ended.append(lambda: on_ended(run))
         except BaseException:
             for each in fds:
                 os.close(each)

@@ -13,6 +13,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from jupyter_distrib import view
+from jupyter_distrib.pools import ECHOING
 from jupyter_distrib.record import RunRecord
 
 DRAW_EVERY_S = 0.15
@@ -26,6 +27,7 @@ class LiveView:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
+        self._silent = pool in ECHOING
         self._handle: Any = None
         self._next_s = 0.0
         self._changes = -1
@@ -35,6 +37,8 @@ class LiveView:
         self._in_kernel = shell is not None and hasattr(shell, "kernel")
 
     def __call__(self, record: RunRecord, elapsed_s: float) -> float:
+        if self._silent:
+            return TICK_S
         now = time.monotonic()
         if not record.ended and now < self._next_s:
             return self._next_s - now if record.changes != self._changes else TICK_S

@@ -244,7 +244,7 @@ def test_plain_python_is_not_translated() -> None:
 
 
 def test_a_name_that_ended_with_an_earlier_run_is_explained() -> None:
-    error = explain_missing(taken("other\nmodel(x)"), {"model": "Cell In[3]", "unread": "Cell In[2]"})
+    error = explain_missing(taken("other\nmodel(x)"), {"model": Dropped(cell="Cell In[3]"), "unread": Dropped(cell="Cell In[2]")})
     assert str(error) == (
         "`model` (line 3) is not in this notebook: Cell In[3] defined it on the ranks, where it ended with that run. "
         "Add `--keep model` to that cell."
@@ -252,7 +252,20 @@ def test_a_name_that_ended_with_an_earlier_run_is_explained() -> None:
 
 
 def test_a_misspelt_name_is_left_to_the_rank() -> None:
-    assert explain_missing(taken("modle"), {"model": "Cell In[3]"}) is None
+    assert explain_missing(taken("modle"), {"model": Dropped(cell="Cell In[3]")}) is None
+
+
+def test_a_module_that_an_earlier_run_imported_is_to_be_imported_again() -> None:
+    error = explain_missing(taken("\ndist.barrier()"), {"dist": Dropped(cell="Cell In[3]", imported=True)})
+    assert str(error) == (
+        "`dist` (line 3) is not in this notebook: Cell In[3] imported it on the ranks, where it ended with that run. "
+        "Import it in this cell, or in a cell of its own."
+    )
+
+
+def test_imports_are_those_of_the_module_level() -> None:
+    body = "import a.b, c as d\nif x:\n  from e import f as g\ntry:\n  import h\nexcept E:\n  import i\ndef j():\n  import k\nl = 1"
+    assert taken(body).imports == {"a", "d", "g", "h", "i"}
 
 
 DEFINITIONS = """

@@ -17,13 +17,18 @@ Lost = Callable[[str], None]
 """Called once, with a sentence, when the node cannot be reached any more."""
 
 KINDS = ("local", "inline")
+ECHOING = frozenset({"inline"})
+"""Kinds whose ranks print straight into the notebook: there is nothing left for a live view to draw."""
 
 
 class Node(Protocol):
     """One machine's agent, reachable."""
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """Deliver a command, from any thread, without blocking on the peer; takes the descriptors over."""
+        """Deliver a command, from any thread, without blocking on the peer; takes the descriptors over.
+
+        The inline pool is an exception: there `Execute` blocks until the run has ended, and raises `PoolError` for what it cannot do.
+        """
 
     def close(self) -> None:
         """Give up the link; the agent ends this kernel's crews."""

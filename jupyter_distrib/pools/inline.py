@@ -294,7 +294,7 @@ class _InlineRun:
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             return None, error
         finally:
-            reporting.current, reporter = None, reporting.current
+            reporter, reporting.current = reporting.current, None
             if reporter is not None:
                 reporter.close()
 

@@ -49,6 +49,8 @@ class Rendezvous:
         self.automatic = False
         if dist.is_initialized():
             _torch_destroy()
+        # An init that was interrupted has counted itself, and torch (2.13) puts the count into the names of its keys.
+        distributed_c10d._world.group_count = 0  # noqa: SLF001
 
     def environment(self) -> dict[str, str]:
         return {"MASTER_ADDR": HOST, "MASTER_PORT": str(self._port)}
@@ -100,6 +102,8 @@ current: Rendezvous
 _torch_init = dist.init_process_group
 _torch_destroy = dist.destroy_process_group
 _torch_new_group = dist.new_group
+_TCPStore: Any = dist.TCPStore
+_PrefixStore: Any = dist.PrefixStore
 
 
 def install(mine: Rendezvous) -> None:

@@ -139,16 +139,12 @@ class Worker:
 
     def _execute(self, command: Execute, fds: list[int]) -> None:
         run, rank = command.run, self.order.rank
-        self.asked.clear()
-        self.running = run
         self._unannounced.append(
             Started(run=run, rank=rank, pid=os.getpid(), device=self.order.device, at_s=time.monotonic())
         )
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
-        event, out_fds = outcome(
-            command, rank, module.__dict__, value, error, stopped=self._was_stopped, sequence=self.group.sequence()
-        )
+        event, out_fds = self._outcome(command, module.__dict__, value, error)
         del value, error
         process.flush_streams()
         self.running = ""
@@ -172,9 +168,28 @@ class Worker:
             self.interruptible = False
             return None, error
         finally:
-            reporting.current, reporter = None, reporting.current
+            reporter, reporting.current = reporting.current, None
             if reporter is not None:
                 reporter.close()
+
+    def _outcome(
+        self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
+    ) -> tuple[RunEvent, list[int]]:
+        """What to tell of the end. Pickling the value runs the user's code too, and may be stopped."""
+
+        def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
+            rank, sequence = self.order.rank, self.group.sequence()
+            return outcome(command, rank, namespace, value, error, stopped=self._was_stopped, sequence=sequence)
+
+        try:
+            try:
+                self.interruptible = error is None
+                return told(value, error)
+            finally:
+                self.interruptible = False
+        except BaseException as broken:  # noqa: BLE001 - as in `_guarded`
+            self.interruptible = False
+            return told(None, broken)
 
     def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
         run, setting = command.run, command.setting
@@ -247,6 +262,9 @@ class Worker:
             if isinstance(message, Cut):
                 self._cut(message)
             else:
+                if isinstance(message, Execute):
+                    self.asked.clear()
+                    self.running = message.run  # here, so that a stop right behind it finds its run
                 self.inbox.put((message, fds))
                 if isinstance(message, Execute) and not self.link.wait(ANNOUNCE_S):
                     self._announce()

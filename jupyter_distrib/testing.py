@@ -1,0 +1,520 @@
+"""What every pool must do, as checks that authors of pools can run over theirs. Kernel side; standard library and asserts only.
+
+    @pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
+    def test_my_pool(check):
+        check(MyPool)
+
+Each check opens the pool anew, talks to it in commands and events as `session.py` does, and leaves nothing open. A pool may need seconds for its
+first ranks, so `LIMIT_S` is generous.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from jupyter_distrib import payload
+from jupyter_distrib.events import (
+    PROTOCOL,
+    Attach,
+    Attached,
+    Cell,
+    CloseCrew,
+    Command,
+    CrewClosed,
+    CrewOpened,
+    CrewRefused,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Failed,
+    Failure,
+    Forget,
+    Hello,
+    Interrupted,
+    NotAttached,
+    OpenCrew,
+    Parcel,
+    Returned,
+    RunEvent,
+    Setting,
+    Started,
+    Stop,
+    TimedOut,
+    Welcomed,
+    Wrote,
+)
+from jupyter_distrib.pools import Node, Pool
+
+OpenPool = Callable[[], Pool]
+Check = Callable[[OpenPool], None]
+E = TypeVar("E")
+
+LIMIT_S = 60.0
+_TERMINAL = (Returned, Failed, Interrupted, Exited)
+_RUN_EVENTS: tuple[type, ...] = RunEvent.__args__  # type: ignore[attr-defined]  # what the union is made of
+
+
+def checks(*, detached: bool = False) -> tuple[Check, ...]:
+    """All checks; with `detached` also those for pools whose runs can outlive the kernel's link."""
+    return (*_CHECKS, *(_DETACHED if detached else ()))
+
+
+# ---------------------------------------------------------------------------------------------------- a kernel's side
+
+
+class Outcome:
+    """What one run left."""
+
+    def __init__(self, events: Sequence[RunEvent], values: Mapping[int, Any]) -> None:
+        self.events = tuple(events)
+        self.values = dict(values)
+        """Rank -> value of the cell's last expression, for ranks that returned."""
+
+    def of(self, kind: type[E], rank: int | None = None) -> list[E]:
+        """The events of one class, of one rank or of all."""
+        return [event for event in self.events if isinstance(event, kind) and rank in (None, getattr(event, "rank", None))]
+
+    def text(self, rank: int, stream: str = "stdout") -> str:
+        return "".join(event.text for event in self.of(Wrote, rank) if event.stream == stream)
+
+    def failure(self, rank: int) -> Failure:
+        return self.of(Failed, rank)[0].failure
+
+
+class Client:
+    """A kernel that talks to one pool. `run` gives the outcome; every event that came is checked for its place in the order."""
+
+    def __init__(self, pool: Pool, session: str = "") -> None:
+        self.session = session or f"check{os.getpid():x}-{time.monotonic_ns():x}"
+        self.lost: list[str] = []
+        self.seen: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
+        """Run events as they come, for whoever acts while a run goes on."""
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._parcels: dict[tuple[str, int], tuple[Parcel, int | None]] = {}
+        self._runs = self._crews = 0
+        self.node: Node = pool.connect(self._hello(), self._take, self.lost.append)
+        self.wait(Welcomed)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL, session=self.session, pid=os.getpid(), label="contract suite", python="", torch="", cloudpickle=""
+        )
+
+    def _take(self, event: Event, fds: Sequence[int]) -> None:
+        if isinstance(event, Returned) and event.value is not None:
+            self._parcels[event.run, event.rank] = event.value, fds[0] if fds else None
+        else:
+            assert not fds, f"{type(event).__name__} came with descriptors"
+        if isinstance(event, _RUN_EVENTS):
+            self.seen.put(event)  # type: ignore[arg-type]
+        self._inbox.put(event)
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        self.node.send(command, fds)
+
+    def wait(self, *kinds: type[E]) -> E:
+        """The next event of one of these classes."""
+        while True:
+            event = self._next()
+            if isinstance(event, kinds):
+                return event
+
+    def _next(self) -> Event:
+        try:
+            return self._inbox.get(timeout=LIMIT_S)
+        except queue.Empty:
+            raise AssertionError(f"nothing came for {LIMIT_S:g} s; lost: {self.lost}") from None
+
+    def open(self, size: int, **fields: Any) -> CrewOpened | CrewRefused:
+        """A new crew of CPU ranks."""
+        self._crews += 1
+        self.send(OpenCrew(crew=f"{self.session}-c{self._crews}", size=size, gpus=False, **fields))
+        return self.wait(CrewOpened, CrewRefused)
+
+    def crew(self, size: int, **fields: Any) -> CrewOpened:
+        opened = self.open(size, **fields)
+        assert isinstance(opened, CrewOpened), opened
+        return opened
+
+    def close_crew(self, crew: CrewOpened) -> None:
+        self.send(CloseCrew(crew=crew.crew))
+        self.wait(CrewClosed)
+
+    def start(self, crew: CrewOpened, source: str, *, ranks: Sequence[int] = (), keep: Sequence[str] = (), **more: Any) -> str:
+        """Send a cell; returns the run's id. `more`: `inputs`, `env`, and fields of `Execute`."""
+        self._runs += 1
+        run = f"{self.session}-{self._runs}"
+        parcel, fd = payload.to_parcel(payload.pack_inputs(more.pop("inputs", {}), {}))
+        setting = Setting(env=dict(os.environ), directory=os.getcwd(), path=tuple(sys.path), keep=tuple(keep))
+        if env := more.pop("env", None):
+            setting = replace(setting, env={**setting.env, **env})
+        command = Execute(
+            run=run,
+            crew=crew.crew,
+            ranks=tuple(ranks) or tuple(worker.rank for worker in crew.workers),
+            cell=Cell(source=source, filename="Cell In[1]"),
+            inputs=parcel,
+            setting=setting,
+            **more,
+        )
+        self.send(command, () if fd is None else (fd,))
+        return run
+
+    def finish(self, run: str, ranks: Sequence[int]) -> Outcome:
+        """Everything of a run up to its end."""
+        events: list[RunEvent] = []
+        while not (events and isinstance(events[-1], Ended)):
+            event = self._next()
+            if isinstance(event, _RUN_EVENTS) and event.run == run:  # type: ignore[union-attr]
+                events.append(event)  # type: ignore[arg-type]
+        _check_order(events, ranks)
+        values: dict[int, Any] = {event.rank: None for event in events if isinstance(event, Returned)}
+        for rank in values:
+            if (run, rank) in self._parcels:
+                values[rank] = payload.unpack_value(*payload.from_parcel(*self._parcels.pop((run, rank))))
+        return Outcome(events, values)
+
+    def run(self, crew: CrewOpened, source: str, **more: Any) -> Outcome:
+        ranks = tuple(more.get("ranks", ())) or tuple(worker.rank for worker in crew.workers)
+        return self.finish(self.start(crew, source, **more), ranks)
+
+    def when(self, kind: type, act: Callable[[str], object], count: int = 1) -> threading.Thread:
+        """Call `act` with the run's id from a thread of its own, once so many events of a class have come."""
+
+        def follow() -> None:
+            left = count
+            while left:
+                event = self.seen.get(timeout=LIMIT_S)
+                left -= isinstance(event, kind)
+            act(event.run)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        self.node.close()
+        for _, fd in self._parcels.values():
+            if fd is not None:
+                os.close(fd)
+        self._parcels.clear()
+
+
+def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
+    """Started, output, one end for each rank; one Ended, last."""
+    assert sum(isinstance(event, Ended) for event in events) == 1, events
+    for rank in ranks:
+        mine = [event for event in events if getattr(event, "rank", None) == rank]
+        ends = [index for index, event in enumerate(mine) if isinstance(event, _TERMINAL)]
+        assert len(ends) == 1, f"rank {rank} has {len(ends)} ends: {mine}"
+        starts = [index for index, event in enumerate(mine) if isinstance(event, Started)]
+        assert starts in ([0], []), f"rank {rank}: Started is not first: {mine}"
+        assert starts or isinstance(mine[ends[0]], (Interrupted, Exited)), f"rank {rank} ended without a start: {mine}"
+        assert ends[0] == len(mine) - 1, f"rank {rank} goes on after its end: {mine}"
+    others = {event.rank for event in events if getattr(event, "rank", None) is not None} - set(ranks)  # type: ignore[union-attr]
+    assert not others, f"events of ranks that were not asked: {others}"
+
+
+@contextmanager
+def _client(open_pool: OpenPool) -> Iterator[Client]:
+    client = Client(open_pool())
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _crew(open_pool: OpenPool, size: int = 2) -> Iterator[tuple[Client, CrewOpened]]:
+    with _client(open_pool) as client:
+        crew = client.crew(size)
+        yield client, crew
+        client.close_crew(crew)
+
+
+# ---------------------------------------------------------------------------------------------------- the checks
+
+
+def opens_and_closes(open_pool: OpenPool) -> None:
+    with _client(open_pool) as client:
+        crew = client.crew(3)
+        assert [worker.rank for worker in crew.workers] == [0, 1, 2]
+        assert all(worker.pid > 0 and worker.device == "cpu" for worker in crew.workers)
+        assert not crew.gpus
+        client.close_crew(crew)
+        assert not client.lost, "closing a crew is no loss"
+
+
+def closes_twice(open_pool: OpenPool) -> None:
+    with _client(open_pool) as client:
+        crew = client.crew(1)
+        client.close_crew(crew)
+        client.send(CloseCrew(crew=crew.crew))  # unknown by now: no answer, no harm
+        again = client.crew(1)
+        client.close_crew(again)
+    client.close()
+
+
+def chooses_a_size(open_pool: OpenPool) -> None:
+    with _crew(open_pool, 0) as (_, crew):
+        assert crew.workers
+
+
+def refuses_a_size(open_pool: OpenPool) -> None:
+    """And goes on to serve what it can."""
+    with _client(open_pool) as client:
+        for size in (-1, 1_000_000):
+            refused = client.open(size)
+            assert isinstance(refused, CrewRefused), f"{size} ranks: {refused}"
+            assert str(size) in refused.reason
+        crew = client.crew(1)
+        assert client.run(crew, "rank").values == {0: 0}
+
+
+def gives_values_in_rank_order(open_pool: OpenPool) -> None:
+    with _crew(open_pool, 3) as (client, crew):
+        outcome = client.run(crew, "(rank, local_rank, world_size)")
+        assert outcome.values == {rank: (rank, rank, 3) for rank in range(3)}
+        assert [event.pid for event in outcome.of(Started)] != []
+
+
+def gives_no_value_for_a_statement(open_pool: OpenPool) -> None:
+    with _crew(open_pool) as (client, crew):
+        for source in ("x = 1", "None", ""):
+            outcome = client.run(crew, source)
+            assert [event.value for event in outcome.of(Returned)] == [None, None]
+
+
+def sets_torchruns_variables(open_pool: OpenPool) -> None:
+    source = "import os\n[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MINE')]"
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, source, env={"MINE": "yes"})
+        assert outcome.values == {rank: [str(rank), str(rank), "2", "2", "yes"] for rank in range(2)}
+
+
+def runs_where_the_kernel_is(open_pool: OpenPool) -> None:
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, "import os, sys\n(os.getcwd(), sys.argv, __name__)")
+        assert outcome.values[0] == (os.getcwd(), [""], "__main__")
+
+
+def sends_output_in_order(open_pool: OpenPool) -> None:
+    source = "import sys\nfor i in range(500):\n    print('line', i, rank)\nprint('ünï', end='', file=sys.stderr)"
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, source)
+        for rank in range(2):
+            assert outcome.text(rank) == "".join(f"line {i} {rank}\n" for i in range(500))
+            assert outcome.text(rank, "stderr") == "ünï"
+
+
+def writes_logs(open_pool: OpenPool) -> None:
+    with _crew(open_pool) as (client, crew):
+        (ended,) = client.run(crew, "print('to the log of', rank)").of(Ended)
+        for rank in range(2):
+            with open(os.path.join(ended.log_directory, f"rank{rank}.log"), encoding="utf-8") as log:
+                assert log.read() == f"to the log of {rank}\n"
+        (ended,) = client.run(crew, "rank").of(Ended)
+        assert not ended.log_directory, "nobody wrote anything"
+
+
+def reports_progress_and_numbers(open_pool: OpenPool) -> None:
+    source = (
+        "for i in jupyter_distrib.progress(range(4), label='epoch'):\n    jupyter_distrib.report(loss=1 / (i + 1))"
+    )
+    with _crew(open_pool, 1) as (client, crew):
+        kinds = [type(event).__name__ for event in client.run(crew, source).events]
+        assert kinds.count("Measured") == 4
+        assert "Progressed" in kinds
+
+
+def tells_exceptions(open_pool: OpenPool) -> None:
+    source = "def f(d):\n    return d['missing']\n\nif rank == 0:\n    f({})\nelse:\n    print('fine')"
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, source)
+        failure = outcome.failure(0)
+        assert (failure.type_name, failure.message) == ("KeyError", "'missing'")
+        places = [(frame.filename, frame.line, frame.function) for frame in failure.frames]
+        assert places == [("Cell In[1]", 5, "<module>"), ("Cell In[1]", 2, "f")]
+        assert failure.frames[1].text == "return d['missing']"
+        assert failure.parcel is not None
+        assert isinstance(payload.unpack_exception(*payload.from_parcel(failure.parcel, None)), KeyError)
+        assert outcome.of(Returned, 1) or outcome.of(Interrupted, 1)
+        assert client.run(crew, "rank").values == {0: 0, 1: 1}, "a failed run must not spoil the next"
+
+
+def tells_a_syntax_error(open_pool: OpenPool) -> None:
+    with _crew(open_pool, 1) as (client, crew):
+        assert client.run(crew, "def f(:\n  pass").failure(0).type_name == "SyntaxError"
+
+
+def lets_cells_exit(open_pool: OpenPool) -> None:
+    with _crew(open_pool, 1) as (client, crew):
+        (returned,) = client.run(crew, "import sys\nsys.exit()").of(Returned)
+        assert returned.exited_early
+        failure = client.run(crew, "import sys\nsys.exit(3)").failure(0)
+        assert (failure.type_name, failure.code) == ("SystemExit", 3)
+        assert client.run(crew, "rank").values == {0: 0}
+
+
+def stops(open_pool: OpenPool) -> None:
+    with _crew(open_pool) as (client, crew):
+        thread = client.when(Started, lambda run: client.send(Stop(run=run)))
+        outcome = client.run(crew, "import time\nwhile True:\n    time.sleep(0.01)")
+        assert len(outcome.of(Interrupted)) == 2, outcome.events
+        thread.join(LIMIT_S)
+        run = client.start(crew, "rank")
+        assert client.finish(run, (0, 1)).values == {0: 0, 1: 1}
+        client.send(Stop(run=run))  # too late: no answer, no harm
+        assert client.run(crew, "rank").values == {0: 0, 1: 1}
+
+
+def limits_time(open_pool: OpenPool) -> None:
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, "import time\nwhile True:\n    time.sleep(0.01)", timeout_s=0.3)
+        assert [event.limit_s for event in outcome.of(TimedOut)] == [0.3]
+        assert len(outcome.of(Interrupted)) == 2
+        assert client.run(crew, "rank", timeout_s=LIMIT_S).values == {0: 0, 1: 1}
+
+
+def keeps_and_forgets(open_pool: OpenPool) -> None:
+    with _crew(open_pool) as (client, crew):
+        (first, _) = client.run(crew, "mine = [rank]\nother = 1", keep=("mine", "absent")).of(Returned)
+        assert first.kept == {"mine": "list"}
+        key = f"{first.run}/mine"
+        handle = {"mine": _Kept(key)}
+        assert client.run(crew, "mine.append(7)\nmine", inputs=handle).values == {0: [0, 7], 1: [1, 7]}
+        assert client.run(crew, "mine", inputs=handle, ranks=(1,)).values == {1: [1, 7]}
+        client.send(Forget(crew=crew.crew, keys=(key,)))
+        failure = client.run(crew, "mine", inputs=handle).failure(0)
+        assert "ValueLost" in failure.message or "ValueLost" in failure.type_name
+
+
+class _Kept:
+    """Pickles as what a rank keeps; see `RankValue`."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return payload.kept_value, (self.key,)
+
+
+def runs_one_after_another(open_pool: OpenPool) -> None:
+    """Nothing of a run is left for the next but what was kept."""
+    with _crew(open_pool) as (client, crew):
+        assert client.run(crew, "left = 1\nrank").values == {0: 0, 1: 1}
+        assert client.run(crew, "'left' in globals()").values == {0: False, 1: False}
+        for number in range(20):
+            assert client.run(crew, f"rank + {number}").values == {0: number, 1: number + 1}
+
+
+def moves_big_values(open_pool: OpenPool) -> None:
+    big = bytes(range(256)) * 40_000
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, "big[:4], bytearray(big) + bytes([rank])", inputs={"big": bytearray(big)})
+        for rank in range(2):
+            assert outcome.values[rank] == (bytearray(big[:4]), bytearray(big) + bytes([rank]))
+
+
+def copies_values(open_pool: OpenPool) -> None:
+    mine = [1, 2]
+    with _crew(open_pool) as (client, crew):
+        outcome = client.run(crew, "a.append(rank)\n(a, a is b)", inputs={"a": mine, "b": mine})
+        assert outcome.values == {rank: ([1, 2, rank], True) for rank in range(2)}
+        assert mine == [1, 2]
+
+
+def runs_on_some_ranks(open_pool: OpenPool) -> None:
+    with _crew(open_pool, 3) as (client, crew):
+        assert client.run(crew, "rank", ranks=(2,)).values == {2: 2}
+        assert client.run(crew, "rank", ranks=(0, 2)).values == {0: 0, 2: 2}
+        assert client.run(crew, "rank").values == {0: 0, 1: 1, 2: 2}
+
+
+def tells_that_a_crew_is_gone(open_pool: OpenPool) -> None:
+    """A cell that was on its way when its ranks went must not be waited for."""
+    with _client(open_pool) as client:
+        crew = client.crew(1)
+        client.close_crew(crew)
+        assert client.run(crew, "rank").of(Exited)
+
+
+def numbers_ranks_from_the_first(open_pool: OpenPool) -> None:
+    """One node of several: its ranks are part of a larger world."""
+    with _client(open_pool) as client:
+        crew = client.crew(2, first_rank=2, world_size=4)
+        source = "import os\n(rank, local_rank, world_size, os.environ['RANK'], os.environ['LOCAL_RANK'])"
+        outcome = client.run(crew, source)
+        assert outcome.values == {2: (2, 0, 4, "2", "0"), 3: (3, 1, 4, "3", "1")}
+        client.close_crew(crew)
+
+
+def attaches(open_pool: OpenPool) -> None:
+    """A detached run outlives its kernel's link, and another kernel gets its whole record."""
+    source = "import time\nprint('first', rank)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\nprint('last')\nrank * 10"
+    flag = f"/tmp/jupyter_distrib-{os.getpid()}-{time.monotonic_ns()}"  # noqa: S108
+    with _client(open_pool) as client:
+        crew = client.crew(2)
+        run = client.start(crew, "import os\n" + source, inputs={"flag": flag}, detached=True, label="train")
+        client.wait(Wrote)
+    try:
+        with _client(open_pool) as other:
+            other.send(Attach(run=run))
+            attached = other.wait(Attached)
+            assert (attached.run, attached.ranks, attached.world_size, attached.label) == (run, (0, 1), 2, "train")
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL, 0o600))
+            outcome = other.finish(run, (0, 1))
+            assert outcome.values == {0: 0, 1: 10}
+            assert outcome.text(1) == "first 1\nlast\n"
+        with _client(open_pool) as third:
+            third.send(Attach(run=run.rpartition("-")[2]))
+            assert isinstance(third.wait(Attached, NotAttached), (Attached, NotAttached))
+            third.send(Attach(run=run))
+            third.wait(Attached)
+            assert third.finish(run, (0, 1)).values == {0: 0, 1: 10}
+    finally:
+        os.unlink(flag)
+
+
+def knows_no_such_run(open_pool: OpenPool) -> None:
+    with _client(open_pool) as client:
+        client.send(Attach(run="nowhere-1"))
+        assert client.wait(Attached, NotAttached).run == "nowhere-1"
+
+
+_CHECKS: tuple[Check, ...] = (
+    opens_and_closes,
+    closes_twice,
+    chooses_a_size,
+    refuses_a_size,
+    gives_values_in_rank_order,
+    gives_no_value_for_a_statement,
+    sets_torchruns_variables,
+    runs_where_the_kernel_is,
+    sends_output_in_order,
+    writes_logs,
+    reports_progress_and_numbers,
+    tells_exceptions,
+    tells_a_syntax_error,
+    lets_cells_exit,
+    stops,
+    limits_time,
+    keeps_and_forgets,
+    runs_one_after_another,
+    moves_big_values,
+    copies_values,
+    runs_on_some_ranks,
+    tells_that_a_crew_is_gone,
+    numbers_ranks_from_the_first,
+    knows_no_such_run,
+)
+_DETACHED: tuple[Check, ...] = (attaches,)
