@@ -71,8 +71,9 @@ class Census:
     descriptors: int
     shared_files: int
     """Entries of /dev/shm."""
-    private_bytes: int
-    """Memory that would be free if all of them ended, shared memory between them not counted."""
+    memory_bytes: int
+    """Pss: what several of them share counts once. (Private memory would count a page that a rank and its template no
+    longer share twice.)"""
 
 
 def census(pids: Iterable[int]) -> Census:
@@ -82,7 +83,7 @@ def census(pids: Iterable[int]) -> Census:
         threads=sum(_count(pid, "task") for pid in pids),
         descriptors=sum(_count(pid, "fd") for pid in pids),
         shared_files=len(os.listdir("/dev/shm")),
-        private_bytes=sum(_rollup(pid, ("Private_Clean:", "Private_Dirty:")) for pid in pids),
+        memory_bytes=pss_bytes(pids),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import json
 import os
@@ -74,7 +74,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """The first row is the head."""
     cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
@@ -82,7 +84,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def save(folder: Path, about: dict[str, str], figures: Sequence[Figure], peers: Sequence[dict[str, str]]) -> Path:
     """Write everything as JSON and the tables as Markdown; returns the Markdown file."""
     folder.mkdir(parents=True, exist_ok=True)
-    day = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
+    day = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d")
     cpu = re.sub(r"\W+", "-", about["cpu"]).strip("-").lower()[:40]
     stem = folder / f"{day}-{about['cores']}x-{cpu}"
     whole = {"machine": about, "figures": [asdict(f) | {"verdict": f.verdict} for f in figures], "peers": list(peers)}

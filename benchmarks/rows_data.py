@@ -90,7 +90,9 @@ def returned(plan: Plan) -> Iterator[Figure]:
     with plan.warm() as notebook:
         times = []
         for _ in plan.times(8, 5):
-            times.append(notebook.good(f"%%distributed --ranks 2 --out got\nimport torch\ntorch.ones({16 * MB})").wall_s)
+            times.append(
+                notebook.good(f"%%distributed --ranks 2 --out got\nimport torch\ntorch.ones({16 * MB})").wall_s
+            )
             assert notebook.value("[value.sum().item() for value in got]") == [16.0 * MB] * 2
             notebook.good("del got, _\nOut.clear()\nimport gc; gc.collect()")
     yield Figure(
@@ -114,7 +116,7 @@ def prints(plan: Plan) -> Iterator[Figure]:
             complete.append(_logs_complete(notebook, count))
     yield Figure(
         what="20,000 printed lines per rank, 2 ranks",
-        measured=f"{spread(times[1:])}, {max(messages)} messages, {'every line' if all(complete) else 'NOT every line'} in the log",
+        measured=f"{spread(times[1:])}, {max(messages)} messages, {_lines(complete)} in the log",
         target="<= 0.3 s, <= 30 messages, every line in the log",
         ok=min(times) <= 0.3 and max(messages) <= 30 and all(complete),
         numbers={"times_s": times, "messages": messages},
@@ -138,7 +140,7 @@ def million(plan: Plan) -> Iterator[Figure]:
     yield Figure(
         what="1,000,000 printed lines per rank, 2 ranks, against the same into files",
         measured=f"{spread(times)} against {spread(plain)}: x{ratio:.2f}; {max(messages)} messages, "
-        f"{'every line' if all(complete) else 'NOT every line'} in the log",
+        f"{_lines(complete)} in the log",
         target="<= 2 x",
         ok=ratio <= 2 and all(complete),
         numbers={"times_s": times, "to_files_s": plain, "messages": messages},
@@ -167,3 +169,7 @@ def _logs_complete(notebook: Notebook, count: int) -> bool:
     run = max((notebook.runtime / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
     wanted = "".join(f"line {i}\n" for i in range(count))
     return all((run / f"rank{rank}.log").read_text() == wanted for rank in range(2))
+
+
+def _lines(complete: list[bool]) -> str:
+    return "every line" if all(complete) else "NOT every line"

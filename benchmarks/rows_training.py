@@ -34,7 +34,8 @@ def training(plan: Plan) -> Iterator[Figure]:
             ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
             yield Figure(
                 what=f"DDP training, {name}, {label}, against torchrun",
-                measured=f"x{ratio:.3f} (median of pairs); {statistics.median(mine):.0f} against {statistics.median(other):.0f} steps/s",
+                measured=f"x{ratio:.3f} (median of pairs); {statistics.median(mine):.0f} against "
+                f"{statistics.median(other):.0f} steps/s",
                 target=">= 0.98",
                 ok=ratio >= 0.98,
                 numbers={"steps_per_s": mine, "torchrun_steps_per_s": other},
@@ -44,7 +45,11 @@ def training(plan: Plan) -> Iterator[Figure]:
 def _torchrun(model: str) -> float:
     threads = max(1, len(os.sched_getaffinity(0)) // 2)  # what our ranks get
     env = {
-        **os.environ, "BENCH_MODEL": model, "BENCH_STEPS": str(STEPS[model]), "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""
+        **os.environ,
+        "BENCH_MODEL": model,
+        "BENCH_STEPS": str(STEPS[model]),
+        "OMP_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": "",
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     return _rate(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)

@@ -191,18 +191,18 @@ def growth(plan: Plan) -> Iterator[Figure]:
         for _ in range(runs):
             notebook.good(plain)
         before = processes.census(notebook.processes())
-        parts = {pid: processes.census([pid]).private_bytes for pid in notebook.processes()}
+        parts = {pid: processes.census([pid]).memory_bytes for pid in notebook.processes()}
         for _ in range(runs):
             notebook.good(cell)
         after = processes.census(notebook.processes())
         grown = {
-            "kernel" if pid == notebook.pid else str(pid): (processes.census([pid]).private_bytes - was) / runs / 1024
+            "kernel" if pid == notebook.pid else str(pid): (processes.census([pid]).memory_bytes - was) / runs / 1024
             for pid, was in parts.items()
         }
     counts = ("processes", "threads", "descriptors", "shared_files")
     more = {name: getattr(after, name) - getattr(before, name) for name in counts}
-    kb = (after.private_bytes - before.private_bytes) / runs / 1024
-    plain_kb = (before.private_bytes - start.private_bytes) / runs / 1024
+    kb = (after.memory_bytes - before.memory_bytes) / runs / 1024
+    plain_kb = (before.memory_bytes - start.memory_bytes) / runs / 1024
     yield Figure(
         what=f"{runs} runs on one pool: processes, threads, descriptors, shared memory",
         measured=", ".join(f"{name.replace('_', ' ')} {count:+}" for name, count in more.items()),

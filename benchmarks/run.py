@@ -69,13 +69,14 @@ def _row(name: str, plan: Plan) -> list[Figure]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few repetitions: does everything work?")
-    parser.add_argument("--only", nargs="*", choices=list(ROWS), metavar="ROW", help=f"some of: {', '.join(ROWS)}; nothing: none")
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=None, help="run the peers too (default: unless --quick or --only)")
-    parser.add_argument("--only-peers", nargs="+", choices=list(peers.PEERS), metavar="PEER", help=f"some of: {', '.join(peers.PEERS)}")
-    parser.add_argument("--package", type=Path, default=Plan().package, help="measure the jupyter_distrib in this folder")
-    parser.add_argument("--results", type=Path, default=report.HERE / "results", help="folder for what was measured")
-    parser.add_argument("--write-readme", action="store_true", help="put the tables into README.md")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="few repetitions: does everything work?")
+    add("--only", nargs="*", choices=list(ROWS), metavar="ROW", help=f"some of: {', '.join(ROWS)}; nothing: none")
+    add("--peers", action=argparse.BooleanOptionalAction, help="run the peers too (default: unless --quick or --only)")
+    add("--only-peers", nargs="+", choices=list(peers.PEERS), metavar="PEER", help=f"of {', '.join(peers.PEERS)}")
+    add("--package", type=Path, default=Plan().package, help="measure the jupyter_distrib in this folder")
+    add("--results", type=Path, default=report.HERE / "results", help="folder for what was measured")
+    add("--write-readme", action="store_true", help="put the tables into README.md")
     options = parser.parse_args()
     if options.peers is None:
         options.peers = not options.quick and options.only is None

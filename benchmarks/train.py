@@ -1,7 +1,7 @@
 """The training that is timed: under torchrun as a script, and its text as the body of a cell.
 
-Prints, on rank 0, `steps/s: NUMBER`. How the model is made data parallel, and which model, stands in the three names at the top, which the
-benchmark replaces.
+Prints, on rank 0, `steps/s: NUMBER`. Which model, and how it is made data parallel, stands in the three names at the
+top, which the benchmark replaces.
 """
 
 import os

@@ -49,7 +49,7 @@ class DistributedFunction(Generic[P, R]):
         if self.options.detach:
             return run
         results = run.wait(_view(run))
-        return results if results is not None else Results({rank: None for rank in run.record.ranks})
+        return results if results is not None else Results(dict.fromkeys(run.record.ranks))
 
     distributed = __call__
 

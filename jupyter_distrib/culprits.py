@@ -51,7 +51,7 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit 
     pickler = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
     try:
         pickler.dump(inputs_in_order(inputs))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
         reason = f"{error}" or type(error).__name__
         return _located(pickler.name, inputs.get(pickler.name), pickler.last, reason[:_MAX_REASON], namespace)
     return None
@@ -78,7 +78,7 @@ class _GaveUpError(Exception):
     """The search took too long or went too deep."""
 
 
-class _Tracer(pickle._Pickler):
+class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be watched
     """Walks an object exactly as pickling does and remembers where it is. Writes nothing."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
@@ -96,7 +96,7 @@ class _Tracer(pickle._Pickler):
             self.dump(obj)
         except (_GaveUpError, RecursionError):
             return None
-        except Exception:
+        except Exception:  # noqa: BLE001 - the failure that is looked for
             return self._open
         return None
 
@@ -125,7 +125,7 @@ class _Tracer(pickle._Pickler):
     def _fails(self, items: Sequence[Any]) -> bool:
         try:
             InputPickler(self._namespace, _Nowhere(), Tensors(results=False), []).dump(items)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the failure that is looked for
             return True
         return False
 

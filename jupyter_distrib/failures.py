@@ -12,6 +12,7 @@ Every exception made here carries its own rendering in `_render_traceback_`, whi
 from __future__ import annotations
 
 import asyncio
+import bdb
 import builtins
 import re
 import signal
@@ -51,8 +52,10 @@ _PEER_LOST = re.compile(
 )
 """What gloo, NCCL and TCPStore say when another rank went away."""
 
-_SHOWN_ANOTHER_WAY = (SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError)
-"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames,
+_SHOWN_ANOTHER_WAY = (
+    SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError, bdb.BdbQuit
+)  # fmt: skip
+"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames or nothing,
 end the kernel, or count as cancelled. A `RemoteError` of the same name stands for them and has them as `original`."""
 
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
@@ -168,7 +171,7 @@ def _object(failure: Failure, unpack: Unpack) -> BaseException:
     if failure.parcel is not None:
         try:
             original = unpack(failure.parcel)
-        except Exception:
+        except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
             original = None
     if original is not None and not isinstance(original, _SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
         return original

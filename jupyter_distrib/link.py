@@ -20,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 from jupyter_distrib import events
 from jupyter_distrib.events import Message
@@ -29,10 +29,13 @@ _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
 _READ_BYTES = 1 << 18
 _GATHER = 64
-_MAX_FDS = 250
+_FD_BYTES = struct.calcsize("i")
+_FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
 """Linux passes at most 253 descriptors in one message (SCM_MAX_FD, unix(7))."""
-_MAX_JSON_BYTES = 1 << 28
+_MAX_FRAME_BYTES = 1 << 28
+"""What is larger lies in shared memory, so a frame that says so is none."""
 _CLASSES = {name: value for name, value in vars(events).items() if isinstance(value, type) and is_dataclass(value)}
+_MESSAGES = frozenset(get_args(Message))
 _FIELDS: dict[type, tuple[str, ...]] = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
 
 
@@ -138,10 +141,13 @@ class Link:
 
     def _fill(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _MAX_FDS, _CLOSE_ON_EXEC)
+            # Not `socket.recv_fds`, which ignores its flags (Python 3.11 to 3.14): programs that ranks start would get the descriptors.
+            data, ancillary, _, _ = self.sock.recvmsg(_READ_BYTES, _FDS_BYTES, _CLOSE_ON_EXEC)
         except ConnectionResetError as error:
             raise EOFError from error
-        self._fds.extend(fds)
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES]))
         if not data:
             raise EOFError
         self._incoming += data
@@ -151,12 +157,14 @@ class Link:
         if len(incoming) < _PREFIX.size:
             return None
         json_bytes, blob_count, fd_count = _PREFIX.unpack_from(incoming)
-        if json_bytes > _MAX_JSON_BYTES:
+        if json_bytes > _MAX_FRAME_BYTES:
             raise LinkError(f"a frame of {json_bytes} bytes is too long")
         at = _PREFIX.size + _SIZE.size * blob_count
         if len(incoming) < at:
             return None
         sizes = [_SIZE.unpack_from(incoming, _PREFIX.size + _SIZE.size * i)[0] for i in range(blob_count)]
+        if sum(sizes) > _MAX_FRAME_BYTES:
+            raise LinkError(f"a frame with {sum(sizes)} bytes is too long")
         if len(incoming) < at + json_bytes + sum(sizes):
             return None
         text, at = bytes(incoming[at : at + json_bytes]), at + json_bytes
@@ -166,7 +174,10 @@ class Link:
             at += size
         self.frame = bytes(memoryview(incoming)[:at])
         del incoming[:at]
-        return decode(text, blobs), [self._fds.popleft() for _ in range(fd_count)]
+        message = decode(text, blobs)
+        if len(self._fds) < fd_count:
+            raise LinkError(f"{fd_count - len(self._fds)} of {fd_count} descriptors have not arrived")
+        return message, [self._fds.popleft() for _ in range(fd_count)]
 
 
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -184,8 +195,10 @@ def decode(text: bytes, blobs: list[bytes]) -> Message:
     """Raises `LinkError` for anything that `encode` does not write."""
     try:
         message: Message = _rich(json.loads(text), blobs)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise LinkError(f"not a frame of protocol {events.PROTOCOL}: {error!r}") from error
+    if type(message) not in _MESSAGES:
+        raise LinkError(f"not a message of protocol {events.PROTOCOL}: {type(message).__name__}")
     return message
 
 

@@ -7,14 +7,17 @@ No other function knows the whole path.
 
 from __future__ import annotations
 
+import inspect
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib import failures, line_magics, options as declared, payload, session, words
+from jupyter_distrib import failures, line_magics, payload, session, words
+from jupyter_distrib import options as declared
 from jupyter_distrib.capture import Captured, Dropped, Input, capture, explain_missing
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.explain import Explanation
@@ -51,24 +54,24 @@ class DistributedMagics(Magics):
         return results
 
     distributed.__doc__ = declared.help_text(strategies=STRATEGIES, pools=POOLS)
-    distrib = cell_magic("distrib")(distributed)
+    distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
 
     def _capture(self, options: Options, cell: str) -> Captured:
-        wrong: SyntaxError | None = None
+        captured: Captured | SyntaxError
         try:
             captured = capture(
                 cell,
                 self.shell.user_ns,
-                filename=f"Cell In[{self.shell.execution_count}]",
+                filename=cell_label(self.shell),
                 with_names=options.with_,
                 transform=self.shell.transform_cell,
             )
         except SyntaxError as error:
-            wrong = error
-        if wrong is not None:
-            raise _shown_alone(wrong, self.shell)
-        if (error := explain_missing(captured, session.current().dropped)) is not None:
-            raise error
+            captured = error
+        if isinstance(captured, SyntaxError):
+            raise _shown_alone(captured)
+        if (missing := explain_missing(captured, session.current().dropped)) is not None:
+            raise missing
         return captured
 
     def _start(self, captured: Captured, options: Options) -> Run:
@@ -90,7 +93,7 @@ class DistributedMagics(Magics):
         def follow() -> None:
             try:
                 run.wait(watch)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - whoever calls `result()` gets it
                 return
 
         threading.Thread(target=follow, name=f"jupyter_distrib-{run.id}", daemon=True).start()
@@ -168,11 +171,12 @@ class DistributedMagics(Magics):
         return PoolTable.of(here)
 
 
-def _shown_alone(error: SyntaxError, shell: InteractiveShell) -> BaseException:
+def _shown_alone(error: SyntaxError) -> BaseException:
     """What to raise in place of a `SyntaxError`, which IPython would show with our frames."""
+    place, *rest = "".join(traceback.format_exception_only(error)).splitlines()
     stand_in = failures.remote_error("SyntaxError", str(error))
-    lines = shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
-    stand_in.__dict__["_render_traceback_"] = Rendering(lines=tuple(lines))
+    lines = (place.replace(f'File "{error.filename}"', str(error.filename)), *rest)
+    stand_in.__dict__["_render_traceback_"] = Rendering(lines=lines)
     return stand_in
 
 
@@ -214,6 +218,19 @@ def _warn_of_large(inputs: Mapping[str, object], namespace: dict[str, Any]) -> N
     for name, size in payload.sizes(inputs, namespace).items():
         if size > LARGE_BYTES:
             print(f"`{name}` ({words.size(size)}) is captured and sent once per node. Load it in the cell to avoid this.")
+
+
+def cell_label(shell: InteractiveShell) -> str:
+    """`Cell In[5]`: what IPython's own tracebacks call the cell that is being executed.
+
+    Found by the code that is running: IPython 9 has already counted on when a cell runs, IPython 8 has not.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if (name := shell.compile.format_code_name(frame.f_code.co_filename)) is not None:
+            return " ".join(name)
+        frame = frame.f_back
+    return "Cell"
 
 
 # ---------------------------------------------------------------------------------------------------- the extension

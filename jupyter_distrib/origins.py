@@ -65,13 +65,13 @@ def is_by_value(reduced: object) -> bool:
     """Whether cloudpickle's reducer chose to send a function or class as its definition."""
     if not isinstance(reduced, tuple) or len(reduced) != 6:
         return False
-    setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)
+    setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)  # noqa: SLF001
     return any(reduced[5] is setter for setter in setters)
 
 
 def is_importable(cls: type) -> bool:
     """Whether a class travels as the name of its module and its own."""
-    found: bool = cloudpickle._should_pickle_by_reference(cls)
+    found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
     return found
 
 
@@ -97,7 +97,7 @@ def _key_of_sent(obj: Any) -> str:
 
 
 def tracker_id(cls: type) -> str:
-    found: str = cloudpickle._get_or_create_tracker_id(cls)
+    found: str = cloudpickle._get_or_create_tracker_id(cls)  # noqa: SLF001
     return found
 
 
@@ -107,7 +107,7 @@ def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments
     cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again,
     and they forget the outer part of a nested class's `__qualname__`.
     """
-    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(key)  # noqa: SLF001
     if known is not None:
         return known
     cls = make(*arguments)
@@ -126,7 +126,7 @@ def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None
     elif cls in _bare_names:
         for name in vars(cls).keys() - _bare_names[cls] - state[0].keys():
             delattr(cls, name)
-    cloudpickle._class_setstate(cls, state)
+    cloudpickle._class_setstate(cls, state)  # noqa: SLF001
     key = tracker_id(cls)
     _received[cls] = key
     _by_key.setdefault(key, cls)
@@ -134,7 +134,7 @@ def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None
 
 def _finish_received_function(function: types.FunctionType, state: tuple[str, Any]) -> None:
     key, own_state = state
-    cloudpickle._function_setstate(function, own_state)
+    cloudpickle._function_setstate(function, own_state)  # noqa: SLF001
     _received[function] = key
     _by_key.setdefault(key, function)
 
@@ -201,7 +201,7 @@ def name_class(cls: type, run: str) -> None:
     definition = _digest(cls)
     _namesakes[1][definition] += 1
     key = f"{run}/{definition}/{_namesakes[1][definition]}"
-    cloudpickle._lookup_class_or_track(key, cls)
+    cloudpickle._lookup_class_or_track(key, cls)  # noqa: SLF001
     _named.add(cls)
 
 
@@ -259,4 +259,4 @@ def new_form(cls: type, reduced: Reduced) -> Reduced:
 def _finish_new_class(cls: type, state: Any) -> None:
     if cls in _unfinished:
         _unfinished.discard(cls)
-        cloudpickle._class_setstate(cls, state)
+        cloudpickle._class_setstate(cls, state)  # noqa: SLF001

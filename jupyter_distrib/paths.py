@@ -21,7 +21,7 @@ def runtime_directory() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK) and len(base) < 60:
         return private(Path(base) / "jupyter_distrib")
-    return private(Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp") / f"jupyter_distrib-{os.getuid()}")
+    return private(Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp") / f"jupyter_distrib-{os.getuid()}")  # noqa: S108
 
 
 def log_directory() -> Path:
@@ -34,8 +34,11 @@ def log_directory() -> Path:
 
 
 def private(directory: Path) -> Path:
-    """Make the directory for this user alone. Raises `PoolError` if it is a link or belongs to somebody else."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make the directory for this user alone. Raises `PoolError` if it cannot be had, is a link, or belongs to somebody else."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PoolError(f"the folder {directory} cannot be made: {error.strerror}. Set another one.") from error
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise PoolError(f"{directory} is a link or belongs to another user; remove it, or set another directory.")

@@ -161,7 +161,7 @@ def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
         if type(value).__module__.partition(".")[0] == "numpy" and value.dtype.kind != "O":
             return int(value.nbytes)
         return pack_inputs({"": value}, namespace).size_bytes
-    except Exception:
+    except Exception:  # noqa: BLE001 - foreign code; `pack_inputs` of the whole will say it
         return 0
 
 
@@ -178,11 +178,11 @@ def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
     """
     try:
         return _pack_result(value, by_value, run)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - foreign code
         replacement = _without_bad_items(value, _reason(error), by_value, run)
     try:
         return _pack_result(replacement, by_value, run)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - each item can be pickled, together they cannot
         return _pack_result(_placeholder(value, _reason(error)), by_value, run)
 
 
@@ -194,7 +194,7 @@ def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> obj
     def checked(item: object) -> object:
         try:
             _pack_result(item, by_value, run)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - foreign code
             return _placeholder(item, _reason(error))
         return item
 
@@ -217,7 +217,7 @@ def _placeholder(value: object, reason: str) -> Unreturned:
 def _short_repr(value: object) -> str:
     try:
         text = _SHORT.repr(value)
-    except Exception:
+    except Exception:  # noqa: BLE001 - the user's `__repr__`
         text = object.__repr__(value)
     text = " ".join(text.split())
     return text if len(text) <= _MAX_REPR else text[: _MAX_REPR - 1] + "…"
@@ -226,7 +226,7 @@ def _short_repr(value: object) -> str:
 def _reason(error: BaseException) -> str:
     try:
         return (str(error) or type(error).__name__)[:_MAX_REASON]
-    except Exception:
+    except Exception:  # noqa: BLE001 - the user's `__str__`
         return type(error).__name__
 
 
@@ -234,7 +234,7 @@ def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
     """What a rank returned; an `Unreturned` if it cannot be rebuilt in this process."""
     try:
         return _loaded(data, buffers)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - foreign code; the values of other ranks must arrive all the same
         return Unreturned("", "", f"it cannot be rebuilt in the notebook: {_reason(error)}")
 
 
@@ -270,7 +270,7 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
         try:
             packed = _pack_result(form(), by_value, run)
             copy = _loaded(packed.data, packed.buffers)
-        except Exception:
+        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may do
             continue
         if type(copy) is type(error) and (is_last or _reason(copy) == _reason(error)):
             return packed
@@ -314,7 +314,7 @@ def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: di
 def _is_picklable(value: object) -> bool:
     try:
         _pack_result(value, False, "")
-    except Exception:
+    except Exception:  # noqa: BLE001 - foreign code
         return False
     return True
 

@@ -116,6 +116,7 @@ class RunRecord:
 
     Args:
         workers: What is known of the ranks before the first event: pid, device, and whether they are still starting.
+        remark: A sentence to be shown if anything is; a `Noted` is shown in any case.
     """
 
     def __init__(
@@ -128,12 +129,14 @@ class RunRecord:
         gpus: bool = False,
         strategy: str = "none",
         workers: Iterable[WorkerInfo] = (),
+        remark: str = "",
     ) -> None:
         self.run = run
         self.label = label
         self.world_size = world_size
         self.gpus = gpus
         self.strategy = strategy
+        self.remark = remark
         self.ranks: dict[int, RankRecord] = {rank: RankRecord(rank=rank) for rank in sorted(ranks)}
         self.notes: list[Noted] = []
         self.ended = False
@@ -233,6 +236,7 @@ class RunRecord:
             "world_size": self.world_size,
             "gpus": self.gpus,
             "strategy": self.strategy,
+            "remark": self.remark,
             "ended": self.ended,
             "limit_s": self.limit_s,
             "ok": self.ended and self.ok,

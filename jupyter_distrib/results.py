@@ -97,7 +97,7 @@ class Results:
 def _text(value: object) -> str:
     try:
         text = repr(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - foreign code
         return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
     if len(text) <= REPR_CHARACTERS:
         return text
@@ -110,7 +110,7 @@ def _html(value: object) -> str:
     method = None if isinstance(value, type) else getattr(value, "_repr_html_", None)
     try:
         return str(method() or "") if callable(method) else ""
-    except Exception:
+    except Exception:  # noqa: BLE001 - foreign code
         return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib import failures, payload, words
-from jupyter_distrib.events import Ended, Parcel, Returned, RunEvent, Started
+from jupyter_distrib.events import (
+    Ended,
+    Exited,
+    Failed,
+    Failure,
+    Frame,
+    Interrupted,
+    Parcel,
+    Returned,
+    RunEvent,
+    Started,
+)
 from jupyter_distrib.record import RunRecord
 from jupyter_distrib.results import Results
 
@@ -54,8 +66,12 @@ class Run:
         self.interrupted = False
         """The user asked for the stop."""
         self.on_ended: list[Callable[[], object]] = []
+        self.held: object = ()
+        """The kernel's own classes that were sent, alive until values have come."""
         self._stop = stop
         self._cell = cell or {}
+        self._files: dict[str, str] = {}
+        """By the name that is shown, the file name that `linecache` has the lines under."""
         self._lock = threading.Lock()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._rung = False
@@ -110,7 +126,7 @@ class Run:
         Returns what `result` returns, and raises what it raises; after an interrupt, `KeyboardInterrupt`.
         """
         presses = 0
-        again_s = self._shown(watch)
+        again_s: float | None = 0.0
         while not self._ended.is_set():
             try:
                 with suppress(queue.Empty):
@@ -138,12 +154,14 @@ class Run:
         else:
             for fd in fds:
                 os.close(fd)
+        event = self._with_cell_names(event)
         with self._lock:
             self.record.apply(event)
         if isinstance(event, Ended):
             self._ended_s = time.monotonic()
             for call in self.on_ended:
                 call()
+            self.on_ended.clear()  # with all that they hold
             self._ended.set()
         if not self._rung and not isinstance(event, _QUIET):
             self._rung = True
@@ -151,13 +169,15 @@ class Run:
 
     def _conclude(self) -> Any:
         """The values if all is well, else the exception, raised outside any `except` block."""
-        if self._results is None:
-            self._results = self._unpacked()
+        results = self._unpacked() if self._results is None else self._results
+        if self.detached:  # `result` may be called again; of other runs the notebook has what it wants
+            self._results = results
         if self.record.ok and not self.interrupted:
-            return self._results if any(value is not None for value in self._results) else None
+            self.held = ()
+            return results if any(value is not None for value in results) else None
         exception = self._exception()
         with suppress(AttributeError, TypeError):
-            exception.__dict__["results"] = self._results
+            exception.__dict__["results"] = results
         raise exception
 
     def _exception(self) -> BaseException:
@@ -177,8 +197,29 @@ class Run:
         self._parcels.clear()
         return Results(values)
 
+    def _with_cell_names(self, event: RunEvent) -> RunEvent:
+        """Functions of plain cells have file names that only ipykernel knows; the front end's name for them is `Cell In[2]`."""
+        if isinstance(event, Failed):
+            return replace(event, failure=self._failure(event.failure))
+        if isinstance(event, (Interrupted, Exited)) and event.frames:
+            return replace(event, frames=self._frames(event.frames))
+        return event
+
+    def _failure(self, failure: Failure) -> Failure:
+        cause = failure.cause and self._failure(failure.cause)
+        return replace(failure, frames=self._frames(failure.frames), cause=cause)
+
+    def _frames(self, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+        named = []
+        for frame in frames:
+            name = _cell_name(frame.filename)
+            self._files[name] = frame.filename
+            text = frame.text or linecache.getline(frame.filename, frame.line).strip()
+            named.append(replace(frame, filename=name, text=text))
+        return tuple(named)
+
     def _source_of(self, filename: str) -> Sequence[str] | None:
-        return self._cell.get(filename) or linecache.getlines(filename) or None
+        return self._cell.get(filename) or linecache.getlines(self._files.get(filename, filename)) or None
 
     def __repr__(self) -> str:
         states = [rank.state for rank in self.record.ranks.values()]
@@ -193,3 +234,11 @@ class Run:
 
 def _unpack_exception(parcel: Parcel) -> BaseException | None:
     return payload.unpack_exception(*payload.from_parcel(parcel, None))
+
+
+def _cell_name(filename: str) -> str:
+    """`Cell In[2]` for the file name under which the kernel compiled that cell; any other name stays as it is."""
+    ipython = sys.modules.get("IPython.core.getipython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name = shell.compile.format_code_name(filename) if shell is not None else None
+    return " ".join(name) if name else filename

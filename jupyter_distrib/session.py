@@ -43,6 +43,7 @@ from jupyter_distrib.events import (
     Forget,
     Hello,
     NotAttached,
+    Noted,
     OpenCrew,
     RunEvent,
     Setting,
@@ -207,6 +208,8 @@ class Session:
         self.history: deque[Run] = deque(maxlen=HISTORY)
         self.dropped: dict[str, Dropped] = {}
         """Names that a distributed cell defined on the ranks only."""
+        self._told_of_cpu = False
+        """That `--gpus` means CPU ranks here; said once, and again only beside what is shown anyway."""
         self._connections: dict[str, _Connection] = {}
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
@@ -396,7 +399,7 @@ class Session:
         try:
             self.wait_open(crew)
             run = self._run(crew, options, label, cell)
-            run.on_ended.append(lambda: bool(packed.sent))  # the kernel's own classes, alive until values have come
+            run.held = packed.sent
             if on_ended is not None:
                 run.on_ended.append(lambda: on_ended(run))
         except BaseException:
@@ -421,6 +424,7 @@ class Session:
         ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
         if missing := set(ranks) - set(range(crew.size)):
             raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(crew.size))} only.")
+        instead = options.gpus is not None and not crew.gpus
         record = RunRecord(
             run=f"{self.name}-{next(self._numbers)}",
             label=label,
@@ -429,7 +433,11 @@ class Session:
             gpus=crew.gpus,
             strategy=options.strategy or self.strategy,
             workers=crew.workers,
+            remark=f"no GPU here: {crew.size} CPU ranks (gloo)" if instead else "",
         )
+        if instead and not self._told_of_cpu:
+            self._told_of_cpu = True
+            record.apply(Noted(run=record.run, rank=None, text=record.remark))
         node = crew.connection.node
         lines = {cell.filename: cell.source.splitlines(keepends=True)}
         run = Run(
@@ -531,7 +539,7 @@ class Session:
             record = RunRecord(
                 run=event.run, label=event.label, ranks=event.ranks, world_size=event.world_size, gpus=event.gpus, strategy=event.strategy
             )
-            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))
+            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
             return Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
 
         answer = connection.attach(name or "", make)

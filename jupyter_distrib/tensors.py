@@ -98,7 +98,7 @@ class Tensors:
             return NotImplemented
         if tensor.layout is not self._torch.strided or tensor.is_quantized:
             return NotImplemented
-        key = tensor.untyped_storage()._cdata
+        key = tensor.untyped_storage()._cdata  # noqa: SLF001 - stands for the storage in C++, which has no other identity
         if key in self._compact:
             tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return self._reduced(tensor)
@@ -125,7 +125,7 @@ class Tensors:
 
     def _storage(self, storage: Any) -> Any:
         if isinstance(storage, self._torch.TypedStorage):
-            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)
+            return rebuild_typed_storage, (self._only(storage._untyped_storage), storage.dtype)  # noqa: SLF001
         only = self._only(storage)
         if only is not storage:
             return same, (only,)
@@ -137,7 +137,7 @@ class Tensors:
 
     def _only(self, storage: Any) -> Any:
         """One Python object per storage: pickle tells objects apart by identity, and torch may make several."""
-        return self._storages.setdefault(storage._cdata, storage)
+        return self._storages.setdefault(storage._cdata, storage)  # noqa: SLF001
 
     # -------------------------------------------------------------------------------------------------- modules
 

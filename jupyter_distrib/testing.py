@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, overload
 
 from jupyter_distrib import payload
 from jupyter_distrib.events import (
@@ -57,10 +57,11 @@ from jupyter_distrib.pools import Node, Pool
 OpenPool = Callable[[], Pool]
 Check = Callable[[OpenPool], None]
 E = TypeVar("E")
+F = TypeVar("F")
 
 LIMIT_S = 60.0
 _TERMINAL = (Returned, Failed, Interrupted, Exited)
-_RUN_EVENTS: tuple[type, ...] = RunEvent.__args__  # type: ignore[attr-defined]  # what the union is made of
+_RUN_EVENTS: tuple[type, ...] = get_args(RunEvent)
 
 
 def checks(*, detached: bool = False) -> tuple[Check, ...]:
@@ -121,7 +122,11 @@ class Client:
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         self.node.send(command, fds)
 
-    def wait(self, *kinds: type[E]) -> E:
+    @overload
+    def wait(self, kind: type[E], /) -> E: ...
+    @overload
+    def wait(self, kind: type[E], other: type[F], /) -> E | F: ...
+    def wait(self, *kinds: type) -> Any:
         """The next event of one of these classes."""
         while True:
             event = self._next()
@@ -191,11 +196,11 @@ class Client:
         """Call `act` with the run's id from a thread of its own, once so many events of a class have come."""
 
         def follow() -> None:
-            left = count
+            left, run = count, ""
             while left:
                 event = self.seen.get(timeout=LIMIT_S)
-                left -= isinstance(event, kind)
-            act(event.run)
+                left, run = left - isinstance(event, kind), event.run
+            act(run)
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
@@ -347,7 +352,7 @@ def tells_exceptions(open_pool: OpenPool) -> None:
         assert failure.frames[1].text == "return d['missing']"
         assert failure.parcel is not None
         assert isinstance(payload.unpack_exception(*payload.from_parcel(failure.parcel, None)), KeyError)
-        assert outcome.of(Returned, 1) or outcome.of(Interrupted, 1)
+        assert any(outcome.of(kind, 1) for kind in (Returned, Interrupted))
         assert client.run(crew, "rank").values == {0: 0, 1: 1}, "a failed run must not spoil the next"
 
 

@@ -109,7 +109,7 @@ def _devices(record: RunRecord) -> str:
 
 def _notes(record: RunRecord) -> list[str]:
     """What the system has to say, each sentence once with the ranks it is about."""
-    about: dict[str, list[int]] = {}
+    about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
     for note in record.notes:
         about.setdefault(note.text, []).extend([] if note.rank is None else [note.rank])
     early = [rank.rank for rank in record.ranks.values() if rank.exited_early]

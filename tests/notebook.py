@@ -34,6 +34,10 @@ class Outcome:
     evalue: str = ""
     traceback: str = ""
     """As shown, without colours."""
+    kinds: set[str] = field(default_factory=set)
+    """Mime types of the displays."""
+    page: str = ""
+    """What a `?` shows, without colours."""
     messages: int = 0
     """Messages that carry output."""
     size_bytes: int = 0
@@ -111,6 +115,8 @@ class Notebook:
             reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
             if reply["parent_header"].get("msg_id") == self._message:
                 outcome.status = reply["content"]["status"]
+                pages = [part["data"]["text/plain"] for part in reply["content"].get("payload", ()) if part["source"] == "page"]
+                outcome.page = _COLOUR.sub("", "\n".join(pages))
                 outcome.wall_s = time.monotonic() - self._began_s
                 return outcome
 
@@ -153,6 +159,7 @@ class Notebook:
         elif kind in ("display_data", "update_display_data"):
             key = content.get("transient", {}).get("display_id") or f"display {outcome.messages}"
             outcome.displays[key] = content["data"].get("text/plain", "")
+            outcome.kinds |= content["data"].keys()
         elif kind == "error":
             outcome.ename, outcome.evalue = content["ename"], content["evalue"]
             outcome.traceback = _COLOUR.sub("", "\n".join(content["traceback"]))

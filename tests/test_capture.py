@@ -17,7 +17,7 @@ from IPython.core import autocall
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell, _modified_open
 
-from jupyter_distrib.capture import PROVIDED, Captured, capture, explain_missing, global_names, reachable
+from jupyter_distrib.capture import PROVIDED, Captured, Dropped, capture, explain_missing, global_names, reachable
 from jupyter_distrib.errors import CaptureError
 
 transform = TransformerManager().transform_cell

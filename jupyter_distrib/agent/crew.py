@@ -54,6 +54,8 @@ AGAIN_AFTER_S = (0.25, 0.6, 1.2)
 KILL_AFTER_S = 2.0
 FAILURE_GRACE_S = 0.1
 """How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
+FORK_AT_ONCE = 80
+"""Three descriptors for each rank go with the order, and one message takes about 250."""
 LEAVE_S = 1.0
 """How long exit handlers may take before the process is killed."""
 
@@ -148,10 +150,17 @@ class Crew:
     def living(self) -> bool:
         return any(rank.pid and not rank.reaped for rank in self._ranks.values())
 
+    @property
+    def current(self) -> Execute | None:
+        """What this crew executes, or is about to."""
+        return self.run.command if self.run else self._queued[0] if self._queued else None
+
+    @property
+    def detached(self) -> bool:
+        return self.current is not None and self.current.detached
+
     def is_for(self, run: str) -> bool:
-        """Whether this crew executes the run, or is about to."""
-        current = self.run.command if self.run else self._queued[0] if self._queued else None
-        return current is not None and current.run == run
+        return self.current is not None and self.current.run == run
 
     @property
     def early(self) -> bool:
@@ -191,6 +200,10 @@ class Crew:
             for rank, fds in zip(ranks, theirs, strict=True):
                 self._exec(rank, fds)
             return
+        for first in range(0, len(ranks), FORK_AT_ONCE):
+            self._fork(ranks[first : first + FORK_AT_ONCE], theirs[first : first + FORK_AT_ONCE])
+
+    def _fork(self, ranks: list[Rank], theirs: list[list[int]]) -> None:
         self._templates.fork(
             tuple(rank.order for rank in ranks),
             [fd for fds in theirs for fd in fds],
@@ -256,7 +269,9 @@ class Crew:
             listener.close()
 
     def refuse(self, reason: str) -> None:
-        """Starting failed: end what there is and say why."""
+        """Starting failed: end what there is and say why. Once."""
+        if self.closed:
+            return
         self.on_refused()
         self.tell(CrewRefused(crew=self.name, reason=reason), ())
 
@@ -422,11 +437,18 @@ class Crew:
         if isinstance(event, Returned):
             run.sequences.add(event.sequence)
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+            if event.exited_early and run.pending:
+                self._part(run, rank)
         else:
             run.clean = False
         if isinstance(event, Failed) and run.pending:
             run.timers.append(self._loop.later(FAILURE_GRACE_S, self.stop))
         self._finish_if_over(run)
+
+    def _part(self, run: NodeRun, rank: Rank) -> None:
+        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits for it is told, who does not goes on."""
+        run.clean = False
+        self._post(rank, Cut(run=run.command.run, inodes=reap.sockets_between(self.pids)))
 
     def _finish_if_over(self, run: NodeRun) -> None:
         if run.pending or self.run is not run:

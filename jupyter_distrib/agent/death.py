@@ -12,6 +12,8 @@ from jupyter_distrib.events import Frame
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_REPORT = "Fatal Python error: "
+"""How faulthandler begins."""
 LAST_LINES = 20
 
 
@@ -26,13 +28,17 @@ def is_crash(code: int) -> bool:
 
 
 def last_lines(tail: bytes) -> tuple[str, ...]:
-    return tuple(tail.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
+    """The end of what it wrote itself: the crash report is read by `crash_frames`."""
+    text, report, _ = tail.decode("utf-8", "replace").partition(_REPORT)
+    if report:
+        text = text.rstrip("\n")
+    return tuple(text.splitlines()[-LAST_LINES:])
 
 
 def crash_frames(tail: bytes) -> tuple[Frame, ...]:
     """The Python lines of a report by faulthandler, outermost first, without this package's own."""
     text = tail.decode("utf-8", "replace")
-    matches = [_CRASH_FRAME.match(line) for line in text.partition("Fatal Python error")[2].splitlines()]
+    matches = [_CRASH_FRAME.match(line) for line in text.partition(_REPORT)[2].splitlines()]
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches

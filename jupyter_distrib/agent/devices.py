@@ -59,15 +59,16 @@ def _text(value: str | bytes) -> str:
 
 
 def visible(found: list[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES lets through: indices or UUIDs (also shortened); CUDA stops at the first unknown one."""
+    """Those that CUDA_VISIBLE_DEVICES lets through, each once: indices or UUIDs (also shortened); CUDA stops at the first unknown one."""
     if chosen is None:
         return found
     out: list[Gpu] = []
-    for word in chosen:
+    for word in map(str.strip, chosen):
         gpu = next((g for g in found if word == str(g.index) or (len(word) > 3 and g.uuid.startswith(word))), None)
         if gpu is None:
             break
-        out.append(gpu)
+        if gpu not in out:
+            out.append(gpu)
     return out
 
 
@@ -100,12 +101,28 @@ class Leases:
             os.close(fd)
 
     def holder(self, gpu: Gpu) -> str:
-        """Who holds it, since when, as far as the file tells."""
+        """Who holds it, since when, as far as the file tells; empty if nobody does."""
+        if gpu.uuid not in self._held and not self._is_locked(gpu):
+            return ""  # a killed agent leaves its name there
         try:
             held = json.loads(self._path(gpu).read_text())
             return f"{held['holder']} since {time.strftime('%H:%M', time.localtime(held['since']))}"
         except (OSError, ValueError, KeyError):
             return ""
+
+    def _is_locked(self, gpu: Gpu) -> bool:
+        try:
+            fd = os.open(self._path(gpu), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(fd)
 
     def _path(self, gpu: Gpu) -> Path:
         return self._directory / f"{gpu.uuid}.lease"

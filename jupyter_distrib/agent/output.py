@@ -22,8 +22,9 @@ READ_EVERY_S = 0.005
 SEND_EVERY_S = 0.05
 SHOWN_BYTES = 32 << 10
 """Of what one stream wrote between two batches, at most this much goes to the notebook; the log has all."""
-LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", 1 << 30))
-TAIL_BYTES = 4096
+LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", str(1 << 30)))
+TAIL_BYTES = 16 << 10
+"""Enough for a crash report: up to 100 frames and the names of all extension modules."""
 
 
 class Clock(Protocol):

@@ -13,6 +13,7 @@ import fcntl
 import importlib.metadata
 import os
 import platform
+import resource
 import socket
 import time
 from contextlib import suppress
@@ -51,6 +52,9 @@ IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
 KEEP_DETACHED_S = 24 * 3600
 DEFAULT_CPU_RANKS = 2
+MAX_RANKS = 1000
+FDS_PER_RANK = 6
+"""Both ends of its link and of two pipes while it is being started; half of them later."""
 EARLY_RAN_S = 2.0
 """Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
 
@@ -78,6 +82,7 @@ class Agent:
         self._closing: list[Crew] = []
         self._detached: dict[str, Journal] = {}
         self._idle_timer: Timer | None = None
+        self._named = True
         self._started_s = time.monotonic()
         self._loop.on_child_ended = self._reap
 
@@ -101,7 +106,7 @@ class Agent:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except BlockingIOError:
+        except OSError:  # nobody there any more, or no descriptor left for anybody
             return
         if peer_uid(sock) not in (None, os.getuid()):
             sock.close()
@@ -152,11 +157,14 @@ class Agent:
             self._loop.watch(client.pidfd, None)
             os.close(client.pidfd)
         for crew in list(client.crews.values()):
-            if crew.run is None or not crew.run.command.detached:
+            if not crew.detached:
                 self._close(crew, force=True)
         self._maybe_idle()
 
     def _obey(self, client: Client, command: Message, fds: list[int]) -> None:
+        if not isinstance(command, Execute) or client.hello is None:
+            for fd in fds:  # only a cell comes with any
+                os.close(fd)
         if client.hello is None and not isinstance(command, Hello):
             return self._gone(client)
         match command:
@@ -195,13 +203,13 @@ class Agent:
 
     def _open(self, client: Client, command: OpenCrew) -> None:
         gpus: list[devices.Gpu] = []
-        if command.gpus and not (found := devices.visible(devices.gpus(), command.visible)):
-            command = replace(command, gpus=False, size=command.size or DEFAULT_CPU_RANKS)
-        elif command.gpus:
-            command = replace(command, size=command.size or len(found))
+        found = devices.visible(devices.gpus(), command.visible) if command.gpus else []
+        command = replace(command, gpus=bool(found), size=command.size or len(found) or DEFAULT_CPU_RANKS)
+        reason = _too_many(command.size)
+        if not reason and found:
             gpus, reason = self._lease(client, command, found)
-            if reason:
-                return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
+        if reason:
+            return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
         crew = Crew(
             command,
             loop=self._loop,
@@ -275,6 +283,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ runs
 
     def _execute(self, client: Client, command: Execute, fds: list[int]) -> None:
+        self._reap()  # a rank that died a moment ago is replaced before the cell, not lost in it
         crew = client.crews.get(command.crew)
         if crew is None:
             for fd in fds:
@@ -411,18 +420,26 @@ class Agent:
             self._idle_timer = self._loop.later(wait_s, self._retire)
 
     def _retire(self) -> None:
-        """End, unless a kernel connects at this very moment."""
+        """End, unless a kernel connects at this very moment.
+
+        Kernels connect without the lock, so one may have come just before the name went: it is served to its end, while the next ones start an agent
+        of their own.
+        """
+        self._idle_timer = None
         with (self._directory / f"{self._name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._accept()
             if not self._clients:
                 self._unlink()
+                self._accept()
+            if not self._clients:
                 self._loop.stop()
-                return
-        self._idle_timer = None
 
     def _unlink(self) -> None:
-        (self._directory / f"{self._name}.sock").unlink(missing_ok=True)
+        """Give up the name. Once: afterwards it may be another agent's."""
+        if self._named:
+            self._named = False
+            (self._directory / f"{self._name}.sock").unlink(missing_ok=True)
 
     def _prune(self) -> None:
         for run, journal in list(self._detached.items()):
@@ -438,6 +455,16 @@ class Agent:
             runs = sorted(paths.log_directory().iterdir(), key=lambda path: path.lstat().st_mtime)
             for old in runs[:-keep]:
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _too_many(size: int) -> str:
+    """Why so many ranks cannot be started here; empty if they can."""
+    if not 0 < size <= MAX_RANKS:
+        return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and len(os.listdir("/dev/fd")) + size * FDS_PER_RANK > limit:
+        return f"{size} ranks need more open files than the {limit} that this system allows (ulimit -n): raise it, or use fewer ranks."
+    return ""
 
 
 def _version(name: str) -> str:

@@ -27,6 +27,11 @@ class _Order:
     forked: Callable[[tuple[int, ...]], None]
     failed: Callable[[str], None]
 
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
 
 class Templates:
     """At most two templates: the early one, and the fuller one that replaces it."""
@@ -34,11 +39,11 @@ class Templates:
     def __init__(self, loop: Loop, on_fuller: Callable[[], None]) -> None:
         self._loop, self._on_fuller = loop, on_fuller
         self._waiting: deque[_Order] = deque()
-        self._forking: deque[_Order] = deque()
+        self._forking: deque[tuple[Link, _Order]] = deque()
         self._link: Link | None = None
         self._pending: list[Link] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the agent
         self.session = 0
         """Session of the templates and of what they have just forked."""
 
@@ -73,7 +78,9 @@ class Templates:
         for mine, end in ends:
             end.close()
             mine.setblocking(False)
-            self._watch(Link(mine))
+            link = Link(mine)
+            self._pending.append(link)
+            self._watch(link)
 
     def fork(
         self,
@@ -93,30 +100,35 @@ class Templates:
             self._fail()
 
     def _watch(self, link: Link) -> None:
-        self._pending.append(link)
-        self._loop.watch(link.fileno(), lambda: self._readable(link))
+        self._loop.watch(
+            link.fileno(), lambda: self._readable(link), (lambda: self._flush(link)) if link.unsent else None
+        )
+
+    def _flush(self, link: Link) -> None:
+        try:
+            link.flush()
+        except OSError:
+            return self._closed(link)
+        self._watch(link)
 
     def _send(self) -> None:
-        while self._waiting and self._link is not None:
+        while self._waiting and (link := self._link) is not None:
             order = self._waiting.popleft()
-            self._link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
-            self._link.flush()
-            for fd in order.fds:
-                os.close(fd)
-            order.fds = []
-            self._forking.append(order)
+            link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
+            order.close()
+            self._forking.append((link, order))
+            self._flush(link)
 
     def _readable(self, link: Link) -> None:
         try:
-            messages = link.read()
-        except EOFError:
-            return self._closed(link)
-        for message, _ in messages:
-            match message:
-                case TemplateReady():
-                    self._ready(link, early=message.early)
-                case Forked():
-                    self._forking.popleft().forked(message.pids)
+            for message, _ in link.read():
+                match message:
+                    case TemplateReady():
+                        self._ready(link, early=message.early)
+                    case Forked():
+                        self._forked(link, message.pids)
+        except (EOFError, OSError):
+            self._closed(link)
 
     def _ready(self, link: Link, *, early: bool) -> None:
         old, self._link = self._link, link
@@ -124,9 +136,21 @@ class Templates:
         self._send()
         if not early:
             self.fuller = True
-            if old is not None and not self._forking:
-                self._drop(old)
+            if old is not None:
+                self._drop_unless_forking(old)
             self._on_fuller()
+
+    def _forked(self, link: Link, pids: tuple[int, ...]) -> None:
+        """The oldest order of this template is done; the other template may have newer ones."""
+        entry = next(entry for entry in self._forking if entry[0] is link)
+        self._forking.remove(entry)
+        entry[1].forked(pids)
+        if link is not self._link:
+            self._drop_unless_forking(link)
+
+    def _drop_unless_forking(self, link: Link) -> None:
+        if not any(other is link for other, _ in self._forking):
+            self._drop(link)
 
     def _closed(self, link: Link) -> None:
         self._drop(link)
@@ -135,7 +159,11 @@ class Templates:
         if link is self._link:
             self._link = None
         if self._link is None and not self._pending:
-            self._fail()
+            return self._fail()
+        cut = [order for other, order in self._forking if other is link]
+        self._forking = deque(entry for entry in self._forking if entry[0] is not link)
+        for order in cut:
+            order.failed("the process that starts ranks has ended; try again.")
 
     def _fail(self) -> None:
         """No template can be had: tell everybody who waits, and try anew next time."""
@@ -144,12 +172,11 @@ class Templates:
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
         self._log.seek(0)
         self._log.truncate()
-        orders = [*self._forking, *self._waiting]
+        orders = [*(order for _, order in self._forking), *self._waiting]
         self._forking.clear()
         self._waiting.clear()
         for order in orders:
-            for fd in order.fds:
-                os.close(fd)
+            order.close()
             order.failed(f"the ranks could not be started:\n{reason}")
 
     def _drop(self, link: Link) -> None:

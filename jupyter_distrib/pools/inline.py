@@ -39,7 +39,6 @@ from jupyter_distrib.events import (
     CrewOpened,
     CrewRefused,
     Ended,
-    Event,
     Execute,
     Exited,
     Failed,
@@ -72,7 +71,7 @@ class InlinePool:
 
     kind = "inline"
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> InlineNode:  # noqa: ARG002 - it cannot be lost
+    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> InlineNode:
         node = InlineNode(hello, sink)
         sink(Welcomed(pid=os.getpid(), python=platform.python_version(), torch=hello.torch, cloudpickle=hello.cloudpickle), ())
         return node
@@ -305,7 +304,7 @@ class _InlineRun:
         namespace |= surroundings.provided(namespace)
         data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)
         payload.unpack_inputs(data, buffers, namespace, device="cpu")
-        from jupyter_distrib.worker.strategies import none  # noqa: PLC0415 - with the cell
+        from jupyter_distrib.worker.strategies import none
 
         identity.strategy = none
         reporting.current = reporting.Reporter(command.run, identity.rank(), self._tell)
@@ -344,7 +343,7 @@ class _InlineRun:
 
 
 def _environment(kernel: dict[str, str]) -> dict[str, str]:
-    """torchrun's variables, except that there is nobody to meet; which GPUs CUDA sees must not change in a process that may use them already."""
+    """As torchrun sets them, except that there is nobody to meet; which GPUs CUDA sees must not change in a process that may use them already."""
     wanted = {**kernel, **identity.environment()}
     for name in ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
         wanted.pop(name, None)

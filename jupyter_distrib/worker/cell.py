@@ -40,7 +40,7 @@ def execute(cell: Cell, namespace: dict[str, object]) -> object:
         tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
     code = compile(tree, cell.filename, "exec", flags=FLAGS, dont_inherit=True)
     if code.co_flags & inspect.CO_COROUTINE:
-        _run(eval(code, namespace))
+        _run(eval(code, namespace))  # noqa: S307 - the user's cell
     else:
         exec(code, namespace)
     return namespace.pop(_VALUE, None)
@@ -48,19 +48,19 @@ def execute(cell: Cell, namespace: dict[str, object]) -> object:
 
 def _run(coroutine: Any) -> None:
     """Run the cell's top-level `await`s in a loop of its own; in a kernel (the inline pool), the kernel's own loop waits meanwhile."""
-    outer = asyncio._get_running_loop()
+    outer = asyncio._get_running_loop()  # noqa: SLF001 - asyncio has no public way to step out of a loop
     if outer is None:
         asyncio.run(coroutine)
         return
-    task = asyncio.tasks._swap_current_task(outer, None) if sys.version_info >= (3, 12) else None  # type: ignore[attr-defined]
-    asyncio._set_running_loop(None)
+    task = asyncio.tasks._swap_current_task(outer, None) if sys.version_info >= (3, 12) else None  # type: ignore[attr-defined]  # noqa: SLF001
+    asyncio._set_running_loop(None)  # noqa: SLF001
     try:
         asyncio.run(coroutine)
     finally:
         asyncio.set_event_loop(outer)
-        asyncio._set_running_loop(outer)
+        asyncio._set_running_loop(outer)  # noqa: SLF001
         if sys.version_info >= (3, 12):
-            asyncio.tasks._swap_current_task(outer, task)  # type: ignore[attr-defined]
+            asyncio.tasks._swap_current_task(outer, task)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:

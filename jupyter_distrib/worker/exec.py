@@ -12,7 +12,7 @@ from jupyter_distrib.link import Link
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int) -> None:
     os.dup2(stderr_fd, 2)  # an import that fails must be heard
-    import torch.distributed
+    import torch.distributed  # noqa: F401
 
     from jupyter_distrib.worker.main import run_worker
 

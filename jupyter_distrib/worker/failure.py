@@ -81,7 +81,7 @@ def _frame(tb: types.TracebackType) -> Frame:
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as broken:
+    except Exception as broken:  # noqa: BLE001 - a user's own __str__
         return f"<str() of the exception failed with {type(broken).__name__}>"
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}... ({len(text) - _MAX_MESSAGE} more characters)"
 

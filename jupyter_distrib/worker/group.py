@@ -90,20 +90,20 @@ class Rendezvous:
             return -1
         if not self.automatic:
             return 0
-        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())
+        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]  # not in its stubs  # noqa: SLF001
 
     def abort(self) -> None:
         """Free a rank that is blocked in NCCL; called from the control thread. Gloo is freed by cutting its sockets."""
         if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
-            distributed_c10d._abort_process_group()
+            distributed_c10d._abort_process_group()  # noqa: SLF001
 
 
 current: Rendezvous
 _torch_init = dist.init_process_group
 _torch_destroy = dist.destroy_process_group
 _torch_new_group = dist.new_group
-_TCPStore: Any = dist.TCPStore
-_PrefixStore: Any = dist.PrefixStore
+_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def install(mine: Rendezvous) -> None:

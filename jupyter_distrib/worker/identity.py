@@ -22,7 +22,7 @@ def take(order: WorkerOrder) -> None:
 @contextmanager
 def taken(order: WorkerOrder) -> Iterator[None]:
     """Be this rank for a while, in a process that is none (the inline pool)."""
-    global _order, strategy  # noqa: PLW0603 - as above
+    global _order, strategy
     before = _order, strategy
     _order = order
     try:

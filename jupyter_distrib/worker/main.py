@@ -76,6 +76,8 @@ class Worker:
         self._littered = False
         self.running = ""
         """Id of the run whose cell is being executed."""
+        self._left = ""
+        """Id of the run before: who left it early may still be told to `Cut` its connections."""
         self.interruptible = False
         self.asked = threading.Event()
         """Set by the control thread: the current run is being stopped."""
@@ -108,17 +110,18 @@ class Worker:
 
     def _settle(self) -> None:
         """What a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
-        import multiprocessing  # noqa: PLC0415
-        import torch  # noqa: PLC0415 - the template has it
+        import multiprocessing
 
-        from jupyter_distrib.worker import group  # noqa: PLC0415 - imports torch
+        import torch
+
+        from jupyter_distrib.worker import group
 
         torch.set_num_threads(self.order.threads)
         if "fork" in multiprocessing.get_all_start_methods():
             multiprocessing.set_start_method("fork", force=True)
         random.seed()
         if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(int.from_bytes(os.urandom(4)))  # type: ignore[attr-defined]
+            numpy.random.seed(int.from_bytes(os.urandom(4)))
         self.group = group.Rendezvous(self.order.rank, self.order.world_size)
         group.install(self.group)
         if self.order.visible_devices is not None:
@@ -147,7 +150,7 @@ class Worker:
         event, out_fds = self._outcome(command, module.__dict__, value, error)
         del value, error
         process.flush_streams()
-        self.running = ""
+        self.running, self._left = "", run
         self.link.send(event, out_fds, after=self._take_unannounced())
         for fd in out_fds:
             os.close(fd)
@@ -216,7 +219,7 @@ class Worker:
         self._use_threads(wanted["OMP_NUM_THREADS"])
 
     def _use_threads(self, count: str) -> None:
-        import torch  # noqa: PLC0415
+        import torch
 
         if count.isdigit() and int(count) > 0 and torch.get_num_threads() != int(count):
             torch.set_num_threads(int(count))
@@ -247,7 +250,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------ other threads
 
-    def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:  # noqa: ARG002
+    def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         if self.interruptible:
             raise KeyboardInterrupt
 
@@ -274,9 +277,10 @@ class Worker:
             self.link.send(event)
 
     def _cut(self, command: Cut) -> None:
-        if command.run != self.running:
+        if command.run not in (self.running, self._left):
             return
-        self.asked.set()
+        if command.run == self.running:
+            self.asked.set()
         shut_sockets(frozenset(command.inodes))
         if command.inodes:
             self.group.abort()

@@ -22,9 +22,7 @@ def outcome(
 ) -> tuple[Returned | Failed | Interrupted, list[int]]:
     """The event and the descriptors that go with it, which the caller closes; what `--keep` names is kept.
 
-    Args:
-        stopped: Whether the exception came because the run was asked to stop.
-        sequence: See `Returned`.
+    `stopped` says whether the exception came because the run was asked to stop; for `sequence` see `Returned`.
     """
     run, by_value = command.run, command.setting.by_value
     left = isinstance(error, SystemExit) and error.code in (None, 0)

@@ -60,6 +60,7 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
         os.close(fd)
     # typeshed declares the names with underscores as final; here they are to be ours as well.
     sys.stdin = sys.__stdin__ = _NoInput()  # type: ignore[misc, assignment]
+    sys.breakpointhook = lambda *_, **__: sys.stdin.readline()
     sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
     _line_buffer_c_stdout()

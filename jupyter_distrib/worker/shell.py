@@ -19,11 +19,11 @@ class RankShell:
 
     def system(self, command: str) -> None:
         """Run a shell command; its output goes where the rank's goes. The status is left in `_exit_code`."""
-        self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode
+        self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode  # noqa: S602
 
     def getoutput(self, command: str, split: bool = True) -> list[str] | str:
         """Run a shell command and return its output, as lines if `split`."""
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S602
             self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         return done.stdout.splitlines() if split else done.stdout
@@ -38,7 +38,7 @@ class RankShell:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             try:
-                return eval(compile(line, "<timed exec>", "eval"), self.user_ns)
+                return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
             except SyntaxError:
                 exec(compile(line, "<timed exec>", "exec"), self.user_ns)
                 return None
@@ -71,8 +71,8 @@ class RankShell:
             before, _, tail = rest.partition("{")
             expression, closed, after = tail.partition("}")
             try:
-                text = str(eval(expression, self.user_ns)) if closed else "{" + expression
-            except Exception:
+                text = str(eval(expression, self.user_ns)) if closed else "{" + expression  # noqa: S307
+            except Exception:  # noqa: BLE001 - not an expression of ours: a shell's own braces
                 text = "{" + expression + closed
             out, rest = out + before + text, after
         words = (out + rest).split("$")

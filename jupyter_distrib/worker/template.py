@@ -30,8 +30,8 @@ def main(first_fd: int, fuller_fd: int) -> None:
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    from jupyter_distrib.worker import group
-    from jupyter_distrib.worker import main as worker_main
+    from jupyter_distrib.worker import group  # noqa: F401 - preloaded for the ranks
+    from jupyter_distrib.worker import main as worker_main  # noqa: F401
 
     early = Link(socket.socket(fileno=first_fd))
     if process.fork_orphan() == 0:
@@ -86,7 +86,7 @@ def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, ear
         from jupyter_distrib.worker.main import run_worker
 
         run_worker(order, *mine, early=early)
-    except BaseException:  # a rank must never fall back into the template's loop
+    except BaseException:  # noqa: BLE001 - a rank must never fall back into the template's loop
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 

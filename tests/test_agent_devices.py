@@ -1,0 +1,239 @@
+"""Which GPUs a kernel may have: what CUDA_VISIBLE_DEVICES lets through, leases between agents, and who is told what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.agent import devices, server
+from jupyter_distrib.agent.crew import Crew
+from jupyter_distrib.agent.devices import Gpu, Leases, visible
+from jupyter_distrib.agent.server import Agent, Client
+from jupyter_distrib.events import PROTOCOL, CrewClosed, CrewRefused, Hello, OpenCrew
+from jupyter_distrib.link import Link
+
+GPUS = [
+    Gpu(index=i, uuid=f"GPU-{letter * 8}", name="NVIDIA H200", memory_bytes=1, used_bytes=0) for i, letter in enumerate("abcd")
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ((), []),
+        (("0", "2"), [0, 2]),
+        (("3", "1"), [3, 1]),
+        (("GPU-cccccccc",), [2]),
+        (("GPU-b", "0"), [1, 0]),
+        (("0", "9", "1"), [0]),
+        (("-1", "0"), []),
+        (("GPU", "0"), []),
+        (("1", "NoDevFiles"), [1]),
+        ((" 1 ", "0"), [1, 0]),
+        (("0", "0", "1"), [0, 1]),
+    ],
+)
+def test_visible(chosen: tuple[str, ...] | None, indices: list[int]) -> None:
+    assert [gpu.index for gpu in visible(GPUS, chosen)] == indices
+
+
+def test_no_driver_no_gpus() -> None:
+    assert devices.gpus() == [] or all(gpu.uuid for gpu in devices.gpus())
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from jupyter_distrib.agent.devices import Gpu, Leases
+leases = Leases(Path(sys.argv[1]))
+gpu = Gpu(index=0, uuid="GPU-aaaaaaaa", name="", memory_bytes=1, used_bytes=0)
+print(repr(leases.take(gpu, "other.ipynb (kernel 7)")), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lease_is_between_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "''\n"
+        mine = Leases(tmp_path)
+        since = time.strftime("%H:")
+        assert mine.take(GPUS[0], "me").startswith(f"other.ipynb (kernel 7) since {since}")
+        assert mine.holder(GPUS[0]).startswith("other.ipynb")
+        assert mine.take(GPUS[1], "me") == ""
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert mine.take(GPUS[0], "me") == ""
+        assert mine.take(GPUS[0], "me again").startswith("me since")
+        mine.give_back(GPUS[0])
+        mine.give_back(GPUS[0])
+        assert mine.holder(GPUS[0]) == ""
+        assert Leases(tmp_path).take(GPUS[0], "third") == ""
+        mine.give_back(GPUS[1])
+
+
+def test_a_dead_holder_is_not_named(tmp_path: Path) -> None:
+    """A killed agent leaves its name in the file; nobody holds the GPU."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.kill()
+    assert Leases(tmp_path).holder(GPUS[0]) == ""
+
+
+def test_a_lease_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("data")
+    (tmp_path / f"{GPUS[0].uuid}.lease").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic"):
+        Leases(tmp_path).take(GPUS[0], "me")
+    assert target.read_text() == "data"
+
+
+# ---------------------------------------------------------------------------------------------------- the agent
+
+
+class Stage:
+    """An agent with a faked list of GPUs, whose crews are recorded instead of started."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server.devices, "gpus", lambda: list(GPUS))
+        monkeypatch.setattr(Crew, "open", lambda crew: None)
+        self.folder = folder
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(folder / "a.sock"))
+        self.agent = Agent(self.listener, folder, "a")
+        self.told: list[object] = []
+        self.ends: list[socket.socket] = []
+        monkeypatch.setattr(self.agent, "_tell", lambda client, event, fds=(): self.told.append(event))
+
+    def client(self, label: str) -> Client:
+        ours, theirs = socket.socketpair()
+        self.ends.append(theirs)
+        hello = Hello(protocol=PROTOCOL, session=label, pid=1, label=label, python="", torch="", cloudpickle="")
+        client = Client(link=Link(ours), hello=hello)
+        self.agent._clients.append(client)
+        return client
+
+    def open(self, client: Client, name: str, size: int, *, gpus: bool = True, visible: tuple[str, ...] | None = None) -> Crew | str:
+        self.agent._open(client, OpenCrew(crew=name, size=size, gpus=gpus, visible=visible))
+        if self.told and isinstance(self.told[-1], CrewRefused):
+            return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]
+        return client.crews[name]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    here = Stage(tmp_path, monkeypatch)
+    yield here
+    for crew in list(here.agent._crews):
+        here.agent._close(crew, force=True)
+    for client in here.agent._clients:
+        client.link.close()
+    for end in (*here.ends, here.listener):
+        end.close()
+    here.agent._templates._log.close()
+
+
+def indices(crew: Crew | str) -> list[int]:
+    assert isinstance(crew, Crew), crew
+    return [gpu.index for gpu in crew.gpus]
+
+
+def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
+    me = stage.client("a.ipynb (kernel 1)")
+    crew = stage.open(me, "c1", 2)
+    assert indices(crew) == [0, 1]
+    assert isinstance(crew, Crew)
+    assert crew._order(1).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
+    assert crew._order(1).device == "cuda:1"
+
+
+def test_no_number_means_all_of_them(stage: Stage) -> None:
+    assert indices(stage.open(stage.client("a"), "c1", 0)) == [0, 1, 2, 3]
+
+
+def test_only_visible_gpus_are_given(stage: Stage) -> None:
+    assert indices(stage.open(stage.client("a"), "c1", 0, visible=("3", "1"))) == [3, 1]
+    assert indices(stage.open(stage.client("b"), "c2", 2, visible=())) == [], "none visible: CPU ranks"
+
+
+def test_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
+    me = stage.client("a")
+    assert stage.open(me, "c1", 5) == "--gpus 5 but 4 GPUs are visible here; ask for at most that many."
+    assert stage.open(me, "c2", 2, visible=("2",)) == "--gpus 2 but 1 GPU is visible here; ask for at most that many."
+    assert not me.crews
+    assert indices(stage.open(me, "c3", 4)) == [0, 1, 2, 3], "nothing stays leased after a refusal"
+
+
+def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
+    crew = stage.open(stage.client("a"), "c1", 3, gpus=False)
+    assert indices(crew) == []
+    assert isinstance(crew, Crew)
+    assert crew._order(0).visible_devices is None
+
+
+def test_idle_ranks_yield_at_once(stage: Stage) -> None:
+    first, second = stage.client("a"), stage.client("b.ipynb (kernel 2)")
+    taken = stage.open(first, "c1", 4)
+    assert indices(stage.open(second, "c2", 1)) == [0]
+    assert isinstance(taken, Crew)
+    assert taken.closed
+    assert stage.told == [CrewClosed(crew="c1", reason="its GPUs went to b.ipynb (kernel 2)")]
+    assert "c1" not in first.crews
+
+
+def test_kept_values_do_not_yield_and_are_named(stage: Stage) -> None:
+    first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
+    crew = stage.open(first, "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0, "x-1/opt": 0.0}
+    reason = stage.open(second, "c2", 2)
+    now = time.strftime("%H:")
+    assert isinstance(reason, str)
+    assert reason.startswith("--gpus 2 but only 1 of 4 GPUs are free. GPU 0: a.ipynb (kernel 1) since " + now)
+    assert reason.count("(keeps model, opt)") == 3
+    assert not crew.closed
+    assert indices(stage.open(second, "c3", 1)) == [3]
+
+
+def test_a_running_cell_does_not_yield(stage: Stage) -> None:
+    crew = stage.open(stage.client("a"), "c1", 4)
+    assert isinstance(crew, Crew)
+    crew._queued = ("anything",)  # type: ignore[assignment]
+    reason = stage.open(stage.client("b"), "c2", 1)
+    assert isinstance(reason, str)
+    assert "(a cell is running)" in reason
+    crew._queued = None
+
+
+def test_gpus_of_another_agent_are_left_alone(stage: Stage) -> None:
+    """Another environment's agent has its own crews; only the lease file connects the two."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(stage.folder)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert indices(stage.open(stage.client("a"), "c1", 2)) == [1, 2]
+        reason = stage.open(stage.client("b"), "c2", 4)
+        assert isinstance(reason, str)
+        assert "GPU 0: other.ipynb (kernel 7) since" in reason
+        holder.kill()
+
+
+def test_a_crew_that_ends_gives_its_gpus_back(stage: Stage) -> None:
+    me = stage.client("a")
+    crew = stage.open(me, "c1", 4)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    stage.agent._gone(me)
+    assert crew.closed
+    assert indices(stage.open(stage.client("b"), "c2", 4)) == [0, 1, 2, 3]
+    assert os.listdir(stage.folder)

@@ -1,0 +1,350 @@
+"""The agent's loop, its journal of detached runs, what it reads from a dead rank, and whom it kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.agent import death, journal as journals, reap
+from jupyter_distrib.agent.journal import Journal
+from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.events import Cell, Ended, Execute, Frame, Noted, Parcel, Progressed, Returned, Setting, Wrote
+from tests.processes import is_alive, wait_until_gone
+
+# ---------------------------------------------------------------------------------------------------- loop
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    before = signal.getsignal(signal.SIGCHLD)
+    loop = Loop()
+    yield loop
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+    loop._selector.close()
+
+
+def test_timers_fire_in_order_unless_cancelled(loop: Loop) -> None:
+    fired: list[str] = []
+    loop.later(0.02, lambda: fired.append("third"))
+    loop.later(0.0, lambda: fired.append("first"))
+    loop.later(0.0, lambda: fired.append("second"))
+    loop.later(0.01, lambda: fired.append("never")).cancel()
+    loop.later(0.03, loop.stop)
+    loop.run()
+    assert fired == ["first", "second", "third"]
+
+
+def test_a_timer_may_set_another(loop: Loop) -> None:
+    fired: list[int] = []
+
+    def again(left: int) -> None:
+        fired.append(left)
+        loop.later(0, (lambda: again(left - 1)) if left else loop.stop)
+
+    again(3)
+    loop.run()
+    assert fired == [3, 2, 1, 0]
+
+
+def test_descriptors_are_watched_and_forgotten(loop: Loop) -> None:
+    a, b = socket.socketpair()
+    got: list[bytes] = []
+
+    def read() -> None:
+        got.append(b.recv(10))
+        loop.watch(b.fileno(), None)
+        a.send(b"unheard")
+        loop.later(0.01, loop.stop)
+
+    loop.watch(b.fileno(), read)
+    loop.watch(b.fileno(), read, None)
+    a.send(b"heard")
+    loop.run()
+    assert got == [b"heard"]
+    loop.watch(b.fileno(), None)
+    a.close()
+    b.close()
+
+
+def test_a_callback_may_take_away_what_another_waits_for(loop: Loop) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    calls: list[int] = []
+
+    def call(number: int) -> None:
+        calls.append(number)
+        for _, end in pairs:
+            loop.watch(end.fileno(), None)
+        loop.stop()
+
+    for number, (end, other) in enumerate(pairs):
+        loop.watch(other.fileno(), lambda number=number: call(number))
+        end.send(b"x")
+    loop.run()
+    assert len(calls) == 1
+    for one, other in pairs:
+        one.close()
+        other.close()
+
+
+def test_the_end_of_a_child_wakes_it(loop: Loop) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended: list[int] = []
+
+    def reaped() -> None:
+        if child.poll() is not None:
+            ended.append(child.returncode)
+            loop.stop()
+
+    loop.on_child_ended = reaped
+    loop.later(10, loop.stop)
+    began_s = time.monotonic()
+    loop.run()
+    assert ended == [0]
+    assert time.monotonic() - began_s < 5
+
+
+# ---------------------------------------------------------------------------------------------------- journal
+
+
+def detached() -> Execute:
+    return Execute(
+        run="s-7",
+        crew="c",
+        ranks=(0, 1),
+        cell=Cell(source="1", filename="Cell In[1]"),
+        inputs=Parcel(data=b""),
+        setting=Setting(strategy="ddp"),
+        detached=True,
+        label="Cell In[1]",
+    )
+
+
+def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    journal = Journal(detached(), 4, gpus=True)
+    with (tmp_path / "value").open("w+b") as value:
+        value.write(b"big")
+        value.flush()
+        journal.add(Returned(run="s-7", rank=0, value=None), (value.fileno(),))
+    assert not journal.ended
+    journal.add(Ended(run="s-7", at_s=1.0), ())
+    assert journal.ended
+    (first, fds), (last, none) = journal.entries()
+    assert isinstance(first, Returned)
+    assert os.pread(fds[0], 10, 0) == b"big", "its own descriptor, not the caller's"
+    assert isinstance(last, Ended)
+    assert none == ()
+    told = journal.attached()
+    assert (told.run, told.ranks, told.world_size, told.gpus, told.strategy) == ("s-7", (0, 1), 4, True, "ddp")
+    elapsed_s = told.elapsed_s
+    assert journal.attached().elapsed_s == elapsed_s, "the clock stops with the run"
+    journal.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_long_journal_loses_old_output_only() -> None:
+    journal = Journal(detached(), 2, gpus=False)
+    journal.add(Noted(run="s-7", rank=None, text="first"), ())
+    for number in range(4 * journals.MAX_ENTRIES):
+        journal.add(Wrote(run="s-7", rank=0, stream="stdout", text=str(number)), ())
+        journal.add(Progressed(run="s-7", rank=0, label="", step=number, total=None, at_s=0.0), ())
+    entries = [event for event, _ in journal.entries()]
+    assert len(entries) <= journals.MAX_ENTRIES + 1
+    assert isinstance(entries[0], Noted)
+    assert isinstance(entries[-1], Progressed)
+    assert entries[-1].step == 4 * journals.MAX_ENTRIES - 1
+
+
+# ---------------------------------------------------------------------------------------------------- death
+
+
+def test_a_crash_report_gives_the_lines() -> None:
+    program = "import faulthandler, ctypes\nfaulthandler.enable(all_threads=False)\ndef inner():\n    ctypes.string_at(0)\n\ninner()\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert death.is_crash(done.returncode)
+    frames = death.crash_frames(b"earlier words\n" + done.stderr)
+    assert [(frame.line, frame.function) for frame in frames if frame.filename == "<string>"] == [(6, "<module>"), (4, "inner")]
+
+
+def test_our_own_lines_are_left_out_of_a_crash_report() -> None:
+    ours = os.path.join(os.path.dirname(os.path.dirname(death.__file__)), "worker", "main.py")
+    report = f'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "Cell In[3]", line 7 in f\n  File "{ours}", line 1 in serve\n'
+    assert death.crash_frames(report.encode()) == (Frame(filename="Cell In[3]", line=7, function="f"),)
+    assert death.crash_frames(b'  File "x", line 1 in f\n') == (), "no crash, no frames"
+
+
+@pytest.mark.parametrize(("code", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGABRT, True), (-signal.SIGKILL, False), (0, False), (11, False)])
+def test_which_signals_are_crashes(code: int, crash: bool) -> None:
+    assert death.is_crash(code) is crash
+
+
+def test_last_lines_are_few_and_readable() -> None:
+    tail = b"".join(b"%d\n" % i for i in range(100)) + b"\xff end"
+    assert death.last_lines(tail) == (*(str(i) for i in range(81, 100)), "\ufffd end")
+
+
+def test_out_of_memory_kills_are_counted(tmp_path: Path) -> None:
+    assert death.out_of_memory_kills() >= 0
+    (tmp_path / "counters").write_text("low 0\noom_kill 3\n")
+    assert death._counter(tmp_path / "counters") == 3
+    assert death._counter(tmp_path / "absent") == 0
+
+
+# ---------------------------------------------------------------------------------------------------- reap
+
+
+def program(text: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
+    return process  # type: ignore[no-any-return]
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+TALK = """
+import socket, sys, time
+kind, port = sys.argv[1], int(sys.argv[2])
+if kind == "listen":
+    server = socket.create_server(("127.0.0.1", 0))
+    print(server.getsockname()[1], flush=True)
+    ends = [server.accept()[0] for _ in range(port)]
+    print("connected", flush=True)
+elif kind == "connect6":
+    end = socket.create_connection(("::ffff:127.0.0.1", port))
+    print("connected", flush=True)
+else:
+    end = socket.create_connection(("127.0.0.1", port))
+    print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def sockets_of(pid: int) -> set[int]:
+    found = set()
+    for fd in (Path("/proc") / str(pid) / "fd").iterdir():
+        if (match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))) is not None:
+            found.add(int(match[1]))
+    return found
+
+
+def test_only_sockets_between_the_ranks_are_found() -> None:
+    """Two ranks talk to each other; one of them also to a third process, a tracking server say."""
+    first = program(TALK, "listen", "1")
+    outsider = program(TALK, "listen", "1")
+    port, other_port = line_of(first), line_of(outsider)
+    both = TALK.replace("time.sleep(60)", f"extra = socket.create_connection(('127.0.0.1', {other_port}))\nprint('both', flush=True)\ntime.sleep(60)")
+    second = program(both, "connect", port)
+    try:
+        assert [line_of(first), line_of(outsider), line_of(second), line_of(second)] == ["connected", "connected", "connected", "both"]
+        found = set(reap.sockets_between([first.pid, second.pid]))
+        assert len(found) == 2
+        assert found <= sockets_of(first.pid) | sockets_of(second.pid)
+        assert found & sockets_of(first.pid)
+        assert found & sockets_of(second.pid)
+        assert not found & sockets_of(outsider.pid)
+        assert reap.sockets_between([first.pid]) == ()
+        assert reap.sockets_between([]) == ()
+        assert len(reap.sockets_between([first.pid, second.pid, outsider.pid])) == 4
+    finally:
+        end(first, second, outsider)
+
+
+def test_an_ipv4_end_inside_ipv6_is_the_same_end() -> None:
+    first = program(TALK, "listen", "1")
+    second = program(TALK, "connect6", line_of(first))
+    try:
+        assert line_of(first) == line_of(second) == "connected"
+        assert len(reap.sockets_between([first.pid, second.pid])) == 2
+    finally:
+        end(first, second)
+
+
+NEST = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, daemon.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_session_is_killed_and_nothing_else() -> None:
+    rank = program(NEST, start_new_session=True)
+    bystander = program("import time; print(1, flush=True); time.sleep(60)")
+    child, daemon = map(int, line_of(rank).split())
+    line_of(bystander)
+    reap.kill_session(rank.pid)
+    rank.wait()
+    assert wait_until_gone([child], 5) == []
+    assert is_alive(daemon), "a session of its own"
+    assert is_alive(bystander.pid)
+    os.kill(daemon, signal.SIGKILL)
+    end(bystander, rank)
+
+
+def test_marked_processes_are_killed_and_no_others() -> None:
+    marks = {"JUPYTER_DISTRIB_WORKER": "x-c1.0.1"}
+    rank = program(NEST, start_new_session=True, env={**os.environ, **marks})
+    namesake = program("import time; print(1, flush=True); time.sleep(60)", env={**os.environ, "JUPYTER_DISTRIB_WORKER": "x-c1.0.10"})
+    child, daemon = map(int, line_of(rank).split())
+    line_of(namesake)
+    assert reap.mark_of(daemon, "JUPYTER_DISTRIB_WORKER") == "x-c1.0.1"
+    assert reap.mark_of(os.getpid(), "JUPYTER_DISTRIB_NOT_SET") == ""
+    reap.kill_marked("JUPYTER_DISTRIB_WORKER", "x-c1.0.1")
+    rank.communicate()
+    assert wait_until_gone([child, daemon], 5) == []
+    assert is_alive(namesake.pid)
+    end(namesake)
+
+
+def test_what_is_gone_is_no_trouble() -> None:
+    gone = program("pass")
+    gone.communicate()
+    reap.kill_session(gone.pid)
+    assert reap.session_of(gone.pid) == 0
+    assert reap.rss_bytes(gone.pid) == 0
+    assert reap.children(gone.pid) == []
+    assert reap.mark_of(gone.pid, "PATH") == ""
+
+
+def test_children_and_memory_of_a_process() -> None:
+    child = program("import time; print(1, flush=True); time.sleep(60)")
+    line_of(child)
+    assert child.pid in reap.children(os.getpid())
+    assert reap.rss_bytes(child.pid) > 1 << 20
+    assert reap.session_of(child.pid) == os.getsid(0)
+    end(child)
+
+
+def test_adopted_children_are_killed_unless_known() -> None:
+    text = """
+import os, subprocess, sys
+from jupyter_distrib.agent import reap
+start = lambda: subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+known, spared, stray = start(), start(), start()
+reap.kill_adopted(frozenset([known.pid]), lambda pid: pid == spared.pid)
+print(stray.wait(), known.poll(), spared.poll())
+known.kill(); spared.kill()
+"""
+    process = program(text, cwd=Path(__file__).parent.parent)
+    assert line_of(process) == "-9 None None"
+    end(process)

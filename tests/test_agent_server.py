@@ -1,0 +1,433 @@
+"""The agent as a process: how it starts, however many want it at once; how it ends; and who may talk to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import testing
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.events import CrewOpened, CrewRefused, OpenCrew, Wrote
+from jupyter_distrib.link import Link
+from jupyter_distrib.pools import local
+from jupyter_distrib.pools.local import LocalPool
+from jupyter_distrib.testing import Client
+from tests.processes import agents, is_alive, marked, wait_until_gone
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime folder of this test's own, so that its agents are nobody else's."""
+    path = Path(tempfile.mkdtemp(prefix="jd-agent-"))
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(path))
+    yield path
+    found = agents(path)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until_gone(found)
+    subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[Client]:
+    one = Client(LocalPool())
+    yield one
+    one.close()
+
+
+def python(program: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", textwrap.dedent(program), *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
+
+
+def tree(pid: int) -> list[int]:
+    """A process and everything below it."""
+    out = [pid]
+    with suppress(OSError):
+        for task in (Path("/proc") / str(pid) / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                out += tree(int(child))
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- starting
+
+
+def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
+    """F33: twenty at the same moment."""
+    program = """
+    import sys
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    print("ready", flush=True); sys.stdin.readline()
+    client = Client(LocalPool())
+    client.send(__import__("jupyter_distrib.events").events.Ask(question=1, what="status"))
+    from jupyter_distrib.events import Answered
+    print(client.wait(Answered).answer["pid"])
+    client.close()
+    """
+    kernels = [python(program, stdin=subprocess.PIPE) for _ in range(20)]
+    for kernel in kernels:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == "ready\n"
+    outputs = []
+    for kernel in kernels:
+        assert kernel.stdin is not None
+        kernel.stdin.write("go\n")
+        kernel.stdin.flush()
+    outputs = [kernel.communicate(timeout=50)[0].strip() for kernel in kernels]
+    assert len(set(outputs)) == 1, outputs
+    assert agents(folder) == [int(outputs[0])]
+
+
+def test_a_stale_socket_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / f"agent-{local.fingerprint()}.sock"))
+    client = Client(LocalPool())
+    assert client.run(client.crew(1), "rank").values == {0: 0}
+    client.close()
+
+
+def test_an_agent_killed_while_ranks_start_is_said_and_replaced(folder: Path) -> None:
+    client = Client(LocalPool())
+    client.send(OpenCrew(crew="c", size=2, gpus=False))
+    (agent,) = agents(folder)
+    family = tree(agent)
+    os.kill(agent, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while not client.lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert client.lost == ["the agent that looks after the ranks has ended"]
+    client.close()
+    assert wait_until_gone(family, 3) == []
+    again = Client(LocalPool())
+    assert again.run(again.crew(1), "rank").values == {0: 0}
+    again.close()
+
+
+def test_a_killed_agent_takes_its_ranks_along(folder: Path) -> None:
+    client = Client(LocalPool())
+    crew = client.crew(2)
+    (agent,) = agents(folder)
+    family = tree(agent)
+    assert {worker.pid for worker in crew.workers} <= set(family)
+    os.kill(agent, signal.SIGKILL)
+    assert wait_until_gone(family, 3) == []
+    client.close()
+
+
+def test_a_kernel_that_goes_while_its_ranks_start_leaves_none(folder: Path) -> None:
+    for _ in range(5):
+        client = Client(LocalPool())
+        client.send(OpenCrew(crew=f"{client.session}-c1", size=3, gpus=False))
+        client.close()
+        deadline = time.monotonic() + 10
+        last = Client(LocalPool())
+        last.crew(1)
+        last.close()
+        while marked(client.session) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not ranks_of(client.session)
+
+
+def ranks_of(session: str) -> list[int]:
+    """Forked ranks carry no mark in `/proc`; they are the template's orphans, leaders of their own session."""
+    return [pid for pid in marked(session) if is_alive(pid)]
+
+
+def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> None:
+    """Although a child of it holds the link open."""
+    program = """
+    import os, time
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    client = Client(LocalPool())
+    crew = client.crew(2)
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    print(child, *(worker.pid for worker in crew.workers), flush=True)
+    time.sleep(60)
+    """
+    kernel = python(program)
+    assert kernel.stdout is not None
+    child, *ranks = map(int, kernel.stdout.readline().split())
+    kernel.kill()
+    kernel.wait()
+    assert wait_until_gone(ranks, 2) == []
+    assert is_alive(child)
+    os.kill(child, signal.SIGKILL)
+    kernel.stdout.close()
+
+
+def test_torch_that_cannot_be_imported_is_said_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next attempt works after the repair."""
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    client = Client(LocalPool())
+    for _ in range(2):
+        began_s = time.monotonic()
+        refused = client.open(2)
+        assert isinstance(refused, CrewRefused)
+        assert "libcudart.so.13: cannot open shared object file" in refused.reason
+        assert time.monotonic() - began_s < 5
+    (broken / "__init__.py").unlink()
+    broken.rmdir()
+    crew = client.crew(2)
+    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    client.close()
+
+
+def test_a_template_that_is_killed_is_replaced(client: Client, folder: Path) -> None:
+    crew = client.crew(1)
+    (agent,) = agents(folder)
+    ranks = {worker.pid for worker in crew.workers}
+    for pid in set(tree(agent)) - ranks - {agent}:
+        os.kill(pid, signal.SIGKILL)
+    assert client.run(crew, "rank").values == {0: 0}, "ranks do not need it"
+    opened = client.open(2)
+    if isinstance(opened, CrewRefused):  # it came before the news
+        opened = client.open(2)
+    assert isinstance(opened, CrewOpened), opened
+    assert client.run(opened, "rank").values == {0: 0, 1: 1}
+
+
+def test_a_hundred_ranks_start(client: Client) -> None:
+    """More than one message can carry descriptors for."""
+    with testing_limit(120):
+        crew = client.crew(100)
+    assert client.run(crew, "rank").values == {rank: rank for rank in range(100)}
+    client.close_crew(crew)
+
+
+class testing_limit:
+    """Patience for what is slow on a small machine."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+
+    def __enter__(self) -> None:
+        self._before, testing.LIMIT_S = testing.LIMIT_S, self._limit_s
+
+    def __exit__(self, *_: object) -> None:
+        testing.LIMIT_S = self._before
+
+
+def test_load_time_variables_get_ranks_of_their_own(client: Client) -> None:
+    """Read when a program loads, so the ranks are exec'd."""
+    crew = client.crew(2, load_env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"})
+    env = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
+    source = "import sys, torch\nprint('exec', rank)\n(hash('a'), torch.get_num_threads(), rank, __import__('os').environ['PYTHONHASHSEED'])"
+    outcome = client.run(crew, source, env=env)
+    assert outcome.text(1) == "exec 1\n"
+    assert outcome.values[0][:2] == outcome.values[1][:2]
+    expected = subprocess.run([sys.executable, "-c", "print(hash('a'))"], env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True)
+    assert outcome.values[0][0] == int(expected.stdout)
+    assert [value[1:] for value in outcome.values.values()] == [(3, 0, "7"), (3, 1, "7")]
+    assert client.run(crew, "1 / 0", env=env).failure(0).type_name == "ZeroDivisionError"
+    pids = [worker.pid for worker in crew.workers]
+    client.close_crew(crew)
+    assert wait_until_gone(pids, 3) == []
+
+
+def test_a_program_that_cannot_start_is_said(client: Client) -> None:
+    refused = client.open(1, load_env={"PYTHONHOME": "/nowhere"})
+    assert isinstance(refused, CrewRefused)
+    assert "before it was ready" in refused.reason
+    assert client.run(client.crew(1), "rank").values == {0: 0}
+
+
+# ---------------------------------------------------------------------------------------------------- ending
+
+
+def test_an_idle_agent_goes_and_takes_its_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    client.close()
+    assert wait_until_gone([agent], 10) == []
+    assert not list(folder.glob("*.sock"))
+
+
+def test_kernels_that_come_as_it_goes_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.005")
+    for number in range(40):
+        client = Client(LocalPool())
+        assert not client.lost
+        client.close()
+        time.sleep(0.001 * (number % 12))
+
+
+def test_sigterm_ends_it_and_its_ranks(folder: Path) -> None:
+    client = Client(LocalPool())
+    client.crew(2)
+    (agent,) = agents(folder)
+    family = tree(agent)
+    os.kill(agent, signal.SIGTERM)
+    assert wait_until_gone(family, 3) == []
+    assert not list(folder.glob("*.sock"))
+    client.close()
+
+
+# ---------------------------------------------------------------------------------------------------- security
+
+
+def listeners(pids: list[int]) -> set[str]:
+    """Addresses on which these processes listen for TCP connections."""
+    owned = set()
+    for pid in pids:
+        with suppress(OSError):
+            for fd in (Path("/proc") / str(pid) / "fd").iterdir():
+                with suppress(OSError):
+                    owned.add(os.readlink(fd))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in (Path("/proc/net") / table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in owned:
+                found.add(columns[1])
+    return found
+
+
+LOOPBACK = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
+
+
+def test_nothing_listens_but_on_loopback(client: Client, folder: Path) -> None:
+    """S1: at every phase; and the control channel never."""
+    (agent,) = agents(folder)
+    assert listeners(tree(agent)) == set(), "agent and template"
+    crew = client.crew(2)
+    ranks = [worker.pid for worker in crew.workers]
+    idle = listeners(tree(agent))
+    assert len(idle) <= 1, "the store's socket, in rank 0"
+    everything: set[str] = set(idle)
+    source = "import torch, torch.distributed as dist\nx = torch.ones(1)\nif dist.is_initialized(): dist.all_reduce(x)\nprint('here', flush=True)\nimport time; time.sleep(0.3)\nx.item()"
+    from dataclasses import replace
+
+    for strategy in ("none", "ddp"):
+        send = client.send
+
+        def with_strategy(command: object, fds: object = (), strategy: str = strategy) -> None:
+            if hasattr(command, "setting"):
+                command = replace(command, setting=replace(command.setting, strategy=strategy))
+            send(command, fds)  # type: ignore[arg-type]
+
+        client.node.send, original = with_strategy, client.node.send  # type: ignore[method-assign, assignment]
+        send = original
+        client.when(Wrote, lambda _: everything.update(listeners(tree(agent))))
+        assert set(client.run(crew, source).values) == {0, 1}
+        client.node.send = original  # type: ignore[method-assign]
+    everything |= listeners(tree(agent))
+    assert everything
+    assert all(address.startswith(LOOPBACK) for address in everything), everything
+    assert listeners([agent]) == set()
+    assert is_alive(ranks[0])
+
+
+def test_socket_and_logs_are_the_users_alone(client: Client, folder: Path) -> None:
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    client.run(client.crew(1), "print('x')")
+    for path in folder.iterdir():
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o022, path
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_refused(client: Client, folder: Path) -> None:
+    """Even if the folder were open to them."""
+    (path,) = folder.glob("*.sock")
+    program = """
+    import os, socket, sys
+    os.setgid(12345); os.setuid(12345)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    try:
+        sock.connect(sys.argv[1])
+        sock.send(b"x" * 100)
+        print("closed" if sock.recv(100) == b"" else "heard")
+    except PermissionError:
+        print("no entry")
+    except ConnectionError:
+        print("closed")
+    """
+    assert python(program, str(path)).communicate(timeout=20)[0].strip() == "no entry"
+    folder.chmod(0o777)
+    path.chmod(0o777)
+    assert python(program, str(path)).communicate(timeout=20)[0].strip() == "closed"
+    folder.chmod(0o700)
+    assert client.run(client.crew(1), "rank").values == {0: 0}
+
+
+def test_secrets_of_the_environment_stay_there(client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: neither in logs nor in the command line of any process, nor in the runtime folder."""
+    monkeypatch.setenv("MY_API_KEY", "canary-4711")
+    crew = client.crew(2)
+    (ended,) = [client.run(crew, "import os\nprint('x')\nassert os.environ['MY_API_KEY']", env={"MY_API_KEY": "canary-4711"}).events[-1]]
+    assert client.run(crew, "1 / 0").failure(0)
+    (agent,) = agents(folder)
+    for pid in tree(agent):
+        assert b"canary" not in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    for place in (folder, Path(ended.log_directory)):  # type: ignore[union-attr]
+        for path in place.rglob("*"):
+            if path.is_file():
+                assert b"canary" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("data", [b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b'\0\0\0\x0d\0\0\0\x05{"$":"Leave"}'])
+def test_noise_on_the_socket_harms_nobody(data: bytes, client: Client, folder: Path) -> None:
+    crew = client.crew(1)
+    (path,) = folder.glob("*.sock")
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(10)
+        stranger.connect(str(path))
+        stranger.send(data)
+        with suppress(ConnectionError):
+            assert stranger.recv(10) == b""
+    assert client.run(crew, "rank").values == {0: 0}
+
+
+def test_commands_before_the_greeting_are_refused(client: Client, folder: Path) -> None:
+    (path,) = folder.glob("*.sock")
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(10)
+    stranger.connect(str(path))
+    link = Link(stranger)
+    link.send(OpenCrew(crew="x", size=1, gpus=False))
+    with pytest.raises(EOFError):
+        link.receive()
+    link.close()
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(client: Client, folder: Path) -> None:
+    (agent,) = agents(folder)
+    client.run(client.crew(1), "rank")
+    before = len(os.listdir(f"/proc/{agent}/fd"))
+    for number in range(20):
+        client.send(OpenCrew(crew=f"x{number}", size=-1, gpus=False), [os.open(os.devnull, os.O_RDONLY) for _ in range(5)])
+        client.wait(CrewRefused)
+    assert len(os.listdir(f"/proc/{agent}/fd")) <= before
+
+
+def test_unreachable_folders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    with pytest.raises(PoolError, match="cannot be made"):
+        Client(LocalPool())

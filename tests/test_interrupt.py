@@ -1,0 +1,272 @@
+"""The interrupt button: the cell comes back with one KeyboardInterrupt, the ranks and what they keep live on, the next cell works.
+
+A gloo collective does not end by a signal; the agent cuts its sockets. Real kernels throughout.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+
+import pytest
+
+from tests.notebook import Notebook, Outcome
+
+SOON_S = 1.5
+"""Measured 0.05 to 0.3 s on an idle machine with 2 cores."""
+KILL_S = 4.0
+"""When the user's code does not let go: the ranks are killed after 2 s."""
+
+GOOD = """%%distributed --ranks 2 --strategy ddp
+import torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+int(t)"""
+KEEP = "%%distributed --ranks 2 --keep kept\nimport os\nkept = [rank * 11]\nprint('pid', os.getpid(), flush=True)"
+READ = "%%distributed --ranks 2 --strategy ddp\nimport os, torch, torch.distributed as dist\ndist.barrier()\nprint('pid', os.getpid(), flush=True)\nkept"
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Notebook:
+    return shared_notebook
+
+
+def pids_in(outcome: Outcome) -> list[int]:
+    return [int(pid) for _, pid in sorted(re.findall(r"\[(\d+)\] pid (\d+)", outcome.view))]
+
+
+def stop(book: Notebook, cell: str, *, sign: str = "ready", presses: int = 1) -> Outcome:
+    """Start a cell, press the button once its ranks have said that they are at it; the time is that from the button to the end."""
+    book.start(cell)
+    if sign:
+        book.until(f"[0] {sign}")
+        book.until(f"[1] {sign}")
+    pressed_s = time.monotonic()
+    for _ in range(presses):
+        book.interrupt()
+    outcome = book.finish()
+    outcome.wall_s = time.monotonic() - pressed_s
+    return outcome
+
+
+def begin(book: Notebook, line: str, body: str) -> None:
+    """Start a cell and return when the kernel is at it."""
+    book.start(f"print('begun', flush=True)\nget_ipython().run_cell_magic('distributed', {line!r}, {body!r})")
+    book.until("begun")
+
+
+def assert_stopped(outcome: Outcome, limit_s: float = SOON_S) -> None:
+    assert outcome.ename == "KeyboardInterrupt", outcome.text
+    assert outcome.traceback.count("KeyboardInterrupt") == 1, outcome.traceback
+    assert outcome.wall_s < limit_s
+
+
+# ---------------------------------------------------------------------------------------------------- what can be stopped
+
+DDP = "--strategy ddp"
+HEAD = "import time, torch, torch.distributed as dist\nprint('ready', flush=True)\n"
+WORK = {
+    "a Python loop": ("", "while True:\n    pass"),
+    "a numpy loop": ("", "import numpy\na = numpy.ones((300, 300))\nwhile True:\n    a @ a"),
+    "a torch loop": ("", "a = torch.ones(300, 300)\nwhile True:\n    a @ a"),
+    "sleep": ("", "time.sleep(100)"),
+    "a lock": ("", "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"),
+    "a child process": ("", "import subprocess\nsubprocess.run(['sleep', '100'])"),
+    "a shell command": ("", "!sleep 100"),
+    "asyncio": ("", "import asyncio\nawait asyncio.sleep(100)"),
+    "a data loader with workers": (
+        "",
+        "from torch.utils.data import DataLoader, Dataset\nclass Slow(Dataset):\n    def __len__(self):\n        return 100\n"
+        "    def __getitem__(self, i):\n        time.sleep(1)\n        return i\n"
+        "for batch in DataLoader(Slow(), batch_size=50, num_workers=1):\n    pass",
+    ),
+    "all_reduce": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"),
+    "all_reduce, the first rank missing": (DDP, "if rank == 0:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"),
+    "all_reduce, the missing rank in a loop": (DDP, "while rank == 1:\n    pass\ndist.all_reduce(torch.ones(1))"),
+    "barrier": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.barrier()"),
+    "recv": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.recv(torch.ones(1), 1)"),
+    "recv on both ranks": (DDP, "dist.recv(torch.ones(1), 1 - rank)"),
+    "all_gather_object": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_gather_object([None, None], rank)"),
+    "broadcast_object_list": (DDP, "if rank == 0:\n    time.sleep(100)\ndist.broadcast_object_list([rank], src=0)"),
+    "a loop of collectives": (DDP, "while True:\n    dist.all_reduce(torch.ones(1000))"),
+    "an asynchronous collective": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1), async_op=True).wait()"),
+    "monitored_barrier": (DDP, "from datetime import timedelta\nif rank == 1:\n    time.sleep(100)\ndist.monitored_barrier(timeout=timedelta(seconds=100))"),
+    "a subgroup": (DDP, "group = dist.new_group([0, 1])\nif rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1), group=group)"),
+    "a group of the user's own": (
+        "--strategy none",
+        "dist.init_process_group('gloo')\nif rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))",
+    ),
+    "init_process_group without the other rank": ("--strategy none", "if rank == 1:\n    time.sleep(100)\ndist.init_process_group('gloo')"),
+    "init_process_group without the first rank": ("--strategy none", "if rank == 0:\n    time.sleep(100)\ndist.init_process_group('gloo')"),
+    "DDP training": (
+        DDP,
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\nwhile True:\n    model(torch.ones(8, 64)).sum().backward()",
+    ),
+    "DDP backward without the other rank": (
+        DDP,
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\nloss = model(torch.ones(8, 64)).sum()\n"
+        "if rank == 1:\n    time.sleep(100)\nloss.backward()",
+    ),
+    "prepare()d training": (
+        DDP,
+        "import jupyter_distrib\nmodel = torch.nn.Linear(64, 64)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model, opt = jupyter_distrib.prepare(model, opt)\nwhile True:\n    model(torch.ones(8, 64)).sum().backward()\n    opt.step()",
+    ),
+    "FSDP training": (
+        DDP,
+        "from torch.distributed.fsdp import fully_shard\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
+        "fully_shard(model, mesh=init_device_mesh('cpu', (2,)))\nwhile True:\n    model(torch.ones(8, 64)).sum().backward()",
+    ),
+}
+QUICK = ("a Python loop", "sleep", "all_reduce", "recv on both ranks", "DDP training", "init_process_group without the other rank")
+
+
+@pytest.mark.parametrize("what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in WORK])
+def test_it_stops_and_ranks_and_kept_values_live_on(book: Notebook, what: str) -> None:
+    flags, body = WORK[what]
+    before = pids_in(book.cell(KEEP))
+    assert len(before) == 2
+
+    outcome = stop(book, f"%%distributed --ranks 2 {flags}\n{HEAD}{body}")
+
+    assert_stopped(outcome)
+    assert re.search(r"Rank(s)? 0.*Cell In\[\d+\], line \d+", outcome.traceback), outcome.traceback
+    after = book.cell(READ)
+    assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
+    assert pids_in(after) == before
+
+
+@pytest.mark.slow
+def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
+    before = pids_in(book.cell(KEEP))
+    waits = []
+    for turn in range(50):
+        what = ("all_reduce", "recv on both ranks", "DDP backward without the other rank", "a loop of collectives")[turn % 4]
+        outcome = stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}{WORK[what][1]}")
+        assert_stopped(outcome)
+        waits.append(outcome.wall_s)
+        after = book.cell(READ)
+        assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
+        assert pids_in(after) == before
+    print(f"p50 {sorted(waits)[25]:.3f} s, most {max(waits):.3f} s")
+
+
+def test_the_line_each_rank_was_on_is_named(book: Notebook) -> None:
+    outcome = stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))")
+
+    assert re.search(r"Rank 0.*line 6: dist.all_reduce\(torch.ones\(1\)\)", outcome.traceback)
+    assert re.search(r"Rank 1.*line 5: time.sleep\(100\)", outcome.traceback)
+    assert "Stopped by you after" in outcome.traceback
+
+
+# ---------------------------------------------------------------------------------------------------- code that does not let go
+
+STUBBORN = {
+    "swallows KeyboardInterrupt": "while True:\n    try:\n        time.sleep(0.01)\n    except BaseException:\n        pass",
+    "ignores SIGINT": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(100)",
+    "holds the GIL": "import ctypes\nctypes.PyDLL(None).sleep(100)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", STUBBORN)
+def test_code_that_does_not_let_go_is_killed_and_the_next_cell_is_good(book: Notebook, how: str) -> None:
+    outcome = stop(book, f"%%distributed --ranks 2\n{HEAD}{STUBBORN[how]}")
+
+    assert_stopped(outcome, KILL_S)
+    assert "Ranks 0-1 did not stop and were replaced" in outcome.traceback or "did not stop" in outcome.traceback
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
+def test_a_second_press_kills_at_once(book: Notebook) -> None:
+    assert_stopped(stop(book, f"%%distributed --ranks 2\n{HEAD}{STUBBORN['swallows KeyboardInterrupt']}", presses=2))
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
+@pytest.mark.parametrize("presses", [2, 5])
+def test_many_presses_give_one_interrupt(book: Notebook, presses: int) -> None:
+    assert_stopped(stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}{WORK['all_reduce'][1]}", presses=presses))
+
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+    assert book.cell("import signal\nsignal.getsignal(signal.SIGINT) is signal.default_int_handler").result == "True"
+    assert stop_plain(book) == "KeyboardInterrupt"
+
+
+def stop_plain(book: Notebook) -> str:
+    """An ordinary cell can still be stopped."""
+    book.start("print('ready', flush=True)\nimport time\ntime.sleep(100)")
+    book.until("ready")
+    book.interrupt()
+    return book.finish().ename
+
+
+def test_a_cell_that_catches_the_interrupt_and_goes_on_to_its_end_returns(book: Notebook) -> None:
+    outcome = stop(book, f"%%distributed --ranks 2\n{HEAD}try:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    print('saved')\nrank")
+
+    assert_stopped(outcome)
+    assert "[0] saved" in outcome.view
+
+
+# ---------------------------------------------------------------------------------------------------- other phases
+
+
+def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
+    for _ in range(3):
+        begin(notebook, "--ranks 8 --fresh", "import time\ntime.sleep(100)")
+        notebook.interrupt()
+        assert notebook.finish().ename == "KeyboardInterrupt"
+    assert notebook.cell(GOOD).result == "ranks 0-1: 2"
+
+
+def test_the_packing_of_a_big_value_can_be_stopped(book: Notebook) -> None:
+    slow = "class Slow:\n    def __reduce__(self):\n        print('ready', flush=True)\n        time.sleep(100)\n        return int, ()\nSlow()"
+    before = pids_in(book.cell(KEEP))
+
+    assert_stopped(stop(book, f"%%distributed --ranks 2\nimport time\n{slow}"))
+
+    assert pids_in(book.cell(READ)) == before
+
+
+def test_the_packing_of_the_inputs_can_be_stopped(book: Notebook) -> None:
+    book.cell("import time\nclass Slow:\n    def __reduce__(self):\n        print('ready', flush=True)\n        time.sleep(100)\nslow = Slow()")
+
+    book.start("%%distributed --ranks 2\nslow")
+    book.until("ready")
+    book.interrupt()
+
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
+def test_the_arrival_of_an_input_can_be_stopped(book: Notebook) -> None:
+    book.cell("import time\nclass Slow:\n    def __setstate__(self, state):\n        print('ready', flush=True)\n        time.sleep(100)\nslow = Slow()\nslow.x = 1")
+
+    assert_stopped(stop(book, "%%distributed --ranks 2\nslow"))
+
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
+@pytest.mark.slow
+def test_a_stop_at_any_moment_leaves_a_kernel_and_ranks_that_work(book: Notebook) -> None:
+    rng = random.Random(50)
+    for turn in range(50):
+        flags = "--fresh" if turn % 3 == 0 else ""
+        begin(book, f"--ranks 2 --strategy ddp {flags}", "import torch, torch.distributed as dist\nwhile True:\n    dist.all_reduce(torch.ones(1))")
+        threading.Timer(rng.uniform(0, 0.3), book.interrupt).start()
+        assert book.finish(10).ename == "KeyboardInterrupt", turn
+        good = book.cell(GOOD)
+        assert good.result == "ranks 0-1: 2", (turn, good.text)
+
+
+def test_a_run_past_its_timeout_is_stopped_and_ranks_live_on(book: Notebook) -> None:
+    before = pids_in(book.cell(KEEP))
+
+    outcome = book.cell("%%distributed --ranks 2 --strategy ddp --timeout 0.3\nimport time, torch, torch.distributed as dist\n" + WORK["all_reduce"][1])
+
+    assert outcome.ename == "RunTimeout"
+    assert "line 4: time.sleep(100)" in outcome.traceback
+    assert outcome.wall_s < SOON_S
+    assert pids_in(book.cell(READ)) == before
