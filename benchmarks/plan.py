@@ -10,7 +10,13 @@ from pathlib import Path
 from driver import ROOT, Notebook
 
 LOAD = "%load_ext jupyter_distrib"
-_READY = "import jupyter_distrib.session as _s; _c = _s.current().connect('local')"
+_READY = """\
+import time
+import jupyter_distrib.session
+_connection = jupyter_distrib.session.current().connect("local")
+while _connection.ask("state")["template"] != "ready":
+    time.sleep(0.1)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +37,14 @@ class Plan:
     def warm(self, line: str = "--ranks 2", body: str = "pass", runs: int = 3) -> Notebook:
         """The same with warm ranks, once everything that is imported in the background has been."""
         notebook = self.notebook()
-        notebook.good(LOAD)
-        notebook.good(_READY)
-        notebook.good(
-            "import time as _t\nwhile _c.ask('state')['template'] != 'ready': _t.sleep(0.1)\ndel _t", timeout_s=120
-        )
-        for _ in range(runs):
-            notebook.good(f"%%distributed {line}\n{body}")
+        try:
+            notebook.good(LOAD)
+            notebook.good(_READY)
+            for _ in range(runs):
+                notebook.good(f"%%distributed {line}\n{body}")
+        except BaseException:
+            notebook.close()
+            raise
         return notebook
 
 

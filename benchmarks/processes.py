@@ -88,8 +88,11 @@ def census(pids: Iterable[int]) -> Census:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes together, what they share counted once."""
-    return sum(_rollup(pid, ("Pss:",)) for pid in pids)
+    """Memory of processes together, what they share counted once.
+
+    Without the pages of files: those of libtorch are shared with whoever else on the machine has loaded it.
+    """
+    return sum(_rollup(pid, ("Pss_Anon:", "Pss_Shmem:")) for pid in pids)
 
 
 def peak_bytes(pid: int, *, reset: bool = False) -> int:

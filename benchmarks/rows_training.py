@@ -23,7 +23,7 @@ def training(plan: Plan) -> Iterator[Figure]:
     """Steps a second of 2 CPU ranks, interleaved."""
     rates: dict[tuple[str, str], list[float]] = {}
     with plan.warm("--ranks 2 --strategy ddp") as notebook:
-        for _ in plan.times(20, 3):
+        for _ in plan.times(20, 1):
             for model in STEPS:
                 rates.setdefault((model, "torchrun"), []).append(_torchrun(model))
                 rates.setdefault((model, "ddp"), []).append(_cell(notebook, model, "ddp"))

@@ -183,8 +183,8 @@ def growth(plan: Plan) -> Iterator[Figure]:
     """What is left of many runs on one pool."""
     runs = len(plan.times(500, 50))
     plain = "import math\nprint(math.pi)\nmath.pi"
-    cell = "%%distributed --ranks 2 --strategy ddp\n" + GROUP + "\nprint(rank)\nx"
-    with plan.warm("--ranks 2 --strategy ddp", GROUP + "\nprint(rank)\nx", runs=30) as notebook:
+    cell = "%%distributed --ranks 2 --strategy ddp\n" + GROUP + "\nprint(rank)\nx.item()"
+    with plan.warm("--ranks 2 --strategy ddp", GROUP + "\nprint(rank)\nx.item()", runs=100) as notebook:
         for _ in range(30):
             notebook.good(plain)
         start = processes.census(notebook.processes())

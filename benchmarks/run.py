@@ -6,6 +6,8 @@ python benchmarks/run.py [--quick] [--only ROW ...] [--peers | --no-peers] [--pa
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +39,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     options = _options()
     plan = Plan(quick=options.quick, package=options.package.resolve())
     about = report.machine()

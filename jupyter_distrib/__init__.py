@@ -1,4 +1,5 @@
-"""Run notebook cells on every rank of a warm pool under torch.distributed: `%load_ext jupyter_distrib`, then `%%distributed`.
+"""Run notebook cells on every rank of a warm pool under torch.distributed: `%load_ext jupyter_distrib`, then
+`%%distributed`.
 
 Importing this package loads neither torch nor IPython.
 """
@@ -7,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jupyter_distrib.reporting import progress, report
-
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_distrib.api import DistributedFunction, distributed, prepare
     from jupyter_distrib.errors import DistributedError
+    from jupyter_distrib.reporting import progress, report
     from jupyter_distrib.results import RankValue, Results
     from jupyter_distrib.run import Run
 
@@ -39,6 +39,8 @@ _HOMES = {
     "Run": "run",
     "distributed": "api",
     "prepare": "api",
+    "progress": "reporting",
+    "report": "reporting",
 }
 
 

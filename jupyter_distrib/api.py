@@ -54,7 +54,7 @@ class DistributedFunction(Generic[P, R]):
     distributed = __call__
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        from jupyter_distrib.magic import pack
+        from jupyter_distrib.magic import pack  # needs IPython only where it is there
 
         name = self.function.__name__
         parts = {name: self.function, "arguments": args, "keywords": kwargs}
@@ -69,17 +69,19 @@ class DistributedFunction(Generic[P, R]):
 
 
 def prepare(*objects: Any) -> Any:
-    """Models, optimizers, schedulers and data loaders, made ready for the strategy of this run; outside a run, as they are.
+    """Models, optimizers, schedulers and data loaders, made ready for the strategy of this run; outside a run, as they
+    are.
 
-    Under `--strategy ddp` a model is replicated in place (it stays the object it is), moved to the rank's device, and a loader is replaced by one over
-    the rank's share of the dataset, shuffled anew in every epoch. Several objects come back in the order given.
+    Under `--strategy ddp` a model is replicated in place (it stays the object it is), moved to the rank's device, and a
+    loader is replaced by one over the rank's share of the dataset, shuffled anew in every epoch. Several objects come
+    back in the order given.
 
     Raises:
         DistributedError: The run has no strategy, or the object cannot be prepared; says what to do.
     """
     if not in_rank():
         return objects[0] if len(objects) == 1 else objects
-    from jupyter_distrib.worker import identity
+    from jupyter_distrib.worker import identity  # only in a rank
 
     if identity.strategy is None:
         raise DistributedError("jupyter_distrib.prepare() works inside a %%distributed cell only.")

@@ -125,7 +125,8 @@ def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> Captu
         if was.imported:
             did, cure = "imported", "Import it in this cell, or in a cell of its own."
         return CaptureError(
-            f"`{name}` (line {line}) is not in this notebook: {was.cell} {did} it on the ranks, where it ended with that run. {cure}"
+            f"`{name}` (line {line}) is not in this notebook: {was.cell} {did} it on the ranks, "
+            f"where it ended with that run. {cure}"
         )
     return None
 

@@ -1,8 +1,8 @@
 """What crosses between kernel, agent and worker: commands (imperative) and events (past tense).
 
 Plain data, no behaviour, standard library only; loaded in every process of the project. `link.py` carries these classes
-as JSON plus raw bytes, so a field may only be one of: `None`, `bool`, `int`, `float`, `str`, `bytes`, a tuple of these, a
-`dict` with string keys, or another class of this file.
+as JSON plus raw bytes, so a field may only be one of: `None`, `bool`, `int`, `float`, `str`, `bytes`, a tuple of these,
+a `dict` with string keys, or another class of this file.
 
     kernel  --commands-->  agent  --commands-->  worker (one per rank)
     kernel  <---events---  agent  <---events---  worker
@@ -160,8 +160,8 @@ class OpenCrew:
     world_size: int = 0
     """0: the same as `size`."""
     load_env: dict[str, str] = field(default_factory=dict)
-    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd instead
-    of forked from the template."""
+    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd
+    instead of forked from the template."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
 
@@ -185,7 +185,8 @@ class Execute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Stop a run: interrupt, cut its collectives, and kill what does not end. Safe to send at any time, any number of times."""
+    """Stop a run: interrupt, cut its collectives, and kill what does not end. Safe to send at any time, any number of
+    times."""
 
     run: str
     force: bool = False
@@ -218,7 +219,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """Send a detached run's whole record again, then its events as they come. Answered by `Attached` or `NotAttached`."""
+    """Send a detached run's whole record again, then its events as they come. Answered by `Attached` or
+    `NotAttached`."""
 
     run: str
     """Empty: the newest detached run."""

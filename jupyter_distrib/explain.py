@@ -39,7 +39,9 @@ class Explanation:
             return "Nothing of the notebook travels with this cell."
         table = [_HEAD, *self.rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
-        return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table)
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+        )
 
     def _repr_html_(self) -> str:
         if not self.rows:

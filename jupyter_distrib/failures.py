@@ -55,8 +55,9 @@ _PEER_LOST = re.compile(
 _SHOWN_ANOTHER_WAY = (
     SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError, bdb.BdbQuit
 )  # fmt: skip
-"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames or nothing,
-end the kernel, or count as cancelled. A `RemoteError` of the same name stands for them and has them as `original`."""
+"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames
+or nothing, end the kernel, or count as cancelled. A `RemoteError` of the same name stands for them and has them as
+`original`."""
 
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 

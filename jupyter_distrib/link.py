@@ -1,11 +1,11 @@
 """One end of the stream socket that carries commands and events, with file descriptors where a frame has any.
 
 A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. Nothing here unpickles, and a
-decoded message can only be an instance of a class in `events.py`. Both ends are unix sockets of one user: inherited pairs, or a
-socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
+decoded message can only be an instance of a class in `events.py`. Both ends are unix sockets of one user: inherited
+pairs, or a socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
 
-`send` and `receive` block and may be used by one thread each; `post`, `flush` and `read` never block and belong to the agent's
-loop.
+`send` and `receive` block and may be used by one thread each; `post`, `flush` and `read` never block and belong to the
+agent's loop.
 """
 
 from __future__ import annotations
@@ -141,13 +141,16 @@ class Link:
 
     def _fill(self) -> None:
         try:
-            # Not `socket.recv_fds`, which ignores its flags (Python 3.11 to 3.14): programs that ranks start would get the descriptors.
+            # Not `socket.recv_fds`, which ignores its flags (Python 3.11 to 3.14): programs that ranks start would get
+            # the descriptors.
             data, ancillary, _, _ = self.sock.recvmsg(_READ_BYTES, _FDS_BYTES, _CLOSE_ON_EXEC)
         except ConnectionResetError as error:
             raise EOFError from error
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES]))
+                self._fds.extend(
+                    struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES])
+                )
         if not data:
             raise EOFError
         self._incoming += data

@@ -104,8 +104,8 @@ class DistributedMagics(Magics):
     def _taking_over(self, here: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
         """What a run leaves in the notebook: handles to kept values, and where names went that were not kept.
 
-        In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached run leaves alone what
-        has changed in the notebook since it began.
+        In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached
+        run leaves alone what has changed in the notebook since it began.
         """
         notebook = self.shell.user_ns
         before = {name: notebook.get(name) for name in options.keep}
@@ -209,15 +209,17 @@ def _sentence(culprit: payload.Culprit, item: Input) -> str:
     inside = f" at {culprit.path}" if culprit.path != culprit.name else ""
     holds = "holds" if inside else "is"
     return (
-        f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks ({culprit.reason}). "
-        "Build it inside the cell."
+        f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks "
+        f"({culprit.reason}). Build it inside the cell."
     )
 
 
 def _warn_of_large(inputs: Mapping[str, object], namespace: dict[str, Any]) -> None:
     for name, size in payload.sizes(inputs, namespace).items():
         if size > LARGE_BYTES:
-            print(f"`{name}` ({words.size(size)}) is captured and sent once per node. Load it in the cell to avoid this.")
+            print(
+                f"`{name}` ({words.size(size)}) is captured and sent once per node. Load it in the cell to avoid this."
+            )
 
 
 def cell_label(shell: InteractiveShell) -> str:
@@ -266,7 +268,10 @@ def unload(shell: InteractiveShell) -> None:
     from jupyter_distrib import completion
 
     completion.remove(shell)
-    for kind, names in {"cell": _OURS, "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool")}.items():
+    for kind, names in {
+        "cell": _OURS,
+        "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool"),
+    }.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.magics["cell"].update(_replaced)

@@ -21,7 +21,8 @@ def runtime_directory() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK) and len(base) < 60:
         return private(Path(base) / "jupyter_distrib")
-    return private(Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp") / f"jupyter_distrib-{os.getuid()}")  # noqa: S108
+    folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"  # noqa: S108 - what is made in it is private
+    return private(Path(folder) / f"jupyter_distrib-{os.getuid()}")
 
 
 def log_directory() -> Path:
@@ -34,7 +35,8 @@ def log_directory() -> Path:
 
 
 def private(directory: Path) -> Path:
-    """Make the directory for this user alone. Raises `PoolError` if it cannot be had, is a link, or belongs to somebody else."""
+    """Make the directory for this user alone. Raises `PoolError` if it cannot be had, is a link, or belongs to somebody
+    else."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

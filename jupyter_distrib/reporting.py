@@ -1,4 +1,5 @@
-"""`report` and `progress`: what a cell tells the notebook while it runs. Loaded in kernel and ranks; standard library only.
+"""`report` and `progress`: what a cell tells the notebook while it runs. Loaded in kernel and ranks; standard library
+only.
 
 In a rank the worker puts a `Reporter` into `current`; anywhere else `current` is None and both calls are harmless.
 """
@@ -25,7 +26,8 @@ class Reporter:
         self._run, self._rank, self._send = run, rank, send
         self._lock = threading.Lock()
         self._waiting: list[Measured] = []
-        self._positions: dict[str, Progressed] = {}
+        self._positions: dict[str, tuple[int, int | None, float]] = {}
+        """By label: step, total, and when."""
         self._sent_at_s = float("-inf")
         self._timer: threading.Timer | None = None
         self._steps = 0
@@ -41,18 +43,18 @@ class Reporter:
 
     def progressed(self, label: str, step: int, total: int | None) -> None:
         with self._lock:
-            self._positions[label] = Progressed(
-                run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=time.monotonic()
-            )
+            self._positions[label] = step, total, time.monotonic()
         self._soon()
 
     def flush(self) -> None:
         with self._lock:
-            waiting: list[Measured | Progressed] = [*self._waiting, *self._positions.values()]
-            self._waiting, self._positions = [], {}
+            waiting, self._waiting = self._waiting, []
+            positions, self._positions = self._positions, {}
             self._sent_at_s, self._timer = time.monotonic(), None
         for event in waiting:
             self._send(event)
+        for label, (step, total, at_s) in positions.items():
+            self._send(Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
 
     def close(self) -> None:
         """Send what is left; called before the rank says that it has returned."""
@@ -110,12 +112,10 @@ def progress(iterable: Iterable[T], *, total: int | None = None, label: str = ""
             total = len(iterable)  # type: ignore[arg-type]
         except TypeError:
             total = None
-    next_s = 0.0
     step = 0
     for step, item in enumerate(iterable):
-        if current is not None and (now := time.monotonic()) >= next_s:
+        if current is not None:
             current.progressed(label, step, total)
-            next_s = now + SEND_EVERY_S
         yield item
         step += 1
     if current is not None:

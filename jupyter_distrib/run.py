@@ -1,7 +1,8 @@
 """One execution of a cell: its record, the values that came back, and how to wait for it and stop it.
 
-Events arrive in the node's thread (`deliver`); whoever waits does so in its own thread, usually the kernel's main one, where an interrupt of the kernel is raised.
-The run is folded in `RunRecord`; this class only adds what a fold must not have: a lock, a clock, and the way to the agent.
+Events arrive in the node's thread (`deliver`); whoever waits does so in its own thread, usually the kernel's main one,
+where an interrupt of the kernel is raised. The run is folded in `RunRecord`; this class only adds what a fold must not
+have: a lock, a clock, and the way to the agent.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import linecache
 import os
 import queue
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,8 @@ _QUIET = (Started, Returned)
 """Nothing to be seen of these by themselves: whoever waits is not woken."""
 
 Watch = Callable[[RunRecord, float], float | None]
-"""Shows a record that is so many seconds old; returns after how many seconds it wants to be called again without news."""
+"""Shows a record that is so many seconds old; returns after how many seconds it wants to be called again without
+news."""
 
 
 class Run:
@@ -111,7 +115,9 @@ class Run:
         texts = []
         for number in ranks:
             with suppress(OSError):
-                text = (Path(directory) / f"rank{number}.log").read_text("utf-8", "backslashreplace") if directory else ""
+                text = (
+                    (Path(directory) / f"rank{number}.log").read_text("utf-8", "backslashreplace") if directory else ""
+                )
                 texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
         return "".join(texts)
 
@@ -121,24 +127,40 @@ class Run:
         self._stop(False)
 
     def wait(self, watch: Watch | None = None) -> Any:
-        """Wait for the end in the calling thread, showing the run with `watch`; an interrupt stops the run, a second one kills it.
+        """Wait for the end in the calling thread, showing the run with `watch`; an interrupt stops the run, a second
+        one kills it.
 
         Returns what `result` returns, and raises what it raises; after an interrupt, `KeyboardInterrupt`.
         """
-        presses = 0
-        again_s: float | None = 0.0
-        while not self._ended.is_set():
-            try:
+        with self._taking_presses():
+            again_s: float | None = 0.0
+            while not self._ended.is_set():
                 with suppress(queue.Empty):
                     self._bell.get(timeout=again_s)
                 self._rung = False
                 again_s = self._shown(watch)
-            except KeyboardInterrupt:
-                self.interrupted = True
-                presses += 1
-                self._stop(presses > 1)
-        self._shown(watch)
+            self._shown(watch)
         return self._conclude()
+
+    @contextmanager
+    def _taking_presses(self) -> Iterator[None]:
+        """While this thread waits, an interrupt is an order and no exception: one raised between two lines would leave the run behind.
+
+        Only Python's own handler is replaced, which ipykernel sets for the time of a cell; it is put back before anything else runs.
+        """
+        default = signal.default_int_handler
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not default:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._pressed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, default)
+
+    def _pressed(self, signum: int, frame: types.FrameType | None) -> None:  # noqa: ARG002
+        again, self.interrupted = self.interrupted, True
+        self._stop(again)
 
     def _shown(self, watch: Watch | None) -> float | None:
         if watch is None:
@@ -187,7 +209,9 @@ class Run:
         if record.limit_s is not None:
             return failures.to_timeout(record, record.limit_s, elapsed_s, self._source_of)
         if failures.cause(record) is None and any(rank.state == "interrupted" for rank in record.ranks.values()):
-            return failures.to_interrupt(record, elapsed_s, self._source_of)  # stopped from elsewhere, or inside the inline pool
+            return failures.to_interrupt(
+                record, elapsed_s, self._source_of
+            )  # stopped from elsewhere, or inside the inline pool
         return failures.to_exception(record, _unpack_exception, self._source_of, elapsed_s, colors=True)
 
     def _unpacked(self) -> Results:
@@ -198,7 +222,8 @@ class Run:
         return Results(values)
 
     def _with_cell_names(self, event: RunEvent) -> RunEvent:
-        """Functions of plain cells have file names that only ipykernel knows; the front end's name for them is `Cell In[2]`."""
+        """Functions of plain cells have file names that only ipykernel knows; the front end's name for them is `Cell
+        In[2]`."""
         if isinstance(event, Failed):
             return replace(event, failure=self._failure(event.failure))
         if isinstance(event, (Interrupted, Exited)) and event.frames:

@@ -1,7 +1,7 @@
 """What one kernel has of this package: its pools, its crews, its runs. One instance a process (`current`).
 
-Called from the thread that runs the cell; events of a pool arrive in that pool's own thread (`_Connection.take`). The state that both touch is guarded by one lock, held for
-moments only.
+Called from the thread that runs the cell; events of a pool arrive in that pool's own thread (`_Connection.take`). The
+state that both touch is guarded by one lock, held for moments only.
 """
 
 from __future__ import annotations
@@ -171,7 +171,13 @@ class _Connection:
             for rank in run.record.ranks.values():
                 if not rank.finished:
                     gone = Exited(
-                        run=run.id, rank=rank.rank, pid=rank.pid, exit_code=None, asked=False, last_lines=(reason,), at_s=now
+                        run=run.id,
+                        rank=rank.rank,
+                        pid=rank.pid,
+                        exit_code=None,
+                        asked=False,
+                        last_lines=(reason,),
+                        at_s=now,
                     )
                     self._run_event(gone, ())
             self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
@@ -293,12 +299,19 @@ class Session:
             if handle.lost:
                 handle[min(handle.lost)]  # raises the error that says so
             if handle.crew != first.crew:
-                raise CaptureError(f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both.")
+                raise CaptureError(
+                    f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both."
+                )
         crew = connection.crews.get(first.crew)
         if crew is None:
-            raise CaptureError(f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own.")
+            raise CaptureError(
+                f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own."
+            )
         if size not in (0, crew.size):
-            raise CaptureError(f"`{first.name}` is kept on {crew.size} ranks: run this cell with --ranks {crew.size}, or --on some of them.")
+            raise CaptureError(
+                f"`{first.name}` is kept on {crew.size} ranks: run this cell with --ranks {crew.size}, "
+                "or --on some of them."
+            )
         if crew.run is not None and not crew.run.done():
             raise _busy(crew)
         return crew
@@ -441,7 +454,11 @@ class Session:
         node = crew.connection.node
         lines = {cell.filename: cell.source.splitlines(keepends=True)}
         run = Run(
-            record, lambda force: node.send(Stop(run=record.run, force=force)), pool=crew.connection.pool, cell=lines, detached=options.detach
+            record,
+            lambda force: node.send(Stop(run=record.run, force=force)),
+            pool=crew.connection.pool,
+            cell=lines,
+            detached=options.detach,
         )
         crew.connection.runs[run.id] = run
         crew.run = run
@@ -526,7 +543,9 @@ class Session:
             if name is None or name in (run.id, run.id.rpartition("-")[2]):
                 return run
         known = ", ".join(run.id for run in self.history)
-        raise PoolError(f"there is no run {name} in this notebook; there are: {known}." if known else "nothing has run yet.")
+        raise PoolError(
+            f"there is no run {name} in this notebook; there are: {known}." if known else "nothing has run yet."
+        )
 
     def attach(self, name: str | None) -> Run:
         """A detached run, from this kernel or an earlier one, with its whole record. Raises `PoolError`."""
@@ -537,7 +556,12 @@ class Session:
 
         def make(event: Attached) -> Run:
             record = RunRecord(
-                run=event.run, label=event.label, ranks=event.ranks, world_size=event.world_size, gpus=event.gpus, strategy=event.strategy
+                run=event.run,
+                label=event.label,
+                ranks=event.ranks,
+                world_size=event.world_size,
+                gpus=event.gpus,
+                strategy=event.strategy,
             )
             stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
             return Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)

@@ -1,4 +1,5 @@
-"""`%distributed_status` and `%distributed_pool list`: what is going on, as a value that shows itself as text and as HTML. Kernel side."""
+"""`%distributed_status` and `%distributed_pool list`: what is going on, as a value that shows itself as text and as
+HTML. Kernel side."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Status:
 
     def _tables(self) -> list[Table]:
         ranks = [
-            (str(r["rank"]), r["state"], r["device"], str(r["pid"]), size(r["rss_bytes"]), r["pool"]) for r in self.ranks
+            (str(r["rank"]), r["state"], r["device"], str(r["pid"]), size(r["rss_bytes"]), r["pool"])
+            for r in self.ranks
         ]
         runs = [
             (r["run"], r["cell"], r["state"], duration(r["elapsed_s"]), str(r["ranks"])) for r in reversed(self.runs)
@@ -150,7 +152,9 @@ def _text(table: Table) -> str:
     head, rows = table
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def _html(table: Table) -> str:

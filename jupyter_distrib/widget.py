@@ -1,4 +1,5 @@
-"""The live view of a run in the cell that started it: text, drawn anew in place a few times a second. Runs in the thread that waits for the run.
+"""The live view of a run in the cell that started it: text, drawn anew in place a few times a second. Runs in the
+thread that waits for the run.
 
 Nothing appears before there is something to see. What is left at the end is what the saved notebook holds.
 """

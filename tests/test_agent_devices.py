@@ -21,7 +21,8 @@ from jupyter_distrib.events import PROTOCOL, CrewClosed, CrewRefused, Hello, Ope
 from jupyter_distrib.link import Link
 
 GPUS = [
-    Gpu(index=i, uuid=f"GPU-{letter * 8}", name="NVIDIA H200", memory_bytes=1, used_bytes=0) for i, letter in enumerate("abcd")
+    Gpu(index=i, uuid=f"GPU-{letter * 8}", name="NVIDIA H200", memory_bytes=1, used_bytes=0)
+    for i, letter in enumerate("abcd")
 ]
 
 
@@ -124,7 +125,9 @@ class Stage:
         self.agent._clients.append(client)
         return client
 
-    def open(self, client: Client, name: str, size: int, *, gpus: bool = True, visible: tuple[str, ...] | None = None) -> Crew | str:
+    def open(
+        self, client: Client, name: str, size: int, *, gpus: bool = True, visible: tuple[str, ...] | None = None
+    ) -> Crew | str:
         self.agent._open(client, OpenCrew(crew=name, size=size, gpus=gpus, visible=visible))
         if self.told and isinstance(self.told[-1], CrewRefused):
             return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]

@@ -42,7 +42,9 @@ def turn(loop: Loop) -> None:
 
 
 def texts(sent: list[Wrote | Noted], stream: str = "stdout", rank: int = 0) -> str:
-    return "".join(event.text for event in sent if isinstance(event, Wrote) and (event.stream, event.rank) == (stream, rank))
+    return "".join(
+        event.text for event in sent if isinstance(event, Wrote) and (event.stream, event.rank) == (stream, rank)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- batches
@@ -130,7 +132,9 @@ def test_no_output_no_folder(output: RunOutput) -> None:
     assert not output.directory.exists()
 
 
-def test_batches_go_out_by_time(output: RunOutput, sent: list[Wrote | Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_go_out_by_time(
+    output: RunOutput, sent: list[Wrote | Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(1000):
         output.write(0, "stdout", b"x\n")
     assert not sent
@@ -141,7 +145,9 @@ def test_batches_go_out_by_time(output: RunOutput, sent: list[Wrote | Noted], lo
     assert texts(sent) == "x\n" * 1000
 
 
-def test_a_full_log_is_said_once_and_the_run_goes_on(output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_log_is_said_once_and_the_run_goes_on(
+    output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LOG_LIMIT_BYTES", 100)
     for number in range(30):
         output.write(0, "stdout", b"line %2d\n" % number)
@@ -157,7 +163,9 @@ def test_a_full_log_is_said_once_and_the_run_goes_on(output: RunOutput, sent: li
     assert (Path(output.log_directory) / "rank1.log").read_text() == "another rank's log goes on"
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on(output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_the_run_goes_on(
+    output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
     output.write(0, "stdout", b"before\n")
 
     def full(fd: int, data: bytes) -> int:
@@ -242,7 +250,6 @@ def test_only_the_tail_is_remembered(loop: Loop) -> None:
     assert pipe.tail.endswith(b"xEND")
     pipe.close()
     os.close(write_fd)
-
 
 
 def test_a_chatty_rank_does_not_keep_the_loop_awake(loop: Loop) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import death, journal as journals, reap
+from jupyter_distrib.agent import death, reap
+from jupyter_distrib.agent import journal as journals
 from jupyter_distrib.agent.journal import Journal
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.events import Cell, Ended, Execute, Frame, Noted, Parcel, Progressed, Returned, Setting, Wrote
@@ -169,22 +170,29 @@ def test_a_long_journal_loses_old_output_only() -> None:
 
 
 def test_a_crash_report_gives_the_lines() -> None:
-    program = "import faulthandler, ctypes\nfaulthandler.enable(all_threads=False)\ndef inner():\n    ctypes.string_at(0)\n\ninner()\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    text = "import faulthandler, ctypes\nfaulthandler.enable()\ndef inner():\n    ctypes.string_at(0)\n\ninner()\n"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
     assert done.returncode == -signal.SIGSEGV
     assert death.is_crash(done.returncode)
     frames = death.crash_frames(b"earlier words\n" + done.stderr)
-    assert [(frame.line, frame.function) for frame in frames if frame.filename == "<string>"] == [(6, "<module>"), (4, "inner")]
+    assert [(frame.line, frame.function) for frame in frames if frame.filename == "<string>"] == [
+        (6, "<module>"),
+        (4, "inner"),
+    ]
 
 
 def test_our_own_lines_are_left_out_of_a_crash_report() -> None:
     ours = os.path.join(os.path.dirname(os.path.dirname(death.__file__)), "worker", "main.py")
-    report = f'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "Cell In[3]", line 7 in f\n  File "{ours}", line 1 in serve\n'
+    report = "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n"
+    report += f'  File "Cell In[3]", line 7 in f\n  File "{ours}", line 1 in serve\n'
     assert death.crash_frames(report.encode()) == (Frame(filename="Cell In[3]", line=7, function="f"),)
     assert death.crash_frames(b'  File "x", line 1 in f\n') == (), "no crash, no frames"
 
 
-@pytest.mark.parametrize(("code", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGABRT, True), (-signal.SIGKILL, False), (0, False), (11, False)])
+@pytest.mark.parametrize(
+    ("code", "crash"),
+    [(-signal.SIGSEGV, True), (-signal.SIGABRT, True), (-signal.SIGKILL, False), (0, False), (11, False)],
+)
 def test_which_signals_are_crashes(code: int, crash: bool) -> None:
     assert death.is_crash(code) is crash
 
@@ -205,8 +213,9 @@ def test_out_of_memory_kills_are_counted(tmp_path: Path) -> None:
 
 
 def program(text: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
-    return process  # type: ignore[no-any-return]
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE, text=True, **options
+    )
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
@@ -251,10 +260,18 @@ def test_only_sockets_between_the_ranks_are_found() -> None:
     first = program(TALK, "listen", "1")
     outsider = program(TALK, "listen", "1")
     port, other_port = line_of(first), line_of(outsider)
-    both = TALK.replace("time.sleep(60)", f"extra = socket.create_connection(('127.0.0.1', {other_port}))\nprint('both', flush=True)\ntime.sleep(60)")
+    both = TALK.replace(
+        "time.sleep(60)",
+        f"extra = socket.create_connection(('127.0.0.1', {other_port}))\nprint('both', flush=True)\ntime.sleep(60)",
+    )
     second = program(both, "connect", port)
     try:
-        assert [line_of(first), line_of(outsider), line_of(second), line_of(second)] == ["connected", "connected", "connected", "both"]
+        assert [line_of(first), line_of(outsider), line_of(second), line_of(second)] == [
+            "connected",
+            "connected",
+            "connected",
+            "both",
+        ]
         found = set(reap.sockets_between([first.pid, second.pid]))
         assert len(found) == 2
         assert found <= sockets_of(first.pid) | sockets_of(second.pid)
@@ -304,7 +321,9 @@ def test_a_session_is_killed_and_nothing_else() -> None:
 def test_marked_processes_are_killed_and_no_others() -> None:
     marks = {"JUPYTER_DISTRIB_WORKER": "x-c1.0.1"}
     rank = program(NEST, start_new_session=True, env={**os.environ, **marks})
-    namesake = program("import time; print(1, flush=True); time.sleep(60)", env={**os.environ, "JUPYTER_DISTRIB_WORKER": "x-c1.0.10"})
+    namesake = program(
+        "import time; print(1, flush=True); time.sleep(60)", env={**os.environ, "JUPYTER_DISTRIB_WORKER": "x-c1.0.10"}
+    )
     child, daemon = map(int, line_of(rank).split())
     line_of(namesake)
     assert reap.mark_of(daemon, "JUPYTER_DISTRIB_WORKER") == "x-c1.0.1"

@@ -1,4 +1,7 @@
-"""The agent's side of the template: orders that wait, that fail, and two templates at once. The template is a socket in the test's hand."""
+"""The agent's side of the template: orders that wait, that fail, and two templates at once.
+
+The template is a socket in the test's hand.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ class Stage:
         """Ask for these ranks; gives the descriptors that go with them."""
         fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(3 * len(ranks))]
         orders = tuple(
-            WorkerOrder(crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9)
+            WorkerOrder(
+                crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9
+            )
             for rank in ranks
         )
         self.templates.fork(orders, fds, self.pids.append, self.failures.append)
@@ -172,18 +177,36 @@ def test_an_order_that_dies_with_its_template_fails(stage: Stage) -> None:
     stage.take(stage.fuller)
 
 
-def test_an_order_for_a_template_that_has_just_died_fails(stage: Stage) -> None:
+def test_an_order_for_a_template_that_has_just_died_goes_to_the_next(stage: Stage) -> None:
     stage.templates.start()
     stage.early.send(TemplateReady(pid=1, early=True))
     stage.turn()
     stage.early.close()
     stage.fuller.close()
     stage.order(0)
+    stage.templates.ended(40_000_001)
     for _ in range(3):
         stage.turn()
-    assert len(stage.failures) == 1
-    stage.order(1)
     assert len(stage.started) == 2
+    stage.early.send(TemplateReady(pid=3, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [0]
+    assert not stage.failures
+
+
+def test_the_fuller_template_serves_what_the_early_one_left(stage: Stage) -> None:
+    stage.templates.start()
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.early.close()
+    stage.turn()
+    stage.order(0)
+    stage.templates.ended(40_000_001)
+    assert not stage.failures
+    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.turn()
+    stage.take(stage.fuller)
+    assert len(stage.started) == 1
 
 
 def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
@@ -204,5 +227,3 @@ def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
             for fd in fds:
                 os.close(fd)
     assert not stage.failures
-
-

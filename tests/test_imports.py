@@ -20,9 +20,20 @@ PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent / PACKAGE
 
 MAY_LOAD_TORCH = ("worker", "compat")
-MAY_USE_IPYTHON = ("magic", "widget", "api")
+MAY_USE_IPYTHON = ("magic", "completion", "widget", "api")
 # What crosses, how it crosses, and `report`/`progress`, which cells call on a rank.
-WHAT_CROSSES = {"errors", "events", "options", "payload", "link", "paths", "shared_memory", "tensors", "reporting"}
+WHAT_CROSSES = {
+    "errors",
+    "events",
+    "arguments",
+    "options",
+    "payload",
+    "link",
+    "paths",
+    "shared_memory",
+    "tensors",
+    "reporting",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

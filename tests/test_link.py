@@ -34,10 +34,21 @@ def value_of(hint: object, depth: int) -> object:
     if origin is tuple:
         return (value_of(arguments[0], depth + 1), value_of(arguments[0], depth + 1)) if depth < 3 else ()
     if origin is dict:
-        return {"": value_of(arguments[1], depth + 1), "$b": value_of(arguments[1], depth + 1), "ü\0": value_of(arguments[1], depth)}
+        return {
+            "": value_of(arguments[1], depth + 1),
+            "$b": value_of(arguments[1], depth + 1),
+            "ü\0": value_of(arguments[1], depth),
+        }
     if dataclasses.is_dataclass(hint):
         return sample(hint, depth + 1)  # type: ignore[arg-type]
-    simple = {int: -(2**70), float: 0.1, str: "ü\n\ud800"[:2] + "\0", bytes: bytes(range(256)), bool: True, object: (b"\0", {"$": b""}, 1, None)}
+    simple = {
+        int: -(2**70),
+        float: 0.1,
+        str: "ü\n\ud800"[:2] + "\0",
+        bytes: bytes(range(256)),
+        bool: True,
+        object: (b"\0", {"$": b""}, 1, None),
+    }
     return simple[hint]  # type: ignore[index]
 
 
@@ -169,7 +180,9 @@ def test_receive_one_leaves_the_rest() -> None:
 
 
 def frame(text: bytes, sizes: tuple[int, ...] = (), blobs: bytes = b"", fds: int = 0) -> bytes:
-    return struct.pack("!IHH", len(text), len(sizes), fds) + b"".join(struct.pack("!Q", n) for n in sizes) + text + blobs
+    return (
+        struct.pack("!IHH", len(text), len(sizes), fds) + b"".join(struct.pack("!Q", n) for n in sizes) + text + blobs
+    )
 
 
 @pytest.mark.parametrize(

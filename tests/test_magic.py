@@ -73,7 +73,7 @@ def test_every_line_magic_has_help(book: Notebook, magic: str) -> None:
 @pytest.mark.parametrize("magic", ["%%distributed", "%%distrib"])
 def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str) -> None:
     assert completions(book, f"{magic} --str") == ["--strategy"]
-    assert completions(book, f"{magic} --gpus 2 --strategy ") == ["none", "ddp"]
+    assert completions(book, f"{magic} --gpus 2 --strategy ") == ["ddp", "none"]
     assert completions(book, f"{magic} --strategy=d") == ["--strategy=ddp"]
     assert completions(book, f"{magic} --pool l") == ["local"]
     assert "--keep" in completions(book, f"{magic} --")
@@ -127,7 +127,7 @@ def test_another_extensions_magic_is_taken_and_given_back(tmp_path: Path) -> Non
 
         assert book.ok("%%distributed\n1").result == "'the other one'"
         assert book.fails("%distributed_status").status == "error"
-        assert completions(book, "%%distributed --str") == []
+        assert "--strategy" not in completions(book, "%%distributed --str")
 
         assert "was this notebook's" in book.ok("%load_ext jupyter_distrib").stdout
         assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
@@ -224,7 +224,7 @@ def test_explain_shows_what_would_travel_and_runs_nothing(book: Notebook) -> Non
         "weights": "read on line 3",
         "scale": "used by helper",
     }
-    assert "4.0 kB" in outcome.result or "4.2 kB" in outcome.result
+    assert re.search(r"weights +Tensor +4\.\d kB", outcome.result)
     assert "<td>weights</td>" in outcome.result_html
 
 
@@ -301,7 +301,7 @@ def test_many_lines_cost_few_messages(book: Notebook) -> None:
     outcome = book.ok(ON_TWO + "for i in range(20_000):\n    print('line', i)")
 
     assert outcome.messages <= 30
-    assert "[0-1] line 19999" in outcome.view
+    assert "line 19999" in outcome.view
     assert "lines not shown here; %distributed_logs" in outcome.view
 
 

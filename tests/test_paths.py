@@ -95,5 +95,7 @@ def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
         "try:\n    _connect()\nexcept PoolError as error:\n    print(error)"
     )
     env = {**os.environ, "JUPYTER_DISTRIB_RUNTIME_DIR": str(folder)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert "too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR" in done.stdout

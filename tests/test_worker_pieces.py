@@ -26,7 +26,12 @@ ROOT = Path(__file__).parent.parent
 def run(program: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=50, **options,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        **options,
     )
 
 
@@ -34,12 +39,12 @@ def run(program: str, *arguments: str, **options: object) -> subprocess.Complete
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def streams(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Standard streams that a test may replace."""
     out, err = io.StringIO(), io.StringIO()
     for name, stream in (("stdout", out), ("__stdout__", out), ("stderr", err), ("__stderr__", err)):
         monkeypatch.setattr(sys, name, stream)
-    yield SimpleNamespace(out=out, err=err)
+    return SimpleNamespace(out=out, err=err)
 
 
 class Talker:
@@ -254,7 +259,10 @@ def test_streams_are_taken_at_every_level(tmp_path: Path) -> None:
 
 
 def test_a_closed_stream_is_no_trouble() -> None:
-    done = run("import sys\nfrom jupyter_distrib.worker import process\nsys.stdout.close(); sys.stderr = None\nprocess.flush_streams()")
+    done = run(
+        "import sys\nfrom jupyter_distrib.worker import process\n"
+        "sys.stdout.close(); sys.stderr = None\nprocess.flush_streams()"
+    )
     assert done.returncode == 0
 
 
@@ -274,7 +282,12 @@ def test_a_process_dies_with_its_parent() -> None:
     from tests.processes import wait_until_gone
 
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=20
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=20,
     )
     assert wait_until_gone([int(done.stdout)], 5) == []
 
@@ -282,6 +295,20 @@ def test_a_process_dies_with_its_parent() -> None:
 def test_a_process_whose_parent_is_gone_already_ends() -> None:
     done = run("from jupyter_distrib.worker import process\nprocess.die_with_parent(2**22 - 1)\nprint('never')")
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_parent_that_is_a_zombie_is_gone() -> None:
+    """A killed agent stays one for as long as the kernel that started it lives."""
+    program = """
+    import os, sys
+    from jupyter_distrib.worker import process
+    zombie = os.fork()
+    if zombie == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
+    process.die_with_parent(zombie)
+    """
+    assert run(program).returncode == 1
 
 
 def test_an_orphan_belongs_to_the_next_subreaper() -> None:
@@ -319,7 +346,9 @@ import torch, torch.distributed as dist
 from jupyter_distrib.events import WorkerOrder
 from jupyter_distrib.worker import group, identity
 rank, port, fd = map(int, sys.argv[1:4])
-identity.take(WorkerOrder(crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=2, local_rank=rank, local_world_size=2))
+identity.take(WorkerOrder(
+    crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=2, local_rank=rank, local_world_size=2
+))
 mine = group.Rendezvous(rank, 2)
 group.install(mine)
 mine.regroup(port, fd)
@@ -387,7 +416,11 @@ def test_groups_come_and_go_in_two_ranks() -> None:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANK, str(rank), str(port), str(fd if rank == 0 else -1)],
-                pass_fds=[fd] if rank == 0 else [], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                pass_fds=[fd] if rank == 0 else [],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
             for rank in range(2)
         ]

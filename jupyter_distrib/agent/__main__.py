@@ -1,4 +1,5 @@
-"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME`: started by `pools/local.py`, which has bound the socket."""
+"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME`: started by `pools/local.py`, which has bound the
+socket."""
 
 from __future__ import annotations
 

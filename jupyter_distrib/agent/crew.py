@@ -2,8 +2,8 @@
 
     open -> Ready from all -> CrewOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
 
-Runs in the agent's loop. The stop ladder: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is killed. A rank that is gone
-is replaced from the template while the notebook already has its answer.
+Runs in the agent's loop. The stop ladder: SIGINT; 20 ms later the collectives are cut; both again a few times; after
+2 s the rank is killed. A rank that is gone is replaced from the template while the notebook already has its answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from jupyter_distrib.agent import death, reap
@@ -50,12 +51,15 @@ from jupyter_distrib.events import (
 from jupyter_distrib.link import Link, LinkError, encode
 
 CUT_AFTER_S = 0.02
-AGAIN_AFTER_S = (0.25, 0.6, 1.2)
+AGAIN_AFTER_S = (0.12, 0.4, 1.0)
+"""From the second time on, SIGINT goes to the rank's process group: a rank that waits for its data loader's workers ends with them."""
 KILL_AFTER_S = 2.0
 FAILURE_GRACE_S = 0.1
 """How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
 FORK_AT_ONCE = 80
 """Three descriptors for each rank go with the order, and one message takes about 250."""
+LEAVE_AFTER_S = 0.3
+"""CPU ranks that are not needed any more leave the processor to their successors first."""
 LEAVE_S = 1.0
 """How long exit handlers may take before the process is killed."""
 
@@ -212,7 +216,10 @@ class Crew:
         )
 
     def _order(self, local_rank: int) -> WorkerOrder:
-        size, cores = self.command.size, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        size, cores = (
+            self.command.size,
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        )
         self._count += 1
         return WorkerOrder(
             crew=self.name,
@@ -292,7 +299,8 @@ class Crew:
     # ------------------------------------------------------------------------------------------------ running
 
     def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
-        """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it came."""
+        """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it
+        came."""
         if any(rank.state == "starting" for rank in self._ranks.values()):
             self._queued = (command, fds, tell)
             return
@@ -335,7 +343,7 @@ class Crew:
             return
         run.stopping = True
         for delay_s in (0.0, *AGAIN_AFTER_S):
-            run.timers.append(self._loop.later(delay_s, lambda: self._interrupt(run)))
+            run.timers.append(self._loop.later(delay_s, partial(self._interrupt, run, whole_group=delay_s > 0)))
             run.timers.append(self._loop.later(delay_s + CUT_AFTER_S, lambda: self._cut(run)))
         run.timers.append(self._loop.later(KILL_AFTER_S, lambda: self._kill_pending(run)))
 
@@ -349,10 +357,10 @@ class Crew:
             tell(Interrupted(run=command.run, rank=number, frames=(), at_s=now), ())
         tell(Ended(run=command.run, at_s=now), ())
 
-    def _interrupt(self, run: NodeRun) -> None:
+    def _interrupt(self, run: NodeRun, *, whole_group: bool) -> None:
         for rank in self._pending(run):
             self._post(rank, Cut(run=run.command.run, inodes=()))
-            _signal(rank.pid, signal.SIGINT)
+            _signal(-rank.pid if whole_group else rank.pid, signal.SIGINT)
 
     def _cut(self, run: NodeRun) -> None:
         if run.pending and self.run is run:
@@ -446,7 +454,8 @@ class Crew:
         self._finish_if_over(run)
 
     def _part(self, run: NodeRun, rank: Rank) -> None:
-        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits for it is told, who does not goes on."""
+        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits
+        for it is told, who does not goes on."""
         run.clean = False
         self._post(rank, Cut(run=run.command.run, inodes=reap.sockets_between(self.pids)))
 
@@ -561,8 +570,9 @@ class Crew:
             self._last_output.close()
 
     def _dismiss(self, rank: Rank) -> None:
-        self._post(rank, Leave())
-        self._loop.later(LEAVE_S, lambda: self._end_process(rank))
+        delay_s = 0.0 if self.gpus else LEAVE_AFTER_S
+        self._loop.later(delay_s, lambda: rank.ended or self._post(rank, Leave()))
+        self._loop.later(delay_s + LEAVE_S, lambda: self._end_process(rank))
 
     def _end_process(self, rank: Rank) -> None:
         """Kill the rank, if it lives, and everything it started; close its descriptors. Once."""
@@ -582,6 +592,7 @@ class Crew:
 
 
 def _signal(pid: int, number: int) -> None:
+    """As kill(2): a negative pid is a process group, and every rank leads one."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

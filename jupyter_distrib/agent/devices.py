@@ -1,7 +1,7 @@
 """Which GPUs this node has and who holds them. Runs in the agent's loop; never creates a CUDA context.
 
-A lease is a lock on a file, held as long as the agent lives, so that agents of different environments never hand out the same GPU, and a killed agent gives
-its leases back.
+A lease is a lock on a file, held as long as the agent lives, so that agents of different environments never hand out
+the same GPU, and a killed agent gives its leases back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Gpu:
     """One GPU as NVML sees it."""
 
     index: int
-    """Number in NVML's order (PCI bus), which is the order of CUDA_VISIBLE_DEVICES under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """Number in NVML's order (PCI bus), which is the order of CUDA_VISIBLE_DEVICES under
+    CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     uuid: str
     name: str
     memory_bytes: int
@@ -29,7 +30,7 @@ class Gpu:
 def gpus() -> list[Gpu]:
     """The node's NVIDIA GPUs; empty without a driver."""
     try:
-        import pynvml
+        import pynvml  # only the agent asks, and a machine without a GPU need not have it
     except ImportError:
         return []
     try:
@@ -59,7 +60,8 @@ def _text(value: str | bytes) -> str:
 
 
 def visible(found: list[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES lets through, each once: indices or UUIDs (also shortened); CUDA stops at the first unknown one."""
+    """Those that CUDA_VISIBLE_DEVICES lets through, each once: indices or UUIDs (also shortened); CUDA stops at the
+    first unknown one."""
     if chosen is None:
         return found
     out: list[Gpu] = []

@@ -1,4 +1,5 @@
-"""Ends processes that this agent's ranks started, and nothing else. Reads /proc; Linux only, elsewhere the process group has to do."""
+"""Ends processes that this agent's ranks started, and nothing else. Reads /proc; Linux only, elsewhere the process
+group has to do."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def rss_bytes(pid: int) -> int:
 def sockets_between(pids: list[int]) -> tuple[int, ...]:
     """Inodes of connected TCP sockets whose both ends belong to these processes: their collectives and their store.
 
-    A user's own connections, to a database or a tracking server, have another process at the other end and are left alone.
+    A user's own connections, to a database or a tracking server, have another process at the other end and are left
+    alone.
     """
     owned = {inode for pid in pids for inode in _socket_inodes(pid)}
     ends: dict[tuple[str, str], int] = {}

@@ -4,7 +4,8 @@
                       agent -- template --+
     kernel B --link--/                    \\-- crew of B: ranks 0..7
 
-A kernel that goes away, by the end of its link or of its process, takes its crews with it, except one that executes a detached run. Single-threaded, in one `Loop`.
+A kernel that goes away, by the end of its link or of its process, takes its crews with it, except one that executes a
+detached run. Single-threaded, in one `Loop`.
 """
 
 from __future__ import annotations
@@ -227,10 +228,12 @@ class Agent:
     def _lease(
         self, client: Client, command: OpenCrew, found: list[devices.Gpu]
     ) -> tuple[list[devices.Gpu], str]:
-        """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has them."""
+        """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has
+        them."""
         assert client.hello is not None
         if len(found) < command.size:
-            return [], f"--gpus {command.size} but {len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here; ask for at most that many."
+            visible = f"{len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here"
+            return [], f"--gpus {command.size} but {visible}; ask for at most that many."
         taken: list[devices.Gpu] = []
         holders: list[str] = []
         for gpu in found:
@@ -244,7 +247,9 @@ class Agent:
             return taken, ""
         for gpu in taken:
             self._leases.give_back(gpu)
-        return [], f"--gpus {command.size} but only {len(taken)} of {len(found)} GPUs are free. " + "; ".join(holders) + "."
+        return [], f"--gpus {command.size} but only {len(taken)} of {len(found)} GPUs are free. " + "; ".join(
+            holders
+        ) + "."
 
     def _yielded(self, gpu: devices.Gpu, label: str) -> bool:
         """Take a GPU from a crew that neither runs nor keeps anything."""
@@ -422,8 +427,8 @@ class Agent:
     def _retire(self) -> None:
         """End, unless a kernel connects at this very moment.
 
-        Kernels connect without the lock, so one may have come just before the name went: it is served to its end, while the next ones start an agent
-        of their own.
+        Kernels connect without the lock, so one may have come just before the name went: it is served to its end, while
+        the next ones start an agent of their own.
         """
         self._idle_timer = None
         with (self._directory / f"{self._name}.lock").open("w") as lock:
@@ -463,7 +468,10 @@ def _too_many(size: int) -> str:
         return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and len(os.listdir("/dev/fd")) + size * FDS_PER_RANK > limit:
-        return f"{size} ranks need more open files than the {limit} that this system allows (ulimit -n): raise it, or use fewer ranks."
+        return (
+            f"{size} ranks need more open files than the {limit} that this system allows (ulimit -n): "
+            "raise it, or use fewer ranks."
+        )
     return ""
 
 

@@ -1,6 +1,7 @@
 """Starts the template and has it fork ranks. Runs in the agent's loop.
 
-The agent forks nothing itself: a template (see `worker/template.py`) is exec'd as soon as the agent is up, and orders wait until it has imported torch.
+The agent forks nothing itself: a template (see `worker/template.py`) is exec'd as soon as the agent is up, and orders
+wait until it has imported torch.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Templates:
         """Session of the templates and of what they have just forked."""
 
         self.fuller = False
+        self._proved = False
+        """A template of this process has been ready, so that torch can be imported: if it dies, another will do."""
 
     @property
     def busy(self) -> bool:
@@ -67,7 +70,7 @@ class Templates:
         ends = [socket.socketpair() for _ in range(2)]
         theirs = [end.fileno() for _, end in ends]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_distrib.worker.template", *map(str, theirs)],
+            [sys.executable, "-m", "jupyter_distrib.worker.template", str(os.getpid()), *map(str, theirs)],
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -95,8 +98,9 @@ class Templates:
         self._send()
 
     def ended(self, pid: int) -> None:
-        """Called for every child that ended: the first template's end, before it was ever ready, means that torch cannot be imported."""
-        if self._process is not None and pid == self._process.pid and self._link is None:
+        """Called for every child that ended: the first template's end, before it was ever ready, means that torch
+        cannot be imported."""
+        if self._process is not None and pid == self._process.pid and not self._proved:
             self._fail()
 
     def _watch(self, link: Link) -> None:
@@ -113,11 +117,17 @@ class Templates:
 
     def _send(self) -> None:
         while self._waiting and (link := self._link) is not None:
-            order = self._waiting.popleft()
+            order = self._waiting[0]
             link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
+            try:
+                link.flush()
+            except OSError:  # the template has died; the order is for the next one
+                self._closed(link)
+                continue
+            self._waiting.popleft()
             order.close()
             self._forking.append((link, order))
-            self._flush(link)
+            self._watch(link)
 
     def _readable(self, link: Link) -> None:
         try:
@@ -131,7 +141,7 @@ class Templates:
             self._closed(link)
 
     def _ready(self, link: Link, *, early: bool) -> None:
-        old, self._link = self._link, link
+        old, self._link, self._proved = self._link, link, True
         self._pending.remove(link)
         self._send()
         if not early:
@@ -158,16 +168,22 @@ class Templates:
             self._pending.remove(link)
         if link is self._link:
             self._link = None
-        if self._link is None and not self._pending:
-            return self._fail()
         cut = [order for other, order in self._forking if other is link]
         self._forking = deque(entry for entry in self._forking if entry[0] is not link)
         for order in cut:
             order.failed("the process that starts ranks has ended; try again.")
+        if self._link is not None or self._pending or self._process is None:
+            return
+        if self._proved:
+            self._process, self._proved, self.fuller = None, False, False
+            if self._waiting:
+                self.start()
+        else:
+            self._fail()
 
     def _fail(self) -> None:
-        """No template can be had: tell everybody who waits, and try anew next time."""
-        self._process, self.fuller = None, False
+        """No template can be had: tell everybody who waits why, and try anew next time."""
+        self._process, self._proved, self.fuller = None, False, False
         self._log.seek(0)
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
         self._log.seek(0)

@@ -1,6 +1,7 @@
 """Where ranks come from. A pool places processes and gives a link to whoever looks after them; it does not know cells.
 
-`session.py` calls `connect` once per pool and kernel, from the thread that runs the cell, and talks to the node in the commands and events of `events.py`.
+`session.py` calls `connect` once per pool and kernel, from the thread that runs the cell, and talks to the node in the
+commands and events of `events.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Node(Protocol):
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """Deliver a command, from any thread, without blocking on the peer; takes the descriptors over.
 
-        The inline pool is an exception: there `Execute` blocks until the run has ended, and raises `PoolError` for what it cannot do.
+        The inline pool is an exception: there `Execute` blocks until the run has ended, and raises `PoolError` for what
+        it cannot do.
         """
 
     def close(self) -> None:

@@ -1,12 +1,15 @@
-"""Ranks without processes: every rank of a cell runs in the notebook's own process, one after another, in the thread that sends it.
+"""Ranks without processes: every rank of a cell runs in the notebook's own process, one after another, in the thread
+that sends it.
 
-For looking into a cell: `input()`, `breakpoint()` and the interrupt button work as in any cell. For tests: no process, no torch, no waiting. A cell sees
-copies of what it captured and the same surroundings as on other pools, but there is no process group, so ranks cannot meet in a collective.
+For looking into a cell: `input()`, `breakpoint()` and the interrupt button work as in any cell. For tests: no process,
+no torch, no waiting. A cell sees copies of what it captured and the same surroundings as on other pools, but there is
+no process group, so ranks cannot meet in a collective.
 
     send(Execute) -> for each rank: Started, the cell, Returned | Failed | Interrupted -> Ended -> send returns
 
-What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The process is left as it was found
-(`_restored`). Modules are those that the notebook has imported; a file that was edited since is not imported again.
+What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The process
+is left as it was found (`_restored`). Modules are those that the notebook has imported; a file that was edited since is
+not imported again.
 """
 
 from __future__ import annotations
@@ -73,7 +76,12 @@ class InlinePool:
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> InlineNode:
         node = InlineNode(hello, sink)
-        sink(Welcomed(pid=os.getpid(), python=platform.python_version(), torch=hello.torch, cloudpickle=hello.cloudpickle), ())
+        sink(
+            Welcomed(
+                pid=os.getpid(), python=platform.python_version(), torch=hello.torch, cloudpickle=hello.cloudpickle
+            ),
+            (),
+        )
         return node
 
 
@@ -129,7 +137,8 @@ class InlineNode:
     def _open(self, command: OpenCrew) -> CrewOpened | CrewRefused:
         size = command.size or DEFAULT_RANKS
         if command.load_env:
-            reason = f"{', '.join(command.load_env)}: read when a program loads, too late for this process. Use --pool local."
+            names = ", ".join(command.load_env)
+            reason = f"{names}: read when a program loads, too late for this process. Use --pool local."
             return CrewRefused(crew=command.crew, reason=reason)
         if not 0 < size <= MAX_RANKS:
             return CrewRefused(crew=command.crew, reason=f"the inline pool has 1 to {MAX_RANKS} ranks, not {size}.")
@@ -162,9 +171,15 @@ class InlineNode:
     def _cannot(self, command: Execute) -> str:
         strategy = command.setting.strategy
         if strategy != "none":
-            return f"--strategy {strategy} needs ranks that run at the same time, and the inline pool runs one after another: use --pool local, or --strategy none."
+            return (
+                f"--strategy {strategy} needs ranks that run at the same time, and the inline pool runs one after "
+                "another: use --pool local, or --strategy none."
+            )
         if command.detached:
-            return "the inline pool runs a cell in the notebook's own thread, so it cannot go on without it: leave out --detach, or use --pool local."
+            return (
+                "the inline pool runs a cell in the notebook's own thread, so it cannot go on without it: "
+                "leave out --detach, or use --pool local."
+            )
         return ""
 
     def _tell_no_crew(self, command: Execute) -> None:
@@ -343,7 +358,8 @@ class _InlineRun:
 
 
 def _environment(kernel: dict[str, str]) -> dict[str, str]:
-    """As torchrun sets them, except that there is nobody to meet; which GPUs CUDA sees must not change in a process that may use them already."""
+    """As torchrun sets them, except that there is nobody to meet; which GPUs CUDA sees must not change in a process
+    that may use them already."""
     wanted = {**kernel, **identity.environment()}
     for name in ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
         wanted.pop(name, None)
@@ -381,7 +397,8 @@ def _directory() -> str:
 
 
 class _Tee(io.TextIOBase):
-    """A standard stream that is recorded until the cell has ended; after that (a handler may keep it) it is the stream it stands for."""
+    """A standard stream that is recorded until the cell has ended; after that (a handler may keep it) it is the stream
+    it stands for."""
 
     def __init__(self, stream: Any, name: str, record: Callable[[str, str], None]) -> None:
         self._stream, self._name = stream, name
@@ -440,8 +457,8 @@ class _Clock:
 class _Interrupts:
     """Lets an interrupt into the cell, and keeps it out of the code around it, which then notices that it came.
 
-    In the main thread the notebook's own handler of SIGINT stays what is called; it merely has to wait. Another thread has no signals: there `ask` raises
-    the exception at the cell's next line.
+    In the main thread the notebook's own handler of SIGINT stays what is called; it merely has to wait. Another thread
+    has no signals: there `ask` raises the exception at the cell's next line.
     """
 
     def __init__(self) -> None:
@@ -460,7 +477,9 @@ class _Interrupts:
             if self._main:
                 signal.pthread_kill(self._thread, signal.SIGINT)
             else:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
+                )
 
     def caused(self, error: BaseException) -> bool:
         """Whether an exception of the cell came of an interrupt, which then ends the run."""

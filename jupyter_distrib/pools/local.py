@@ -1,7 +1,8 @@
 """Ranks on this machine: an agent that the user's kernels share, found by what must be equal between them.
 
-The kernel binds the agent's socket and hands it over, so that it can connect at once and nobody waits for a port or a file to appear. One thread
-writes to the agent and one reads from it; an interrupt, which Python raises in the main thread, never cuts a frame in two.
+The kernel binds the agent's socket and hands it over, so that it can connect at once and nobody waits for a port or a
+file to appear. One thread writes to the agent and one reads from it; an interrupt, which Python raises in the main
+thread, never cuts a frame in two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,21 @@ from jupyter_distrib.events import PROTOCOL, Command, Hello
 from jupyter_distrib.link import Link, peer_uid
 from jupyter_distrib.pools import Lost, Sink
 
-LOAD_TIME = ("LD_", "DYLD_", "PYTHON", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "MALLOC_", "GLIBC_", "TORCH_", "NCCL_", "CUDA_", "JUPYTER_DISTRIB_")
+LOAD_TIME = (
+    "LD_",
+    "DYLD_",
+    "PYTHON",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "GLIBC_",
+    "TORCH_",
+    "NCCL_",
+    "CUDA_",
+    "JUPYTER_DISTRIB_",
+)
 """Variables that programs and libraries read when they load: kernels that differ in one get an agent of their own."""
 NOT_LOAD_TIME = ("CUDA_VISIBLE_DEVICES", "PYTHONSTARTUP", "PYDEVD", "PYTHONBREAKPOINT", "PYTEST")
 
@@ -97,7 +112,10 @@ def fingerprint() -> str:
         _version("cloudpickle"),
         *_sources(),
         *sorted(_load_time_environment()),
-        *(resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_MEMLOCK")),
+        *(
+            resource.getrlimit(getattr(resource, name))
+            for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_MEMLOCK")
+        ),
         sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -159,7 +177,8 @@ def _try(path: Path) -> socket.socket | None:
 
 
 def _start_agent(path: Path, directory: Path, name: str) -> None:
-    """Exec the agent, in a session of its own so that the kernel's signals do not reach it; it inherits the bound socket."""
+    """Exec the agent, in a session of its own so that the kernel's signals do not reach it; it inherits the bound
+    socket."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, (directory / f"{name}.log").open("wb") as log:
         listener.bind(str(path))
@@ -176,11 +195,16 @@ def _start_agent(path: Path, directory: Path, name: str) -> None:
             cwd="/",
             env=_agent_environment(),
         )
-    process.returncode = 0  # it outlives this kernel; nobody here waits for it
+    # It usually outlives this kernel; if not, it must not stay a zombie.
+    threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
 
 
 def _agent_environment() -> dict[str, str]:
     """The kernel's environment, with this package importable from anywhere, also from a source folder."""
     root = str(Path(__file__).parent.parent.parent)
     before = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": root if not before else f"{root}{os.pathsep}{before}", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {
+        **os.environ,
+        "PYTHONPATH": root if not before else f"{root}{os.pathsep}{before}",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }

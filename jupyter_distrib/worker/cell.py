@@ -1,7 +1,8 @@
 """Executes a cell as the body of a fresh `__main__` module. Runs in the main thread of a rank, or of an inline pool.
 
-What the cell defines lives in that module's dict, which is also the globals of the notebook's functions that came along, and `sys.modules["__main__"]`,
-so that `global`, `exec`, pickling of the cell's classes and DataLoader workers behave as in a notebook.
+What the cell defines lives in that module's dict, which is also the globals of the notebook's functions that came
+along, and `sys.modules["__main__"]`, so that `global`, `exec`, pickling of the cell's classes and DataLoader workers
+behave as in a notebook.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def execute(cell: Cell, namespace: dict[str, object]) -> object:
 
 
 def _run(coroutine: Any) -> None:
-    """Run the cell's top-level `await`s in a loop of its own; in a kernel (the inline pool), the kernel's own loop waits meanwhile."""
+    """Run the cell's top-level `await`s in a loop of its own; in a kernel (the inline pool), the kernel's own loop
+    waits meanwhile."""
     outer = asyncio._get_running_loop()  # noqa: SLF001 - asyncio has no public way to step out of a loop
     if outer is None:
         asyncio.run(coroutine)
@@ -64,7 +66,8 @@ def _run(coroutine: Any) -> None:
 
 
 def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:
-    """Drop what neither `names` nor the cell's functions and classes need, so that a kept model does not keep the cell's data."""
+    """Drop what neither `names` nor the cell's functions and classes need, so that a kept model does not keep the
+    cell's data."""
     needed = {*names, *(name for name in namespace if name.startswith("__"))}
     for name, value in list(namespace.items()):
         if isinstance(value, types.ModuleType):
@@ -79,7 +82,9 @@ def _globals_read(value: object) -> set[str]:
     if isinstance(value, type):
         if value.__module__ != "__main__":
             return set()
-        return set().union(*(_globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values()))
+        return set().union(
+            *(_globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values())
+        )
     return _names(value.__code__) if isinstance(value, types.FunctionType) else set()
 
 

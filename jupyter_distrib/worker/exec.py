@@ -1,4 +1,5 @@
-"""A rank as a program of its own, for environment variables that are read when a program loads. The agent sends its order first."""
+"""A rank as a program of its own, for environment variables that are read when a program loads. The agent sends its
+order first."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import linecache
 import os
@@ -17,8 +18,9 @@ _MAX_CAUSES = 5
 _MAX_MESSAGE = 20_000
 
 _HINTS = {
-    "Default process group has not been initialized": "This cell has no process group: add --strategy ddp to its first line "
-    "(or call init_process_group in it).",
+    "Default process group has not been initialized": (
+        "This cell has no process group: add --strategy ddp to its first line (or call init_process_group in it)."
+    ),
 }
 
 
@@ -46,6 +48,13 @@ def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) 
 
 def type_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def frames_of_stop(error: BaseException) -> tuple[Frame, ...]:
+    """Where a rank was when it was stopped: asyncio raises `KeyboardInterrupt` anew, outside the code that was cancelled."""
+    while isinstance(error.__context__, asyncio.CancelledError):
+        error = error.__context__
+    return frames_of(error.__traceback__)
 
 
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
@@ -83,7 +92,9 @@ def _text_of(error: BaseException) -> str:
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - a user's own __str__
         return f"<str() of the exception failed with {type(broken).__name__}>"
-    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}... ({len(text) - _MAX_MESSAGE} more characters)"
+    return (
+        text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}... ({len(text) - _MAX_MESSAGE} more characters)"
+    )
 
 
 def _notes(error: BaseException) -> list[str]:

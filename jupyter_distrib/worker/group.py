@@ -1,10 +1,11 @@
 """Rendezvous and the process group of one rank. Runs in the rank's main thread, except `abort`.
 
-The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every `init_process_group` of every run
-gets its own prefix in the store: a second group under the same keys would meet the addresses of the first (measured with torch 2.13: it hangs).
+The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every
+`init_process_group` of every run gets its own prefix in the store: a second group under the same keys would meet the
+addresses of the first (measured with torch 2.13: it hangs).
 
-Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A strategy has often made the group already when
-a script calls `init_process_group`; that call then finds it done.
+Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A
+strategy has often made the group already when a script calls `init_process_group`; that call then finds it done.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Rendezvous:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.automatic = False
-        """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the next run."""
+        """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the
+        next run."""
         self._store: Any = None
         self._port, self._listen_fd = 0, -1
         self._run, self._inits = "", 0
@@ -85,7 +87,8 @@ class Rendezvous:
         self.automatic = True
 
     def sequence(self) -> int:
-        """How many collectives the default group has seen; ranks that differ would not meet in the next one. -1: no group."""
+        """How many collectives the default group has seen; ranks that differ would not meet in the next one. -1: no
+        group."""
         if not dist.is_initialized():
             return -1
         if not self.automatic:

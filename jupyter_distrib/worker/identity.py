@@ -1,4 +1,5 @@
-"""Who this process is: rank, world size, device. Set once when the worker starts; read by strategies and by the cell."""
+"""Who this process is: rank, world size, device. Set once when the worker starts; read by strategies and by the
+cell."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def device() -> Any:
 
 
 def environment() -> dict[str, str]:
-    """What torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and what libraries look for to see that they need not launch
-    ranks themselves: Lightning reads TORCHELASTIC_RUN_ID, Accelerate on CPU ranks needs ACCELERATE_USE_CPU, DeepSpeed DS_ACCELERATOR."""
+    """What torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and what libraries look for to see that they
+    need not launch ranks themselves: Lightning reads TORCHELASTIC_RUN_ID, Accelerate on CPU ranks needs
+    ACCELERATE_USE_CPU, DeepSpeed DS_ACCELERATOR."""
     me = order()
     out = {
         "RANK": me.rank,
@@ -79,7 +81,8 @@ def environment() -> dict[str, str]:
 
 
 def defaults() -> dict[str, str]:
-    """Variables that are set unless the user has set them: threads share the cores, and local ranks meet on the loopback interface."""
+    """Variables that are set unless the user has set them: threads share the cores, and local ranks meet on the
+    loopback interface."""
     threads = str(order().threads)
     return {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 

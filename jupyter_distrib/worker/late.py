@@ -1,6 +1,7 @@
 """Threads that a cell started and that go on after it: what they print belongs to their own run, not to a later cell.
 
-Costs nothing unless such a thread exists: only then `sys.stdout` and `sys.stderr` are replaced by a router. Runs in the rank's main thread.
+Costs nothing unless such a thread exists: only then `sys.stdout` and `sys.stderr` are replaced by a router. Runs in the
+rank's main thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The rank: one command after another in the main thread, and a control thread that hears of a stop while the main thread is busy.
+"""The rank: one command after another in the main thread, and a control thread that hears of a stop while the main
+thread is busy.
 
     agent ==link==> control thread --inbox--> main thread: Execute, Regroup, Forget, Leave
                          |

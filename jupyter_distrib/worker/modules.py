@@ -1,6 +1,7 @@
 """Local modules of the user are used as they are on disk now. Runs in the rank's main thread, between runs.
 
-A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or installed in place.
+A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or
+installed in place.
 """
 
 from __future__ import annotations

@@ -23,14 +23,21 @@ def die_with_parent(parent_pid: int) -> None:
     if sys.platform != "linux":
         return
     while os.getppid() != parent_pid:
-        try:
-            os.kill(parent_pid, 0)
-        except ProcessLookupError:
+        if not _is_alive(parent_pid):
             os._exit(1)
         time.sleep(0.0002)
     _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def _is_alive(pid: int) -> bool:
+    """A zombie, which its own parent has not waited for, is not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
+        return False
 
 
 def become_subreaper() -> None:
@@ -94,8 +101,8 @@ class _NoInput(io.TextIOBase):
 
     def readline(self, size: int = -1) -> str:  # type: ignore[override]
         raise EOFError(
-            "a rank has no keyboard: input() and breakpoint() do not work under %%distributed. Ask in an earlier cell and use "
-            "the value here, or run this cell with --pool inline."
+            "a rank has no keyboard: input() and breakpoint() do not work under %%distributed. Ask in an earlier cell "
+            "and use the value here, or run this cell with --pool inline."
         )
 
     read = readline  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""What a cell finds around it on a rank: the kernel's folder, environment and path, and the names that are there for it.
+"""What a cell finds around it on a rank: the kernel's folder, environment and path, and the names that are there for
+it.
 
 Runs in the thread that executes cells: a rank's main thread, or that of whoever uses an inline pool.
 """

@@ -3,8 +3,9 @@
     agent --Fork + descriptors--> template --fork--> helper --fork--> rank, rank, ... ; helper exits
                                                                        (the agent, a subreaper, becomes their parent)
 
-Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and at the same time forks a second template that
-goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small machine); the agent changes over when that one is ready.
+Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and at the same time
+forks a second template that goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small
+machine); the agent changes over when that one is ready.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ FULLER = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel.distribu
 """Imported lazily by torch when the first optimizer or wrapper is built."""
 
 
-def main(first_fd: int, fuller_fd: int) -> None:
+def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
     """Serve on the first link; a forked twin serves on the second once it has imported more."""
-    agent_pid = os.getppid()
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -83,7 +83,7 @@ def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, ear
         for fd in fds:
             if fd not in mine:
                 os.close(fd)
-        from jupyter_distrib.worker.main import run_worker
+        from jupyter_distrib.worker.main import run_worker  # loaded long ago
 
         run_worker(order, *mine, early=early)
     except BaseException:  # noqa: BLE001 - a rank must never fall back into the template's loop
@@ -92,4 +92,4 @@ def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, ear
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))

@@ -1,6 +1,7 @@
 """How a model is spread over ranks: one small file each.
 
-A strategy is a module with `begin(rank: RankInfo) -> None`, called in the rank's main thread before the cell, and `prepare(rank, *objects)`.
+A strategy is a module with `begin(rank: RankInfo) -> None`, called in the rank's main thread before the cell, and
+`prepare(rank, *objects)`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`--strategy ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
 
-Makes the default process group before the cell. `prepare` uses torch's in-place data parallelism (`torch.distributed._composable.replicate`, the reducer of
-`DistributedDataParallel` without the wrapper), so that `model` stays the notebook's own class and its `state_dict` has no `module.` prefix.
+Makes the default process group before the cell. `prepare` uses torch's in-place data parallelism
+(`torch.distributed._composable.replicate`, the reducer of `DistributedDataParallel` without the wrapper), so that
+`model` stays the notebook's own class and its `state_dict` has no `module.` prefix.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _prepare(item: Any) -> Any:
 
 
 def _replicated(model: torch.nn.Module) -> torch.nn.Module:
-    from torch.distributed._composable.replicate import replicate
+    from torch.distributed._composable.replicate import replicate  # a second of imports in an early rank
 
     device = identity.device()
     model.to(device)  # in place: an optimizer built earlier keeps its parameters
@@ -103,11 +104,11 @@ def _sharded(loader: DataLoader[Any]) -> DataLoader[Any]:
 def _check_shardable(loader: DataLoader[Any]) -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise DistributedError(
-            "jupyter_distrib.prepare() cannot divide a DataLoader over an IterableDataset: have its __iter__ yield every "
-            "world_size-th item, starting at rank."
+            "jupyter_distrib.prepare() cannot divide a DataLoader over an IterableDataset: have its __iter__ yield "
+            "every world_size-th item, starting at rank."
         )
     if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)) or loader.batch_size is None:
         raise DistributedError(
-            f"jupyter_distrib.prepare() cannot divide a DataLoader with its own {type(loader.sampler).__name__}: build it in the "
-            "cell with a torch.utils.data.DistributedSampler and leave it out of prepare()."
+            f"jupyter_distrib.prepare() cannot divide a DataLoader with its own {type(loader.sampler).__name__}: "
+            "build it in the cell with a torch.utils.data.DistributedSampler and leave it out of prepare()."
         )

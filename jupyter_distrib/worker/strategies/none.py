@@ -1,4 +1,5 @@
-"""`--strategy none`: torchrun's contract. The environment says who the rank is; the cell makes its own process group, or none."""
+"""`--strategy none`: torchrun's contract. The environment says who the rank is; the cell makes its own process group,
+or none."""
 
 from __future__ import annotations
 

@@ -1,0 +1,462 @@
+"""What comes back from the ranks, and what stays on them: real kernel, real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+ON_TWO = "%%distributed --ranks 2\n"
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Iterator[Notebook]:
+    """The kernel of this module, without the names of other tests."""
+    yield shared_notebook
+    shared_notebook.ok("%reset -f")
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+def test_the_last_expression_of_each_rank_comes_back_in_rank_order(book: Notebook) -> None:
+    outcome = book.ok(ON_TWO + "x = rank * 2\nx")
+
+    assert outcome.result == "rank 0: 0\nrank 1: 2"
+    assert "<th>rank 1</th><td><pre>2</pre></td>" in outcome.result_html
+    assert book.ok("_[1], list(_), len(_), type(_).__name__").result == "(2, [0, 2], 2, 'Results')"
+
+
+def test_out_binds_the_values_to_a_name(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --out got\nrank + 5")
+
+    assert book.ok("got[0], got[-1], got.ranks").result == "(5, 6, (0, 1))"
+
+
+def test_a_cell_without_a_value_shows_none_but_out_is_bound(book: Notebook) -> None:
+    outcome = book.ok("%%distributed --ranks 2 --out got\nprint")
+    assert "built-in function print" in outcome.result
+
+    assert book.ok("%%distributed --ranks 2 --out got\nx = 1").text == ""
+    assert book.ok("got[0], got[1], len(got)").result == "(None, None, 2)"
+    assert book.ok(ON_TWO + "None").text == ""
+
+
+def test_a_trailing_semicolon_hides_the_values_and_out_is_bound(book: Notebook) -> None:
+    assert book.ok("%%distributed --ranks 2 --out got\nrank;  # quiet").result == ""
+    assert book.ok("got[1]").result == "1"
+
+
+def test_a_value_of_one_rank_only_comes_with_none_of_the_others(book: Notebook) -> None:
+    assert book.ok(ON_TWO + "'best' if rank == 1 else None").result == "rank 0: None\nrank 1: 'best'"
+
+
+def test_instances_of_the_notebooks_classes_come_back_as_such(book: Notebook) -> None:
+    book.ok("""
+class Point:
+    made = []
+    def __init__(self, x):
+        self.x = x
+    def double(self):
+        return self.x * scale
+scale = 2
+before = dict(vars(Point))
+method, globals_before = Point.double, Point.double.__globals__
+""")
+
+    book.ok("%%distributed --ranks 2 --out got\nPoint.made.append(rank)\nPoint.extra = 1\nPoint(rank + 1)")
+
+    assert book.ok("[type(p) is Point for p in got]").result == "[True, True]"
+    assert book.ok("dict(vars(Point)) == before, Point.made, Point.double is method").result == "(True, [], True)"
+    assert book.ok("Point.double.__globals__ is globals_before, [p.double() for p in got]").result == "(True, [2, 4])"
+
+
+def test_a_function_of_the_notebook_comes_back_as_itself(book: Notebook) -> None:
+    book.ok("def f(): return 1")
+
+    book.ok("%%distributed --ranks 2 --out got\nf")
+
+    assert book.ok("got[0] is f, got[1] is f").result == "(True, True)"
+
+
+def test_an_instance_of_a_class_of_the_cell_comes_back_and_works(book: Notebook) -> None:
+    body = "class Pair:\n    def __init__(self, a): self.a = a\n    def both(self): return self.a, self.a\nPair(rank)"
+
+    book.ok("%%distributed --ranks 2 --out got\n" + body)
+
+    assert book.ok("got[1].both(), type(got[0]).__name__, type(got[0]) is type(got[1])").result == (
+        "((1, 1), 'Pair', True)"
+    )
+    assert book.fails("Pair").ename == "NameError"
+
+
+def test_tensors_come_back_on_the_cpu_and_writable(book: Notebook) -> None:
+    body = "import torch\nt = torch.full((3, 100_000), float(rank), device=device)\n{'whole': t, 'row': t[1], 'small': t[0, :2]}"
+
+    book.ok("%%distributed --ranks 2 --out got\n" + body)
+
+    assert book.ok("got[1]['whole'].device.type, got[1]['whole'].shape[1], got[1]['small'].tolist()").result == (
+        "('cpu', 100000, [1.0, 1.0])"
+    )
+    assert book.ok("got[0]['row'].fill_(7)\ngot[0]['whole'][1, 5].item()").result == "7.0"
+    assert book.ok("got[1]['whole'].sum().item()").result == "300000.0"
+
+
+def test_gradients_and_parameters_survive_the_way_back(book: Notebook) -> None:
+    body = "import torch\np = torch.nn.Parameter(torch.ones(3))\n(p * (rank + 1)).sum().backward()\np"
+
+    book.ok("%%distributed --ranks 2 --out got\n" + body)
+
+    assert book.ok("type(got[0]).__name__, got[1].grad.tolist(), got[1].requires_grad").result == (
+        "('Parameter', [2.0, 2.0, 2.0], True)"
+    )
+
+
+def test_a_wrapped_model_comes_back_unwrapped(book: Notebook) -> None:
+    book.ok("import torch\nclass Net(torch.nn.Linear): pass\nmodel = Net(2, 1)")
+    wrap = "%%distributed --ranks 2 --strategy ddp --out got\ntorch.nn.parallel.DistributedDataParallel(model)"
+
+    book.ok(wrap)
+
+    assert book.ok("type(got[0]) is Net, sorted(got[0].state_dict())").result == "(True, ['bias', 'weight'])"
+    assert book.ok("got[0](torch.ones(1, 2)).shape").result == "torch.Size([1, 1])"
+
+
+def test_a_prepared_model_comes_back_plain_and_can_be_used(book: Notebook) -> None:
+    book.ok("import copy, torch\nclass Net(torch.nn.Linear): pass\nmodel = Net(2, 1)")
+    body = """
+import jupyter_distrib
+model = jupyter_distrib.prepare(model)
+model(torch.ones(4, 2)).sum().backward()
+model
+"""
+    book.ok("%%distributed --ranks 2 --strategy ddp --out got\n" + body)
+
+    assert book.ok("type(got[0]) is Net, sorted(got[0].state_dict())").result == "(True, ['bias', 'weight'])"
+    assert book.ok("y = got[0](torch.ones(1, 2)); y.sum().backward(); copy.deepcopy(got[0])(torch.ones(1, 2)).shape").result == (
+        "torch.Size([1, 1])"
+    )
+    assert book.ok("len(got[0]._forward_hooks), len(got[0]._forward_pre_hooks)").result == "(0, 0)"
+
+
+def test_what_cannot_be_returned_is_a_placeholder_for_that_rank_alone(book: Notebook) -> None:
+    result = book.ok("%%distributed --ranks 2 --out got\n(i for i in range(3)) if rank == 0 else [1, 2]").result
+
+    assert result.startswith("rank 0: <not returned: <generator object")
+    assert result.endswith("\nrank 1: [1, 2]")
+    assert book.ok("type(got[0]).__name__, got[0].type_name").result == "('Unreturned', 'generator')"
+
+
+def test_only_the_bad_item_of_a_dict_is_replaced(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --out got\nimport threading\n{'loss': 0.5, 'lock': threading.Lock()}")
+
+    assert book.ok("got[0]['loss'], type(got[0]['lock']).__name__").result == "(0.5, 'Unreturned')"
+
+
+def test_a_value_that_cannot_be_rebuilt_here_is_a_placeholder(book: Notebook) -> None:
+    body = """
+class Odd:
+    def __reduce__(self):
+        return int, ('no number',)
+Odd() if rank == 1 else 'fine'
+"""
+    result = book.ok(ON_TWO + body).result
+
+    assert result.startswith("rank 0: 'fine'\nrank 1: <not returned: ")
+
+
+def test_a_hundred_megabytes_come_back_from_each_rank(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --out got\nimport torch\ntorch.full((25_000_000,), float(rank));")
+
+    assert book.ok("[(t.numel(), t[0].item(), t[-1].item()) for t in got]").result == (
+        "[(25000000, 0.0, 0.0), (25000000, 1.0, 1.0)]"
+    )
+
+
+def test_values_live_as_long_as_their_names(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --out got\nimport torch\ntorch.ones(100_000);")
+
+    freed = "import gc, weakref\nseen = [weakref.ref(t) for t in got]\ndel got\ngc.collect()\n[s() for s in seen]"
+    assert book.ok(freed).result == "[None, None]"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("{}['missing']", "KeyError", "'missing'"),
+        ("raise OSError(2, 'gone', 'file.txt')", "FileNotFoundError", "[Errno 2] gone: 'file.txt'"),
+        ("class Mine(ValueError): pass\nraise Mine('own')", "Mine", "own"),
+        ("raise Ours(7)", "Ours", "code 7"),
+        ("import json\njson.loads('{')", "JSONDecodeError", "Expecting property name"),
+        ("import torch\ntorch.ones(2) @ torch.ones(3)", "RuntimeError", "size"),
+        ("exec('x = = 1')", "SyntaxError", "invalid syntax"),
+    ],
+)  # fmt: skip
+def test_a_failed_cell_raises_the_users_own_exception(book: Notebook, body: str, kind: str, message: str) -> None:
+    book.ok("class Ours(Exception):\n    def __init__(self, code):\n        super().__init__(f'code {code}')")
+
+    outcome = book.fails(ON_TWO + body)
+
+    assert outcome.ename == kind
+    assert message in outcome.evalue
+    assert "ranks 0-1" in outcome.traceback
+    assert "jupyter_distrib/" not in outcome.traceback
+
+
+def test_the_exception_is_an_instance_of_the_notebooks_class(book: Notebook) -> None:
+    book.ok("class Ours(Exception): pass")
+    code = (
+        "try:\n    get_ipython().run_cell_magic('distributed', '--ranks 2', 'if rank == 1: raise Ours(5)\\nrank + 10')\n"
+        "except Ours as error:\n    print(type(error) is Ours, error.args, error.rank, dict(error.results.items()))"
+    )
+
+    assert book.ok(code).stdout == "True (5,) 1 {0: 10}\n"
+
+
+def test_out_keeps_what_it_had_when_a_cell_fails(book: Notebook) -> None:
+    book.ok("got = 'before'")
+
+    book.fails("%%distributed --ranks 2 --out got\n1 / 0")
+
+    assert book.ok("got").result == "'before'"
+
+
+# ---------------------------------------------------------------------------------------------------- what is kept
+
+
+KEEP = "%%distributed --ranks 2 --keep model,step\nclass Net:\n    def __init__(self): self.w = [rank]\nmodel, step = Net(), 3"
+
+
+def test_a_kept_name_is_a_handle_that_says_where_the_value_lives(book: Notebook) -> None:
+    book.ok(KEEP)
+
+    assert book.ok("step").result.startswith("step: int on ranks 0-1 (local pool, kept since Cell In[")
+    assert book.ok("step[0], step[1], [m.w for m in model]").result == "(3, 3, [[0], [1]])"
+    assert "model[0] to fetch" in book.fails("model.w").traceback
+
+
+def test_a_later_cell_reads_the_ranks_own_object(book: Notebook) -> None:
+    book.ok(KEEP)
+
+    book.ok(ON_TWO + "model.w.append('changed')\nmine = id(model)")
+
+    assert book.ok(ON_TWO + "model.w, step").result == "rank 0: ([0, 'changed'], 3)\nrank 1: ([1, 'changed'], 3)"
+    assert book.ok("model[1].w").result == "[1, 'changed']"
+
+
+def test_a_kept_value_is_not_sent_again(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep lock\nimport threading\nlock = threading.Lock()")
+
+    assert book.ok(ON_TWO + "lock.acquire(), type(lock).__name__").result == "ranks 0-1: (True, 'lock')"
+    assert book.ok("lock[0]").result.startswith("<not returned: <locked _thread.lock")
+
+
+def test_a_function_of_the_notebook_can_read_a_kept_name(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep table\ntable = {'a': rank}")
+    book.ok("def look(): return table['a']")
+
+    assert book.ok(ON_TWO + "look()").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_kept_model_is_trained_on_by_the_next_cell(book: Notebook) -> None:
+    book.ok("import torch")
+    body = """
+torch.manual_seed(0)
+model = jupyter_distrib.prepare(torch.nn.Linear(2, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(4, 2) * (rank + 1)).pow(2).sum().backward()
+    optimizer.step()
+step()
+"""
+    book.ok("%%distributed --ranks 2 --strategy ddp --keep model,optimizer,step\n" + body)
+    book.ok("%%distributed --ranks 2 --strategy ddp\nfor _ in range(3): step()")
+
+    assert book.ok("torch.equal(model[0].weight, model[1].weight)").result == "True"
+    assert book.ok("optimizer[0].state_dict()['state'][0]['step'].item()").result == "4.0"
+
+
+def test_a_name_that_only_some_ranks_define_is_kept_there(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep best\nif rank == 1: best = 'here'")
+
+    assert book.ok("best").result.startswith("best: str on rank 1 ")
+    assert book.ok("best[1]").result == "'here'"
+    assert "`best` was not kept on rank 0: it is on rank 1" in book.fails("best[0]").traceback
+    assert book.ok("%%distributed --on 1\nbest").result == "rank 1: 'here'"
+
+
+def test_a_dropped_handle_frees_the_memory_on_the_ranks(book: Notebook) -> None:
+    body = """
+import sys, weakref
+class Big: pass
+big = Big()
+sys.seen_by_test = weakref.ref(big)
+"""
+    book.ok("%%distributed --ranks 2 --keep big\n" + body)
+    assert book.ok(ON_TWO + "import sys\nsys.seen_by_test() is not None").result == "ranks 0-1: True"
+
+    book.ok("del big")
+
+    assert book.ok(ON_TWO + "import sys\nsys.seen_by_test() is None").result == "ranks 0-1: True"
+
+
+def test_what_a_cell_leaves_behind_is_dropped_although_something_else_is_kept(book: Notebook) -> None:
+    body = """
+import sys, weakref
+class Big: pass
+big, small = Big(), 1
+sys.seen_by_test = weakref.ref(big)
+"""
+    book.ok("%%distributed --ranks 2 --keep small\n" + body)
+
+    assert book.ok(ON_TWO + "import sys\nsys.seen_by_test() is None").result == "ranks 0-1: True"
+
+
+def test_a_name_kept_again_is_the_new_value(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep counter\ncounter = 1")
+    book.ok("%%distributed --ranks 2 --keep counter\ncounter += 1")
+
+    assert book.ok("list(counter)").result == "[2, 2]"
+
+
+def test_a_handle_whose_ranks_are_gone_says_so(book: Notebook) -> None:
+    book.ok(KEEP)
+    book.ok("%distributed_pool stop")
+
+    assert "gone on ranks 0-1" in book.ok("model").result
+    for use in ("model[0]", ON_TWO + "model"):
+        outcome = book.fails(use)
+        assert outcome.ename == "ValueLost"
+        assert "is gone with the process that held it: run Cell In[" in outcome.traceback
+
+
+def test_a_handle_on_a_rank_that_died_says_so_and_the_others_stay(book: Notebook) -> None:
+    book.ok(KEEP)
+
+    book.fails(ON_TWO + "import os\nif rank == 1: os._exit(3)")
+
+    assert "gone on rank 1" in book.ok("step").result
+    assert book.ok("step[0]").result == "3"
+    assert book.fails("step[1]").ename == "ValueLost"
+
+
+def test_what_a_rank_kept_in_a_run_that_it_did_not_survive_is_no_handle(book: Notebook) -> None:
+    outcome = book.fails("%%distributed --ranks 2 --keep value\nimport os\nvalue = rank\nif rank == 1: os._exit(3)")
+
+    assert outcome.ename == "RankLost"
+    assert book.ok("value").result.startswith("value: int on rank 0 ")
+    assert book.ok("value[0]").result == "0"
+
+
+def test_handles_from_different_ranks_cannot_be_read_by_one_cell(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep two\ntwo = 2")
+    book.ok("%%distributed --ranks 1 --keep one\none = 1")
+
+    outcome = book.fails("%%distributed\ntwo + one")
+
+    assert outcome.ename == "CaptureError"
+    assert "were kept on different ranks; one cell cannot read both." in outcome.traceback
+    assert book.ok("two[0] + one[0]").result == "3"
+    book.ok("del two, one")
+
+
+def test_a_cell_of_another_size_cannot_read_a_handle(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep two\ntwo = 2")
+
+    outcome = book.fails("%%distributed --ranks 3\ntwo")
+
+    assert "`two` is kept on 2 ranks: run this cell with --ranks 2, or --on some of them." in outcome.traceback
+
+
+def test_an_interrupted_run_still_gives_handles_to_what_finished_ranks_kept(book: Notebook) -> None:
+    body = "import time\nvalue = rank + 1\nprint('ready')\nwhile rank == 1: time.sleep(0.01)"
+    book.start("%%distributed --ranks 2 --keep value\n" + body)
+    book.until("[0-1] ready")
+    book.interrupt()
+
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert book.ok("value[0]").result == "1"
+
+
+# ---------------------------------------------------------------------------------------------------- some ranks only
+
+
+def test_a_cell_can_run_on_some_ranks_of_the_warm_pool(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 4 --keep mine\nmine = rank * 10")
+
+    assert book.ok("%%distributed --on 0\nmine").result == "rank 0: 0"
+    outcome = book.ok("%%distributed --on 0,2-3 --out some\nprint('here')\nmine")
+    assert outcome.result == "rank 0: 0\nrank 2: 20\nrank 3: 30"
+    assert "ranks 0, 2-3 of 4" in outcome.view
+    assert "[0,2-3] here" in outcome.view
+    assert book.ok("some[2], some.ranks").result == "(20, (0, 2, 3))"
+    assert "--on names rank 4, but there are ranks 0-3 only" in book.fails("%%distributed --on 4\nmine").traceback
+    assert book.ok("%%distributed --ranks 4\nmine").result.endswith("rank 3: 30")
+
+
+def test_a_cell_on_some_ranks_needs_warm_ranks(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as other:
+        other.ok("%load_ext jupyter_distrib")
+        assert "run a cell without --on first" in other.fails("%%distributed --on 0\n1").traceback
+
+
+# ---------------------------------------------------------------------------------------------------- detached
+
+
+def test_a_detached_run_is_bound_to_out_and_gives_its_values(book: Notebook) -> None:
+    outcome = book.ok("%%distributed --ranks 2 --detach --out job\nprint('far away')\nrank + 1")
+    assert outcome.result.startswith("Run ")
+
+    assert book.ok("job.result(timeout_s=20)").result == "rank 0: 1\nrank 1: 2"
+    assert book.ok("job.result(), job.done(), job.logs(1)").result == (
+        "(rank 0: 1\nrank 1: 2, True, 'far away\\n')"
+    )
+
+
+def test_a_detached_run_can_be_waited_for_and_cancelled(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --detach --out job\nimport time\nwhile True: time.sleep(0.01)")
+
+    assert book.fails("job.result(timeout_s=0.05)").ename == "TimeoutError"
+    assert book.ok("job.done()").result == "False"
+    assert book.fails("job.cancel()\njob.result(timeout_s=20)").ename == "KeyboardInterrupt"
+    assert "interrupted" in book.ok("job").result
+
+
+def test_a_cell_runs_beside_a_detached_run(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --detach --out job\nimport time\nwhile True: time.sleep(0.01)")
+
+    assert book.ok(ON_TWO + "rank").result == "rank 0: 0\nrank 1: 1"
+    assert book.fails("job.cancel()\njob.result(timeout_s=20)").ename == "KeyboardInterrupt"
+
+
+def test_a_detached_runs_failure_is_raised_by_result(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --detach --out job\n1 / 0")
+
+    outcome = book.fails("job.result(timeout_s=20)")
+
+    assert outcome.ename == "ZeroDivisionError"
+    assert "line 2" in outcome.traceback
+
+
+def test_a_detached_run_gives_handles_when_it_has_ended(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --detach --out job --keep value\nvalue = rank * 3")
+    book.ok("job.result(timeout_s=20)")
+
+    assert book.ok("value[1]").result == "3"
+    assert book.ok("%%distributed\nvalue").result == "rank 0: 0\nrank 1: 3"
+
+
+def test_a_detached_run_leaves_alone_what_was_bound_meanwhile(book: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    body = f"import os, time\nvalue = rank\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    book.ok("%%distributed --ranks 2 --detach --out job --keep value\n" + body)
+    book.ok("value = 'the notebook went on'")
+
+    gate.touch()
+    book.ok("job.result(timeout_s=20)")
+
+    assert book.ok("value").result == "'the notebook went on'"
