@@ -144,9 +144,11 @@ class Run:
 
     @contextmanager
     def _taking_presses(self) -> Iterator[None]:
-        """While this thread waits, an interrupt is an order and no exception: one raised between two lines would leave the run behind.
+        """While this thread waits, an interrupt is an order and no exception: one raised between two lines would leave
+        the run behind.
 
-        Only Python's own handler is replaced, which ipykernel sets for the time of a cell; it is put back before anything else runs.
+        Only Python's own handler is replaced, which ipykernel sets for the time of a cell; it is put back before
+        anything else runs.
         """
         default = signal.default_int_handler
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not default:
@@ -158,7 +160,7 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, default)
 
-    def _pressed(self, signum: int, frame: types.FrameType | None) -> None:  # noqa: ARG002
+    def _pressed(self, signum: int, frame: types.FrameType | None) -> None:
         again, self.interrupted = self.interrupted, True
         self._stop(again)
 

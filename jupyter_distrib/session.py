@@ -270,7 +270,7 @@ class Session:
         load_env = load_time_changes(options.env)
         size, gpus = self._size(options, connection)
         if handles:
-            return self._crew_of(handles, connection, size)
+            return self._crew_of(handles, connection, size, options.on)
         if options.on is not None and options.gpus is None and options.ranks is None:
             return self._newest(connection)
         fitting = [crew for crew in connection.crews.values() if _fits(crew, size, gpus, load_env, connection)]
@@ -292,12 +292,14 @@ class Session:
             return options.gpus, connection.has_gpus is not False
         return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
 
-    def _crew_of(self, handles: Sequence[RankValue], connection: _Connection, size: int) -> Crew:
+    def _crew_of(
+        self, handles: Sequence[RankValue], connection: _Connection, size: int, on: Iterable[int] | None
+    ) -> Crew:
         """The crew on which the kept values live that the cell reads."""
         first = handles[0]
         for handle in handles:
-            if handle.lost:
-                handle[min(handle.lost)]  # raises the error that says so
+            if lost := handle.lost.intersection(handle.ranks if on is None else on):
+                handle[min(lost)]  # raises the error that says so
             if handle.crew != first.crew:
                 raise CaptureError(
                     f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both."
@@ -312,6 +314,11 @@ class Session:
                 f"`{first.name}` is kept on {crew.size} ranks: run this cell with --ranks {crew.size}, "
                 "or --on some of them."
             )
+        for handle in handles:
+            if set(range(crew.size)).intersection(range(crew.size) if on is None else on) - set(handle.ranks):
+                there = rank_list(handle.ranks)
+                these = there.partition(" ")[2].replace(" ", "")
+                raise CaptureError(f"`{handle.name}` was kept on {there} only: run this cell with --on {these}.")
         if crew.run is not None and not crew.run.done():
             raise _busy(crew)
         return crew

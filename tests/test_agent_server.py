@@ -391,7 +391,8 @@ def test_nothing_listens_but_on_loopback(client: Client, shared: Path) -> None:
     assert len(idle) <= 1, "the store's socket, in rank 0"
     everything: set[str] = set(idle)
     source = (
-        "import time, torch, torch.distributed as dist\nx = torch.ones(1)\nif dist.is_initialized(): dist.all_reduce(x)\n"
+        "import time, torch, torch.distributed as dist\n"
+        "x = torch.ones(1)\nif dist.is_initialized(): dist.all_reduce(x)\n"
         "print('here', flush=True)\ntime.sleep(0.3)\nx.item()"
     )
     for strategy in ("none", "ddp"):

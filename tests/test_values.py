@@ -106,11 +106,11 @@ def test_tensors_come_back_on_the_cpu_and_writable(book: Notebook) -> None:
 
 
 def test_gradients_and_parameters_survive_the_way_back(book: Notebook) -> None:
-    body = "import torch\np = torch.nn.Parameter(torch.ones(3))\n(p * (rank + 1)).sum().backward()\np"
+    body = "import torch\np = torch.nn.Parameter(torch.ones(3))\n(p * (rank + 1)).sum().backward()\np, p.grad"
 
     book.ok("%%distributed --ranks 2 --out got\n" + body)
 
-    assert book.ok("type(got[0]).__name__, got[1].grad.tolist(), got[1].requires_grad").result == (
+    assert book.ok("type(got[0][0]).__name__, got[1][1].tolist(), got[1][0].requires_grad").result == (
         "('Parameter', [2.0, 2.0, 2.0], True)"
     )
 
@@ -287,6 +287,7 @@ def test_a_name_that_only_some_ranks_define_is_kept_there(book: Notebook) -> Non
     assert book.ok("best[1]").result == "'here'"
     assert "`best` was not kept on rank 0: it is on rank 1" in book.fails("best[0]").traceback
     assert book.ok("%%distributed --on 1\nbest").result == "rank 1: 'here'"
+    assert "`best` was kept on rank 1 only: run this cell with --on 1." in book.fails("%%distributed\nbest").traceback
 
 
 def test_a_dropped_handle_frees_the_memory_on_the_ranks(book: Notebook) -> None:
@@ -412,9 +413,7 @@ def test_a_detached_run_is_bound_to_out_and_gives_its_values(book: Notebook) -> 
     assert outcome.result.startswith("Run ")
 
     assert book.ok("job.result(timeout_s=20)").result == "rank 0: 1\nrank 1: 2"
-    assert book.ok("job.result(), job.done(), job.logs(1)").result == (
-        "(rank 0: 1\nrank 1: 2, True, 'far away\\n')"
-    )
+    assert book.ok("list(job.result()), job.done(), job.logs(1)").result == "([1, 2], True, 'far away\\n')"
 
 
 def test_a_detached_run_can_be_waited_for_and_cancelled(book: Notebook) -> None:

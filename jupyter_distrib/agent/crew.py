@@ -52,7 +52,8 @@ from jupyter_distrib.link import Link, LinkError, encode
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
-"""From the second time on, SIGINT goes to the rank's process group: a rank that waits for its data loader's workers ends with them."""
+"""From the second time on, SIGINT goes to the rank's process group, which frees a rank that waits for its data
+loader."""
 KILL_AFTER_S = 2.0
 FAILURE_GRACE_S = 0.1
 """How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
@@ -571,7 +572,7 @@ class Crew:
 
     def _dismiss(self, rank: Rank) -> None:
         delay_s = 0.0 if self.gpus else LEAVE_AFTER_S
-        self._loop.later(delay_s, lambda: rank.ended or self._post(rank, Leave()))
+        self._loop.later(delay_s, lambda: self._post(rank, Leave()))
         self._loop.later(delay_s + LEAVE_S, lambda: self._end_process(rank))
 
     def _end_process(self, rank: Rank) -> None:

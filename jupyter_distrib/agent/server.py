@@ -275,9 +275,15 @@ class Agent:
         self._closing.append(crew)
         for client in self._clients:
             client.crews.pop(crew.name, None)
+        if force or not crew.living:
+            self._give_back(crew)
+        self._maybe_idle()
+
+    def _give_back(self, crew: Crew) -> None:
+        """Its GPUs are free for others: the ranks are gone, or have been killed this moment."""
         for gpu in crew.gpus:
             self._leases.give_back(gpu)
-        self._maybe_idle()
+        crew.gpus = []
 
     def _exchange_early(self) -> None:
         """The fuller template is ready: give crews that nobody will miss the better ranks."""
@@ -396,7 +402,9 @@ class Agent:
                     ended = True
                     crew.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         if ended:
-            self._closing = [crew for crew in self._closing if crew.living]
+            for crew in [crew for crew in self._closing if not crew.living]:
+                self._closing.remove(crew)
+                self._give_back(crew)
             self._kill_adopted()
 
     def _kill_adopted(self) -> None:

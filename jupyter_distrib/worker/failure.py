@@ -51,7 +51,8 @@ def type_name(cls: type) -> str:
 
 
 def frames_of_stop(error: BaseException) -> tuple[Frame, ...]:
-    """Where a rank was when it was stopped: asyncio raises `KeyboardInterrupt` anew, outside the code that was cancelled."""
+    """Where a rank was when it was stopped: asyncio raises `KeyboardInterrupt` anew, outside the code that was
+    cancelled."""
     while isinstance(error.__context__, asyncio.CancelledError):
         error = error.__context__
     return frames_of(error.__traceback__)
