@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from jupyter_distrib import session
 from jupyter_distrib.capture import Input
-from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.events import Cell
 from jupyter_distrib.options import Options, from_keywords
 from jupyter_distrib.results import RankValue, Results
@@ -19,6 +19,7 @@ from jupyter_distrib.strategies import POOLS, STRATEGIES
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_OF_CELLS = ("out", "keep", "with_", "explain")
 _CALL = "__function__(*__arguments__, **__keywords__)"
 
 
@@ -31,6 +32,9 @@ def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunctio
         OptionsError: Names the keyword that is wrong.
     """
     chosen = from_keywords(strategies=STRATEGIES, pools=POOLS, **options)
+    for name in _OF_CELLS:
+        if getattr(chosen, name):
+            raise OptionsError(f"{name} is about the names of a cell: a function has arguments and a value instead")
     return lambda function: DistributedFunction(function, chosen)
 
 
@@ -57,15 +61,26 @@ class DistributedFunction(Generic[P, R]):
         from jupyter_distrib.magic import pack  # needs IPython only where it is there
 
         name = self.function.__name__
-        parts = {name: self.function, "arguments": args, "keywords": kwargs}
+        function = self if self._is_importable() else self.function
+        parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
         inputs = tuple(
-            Input(name=key, value=value, line=0, certain=True, reason="the call")
-            for key, value in zip(("__function__", "__arguments__", "__keywords__"), parts.values(), strict=True)
+            Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
         _, packed = pack(inputs, _namespace())
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         cell = Cell(source=_CALL, filename=f"call of {name}")
         return session.current().start(cell, packed, self.options, label=f"{name}()", handles=handles)
+
+
+    def _is_importable(self) -> bool:
+        """Whether the ranks find it in a module, where it has that module's own globals."""
+        home: object = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            home = getattr(home, part, None)
+        return home is self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self.__qualname__ if self._is_importable() else (DistributedFunction, (self.function, self.options))
 
 
 def prepare(*objects: Any) -> Any:

@@ -228,7 +228,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Agent to template: fork one worker per rank. The frame carries three descriptors for each: its link, its standard
+    """Agent to template: fork one worker per rank. The frame carries four descriptors for each: its link, its standard
     output and its standard error. Answered by `Forked`."""
 
     orders: tuple[WorkerOrder, ...]
@@ -438,6 +438,8 @@ class Exited:
     """The end of what it wrote to standard error (and of the crash report for a fatal signal)."""
     frames: tuple[Frame, ...] = ()
     """Where it was when a fatal signal came, as far as the crash report tells."""
+    loading: str = ""
+    """The variable of the notebook that it was unpickling; empty if it was past that."""
     out_of_memory: bool = False
     """The system's own counter says that its out-of-memory killer was at work."""
     peak_rss_bytes: int = 0

@@ -231,6 +231,10 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
 
 def describe_exit(ended: Exited) -> str:
     """Say how a process ended, as what follows `rank 2 `."""
+    return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
+
+
+def _manner(ended: Exited) -> str:
     code = ended.exit_code
     if code is None:
         return "is gone; how its process ended cannot be known"

@@ -19,7 +19,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, out
 from jupyter_distrib import failures, line_magics, payload, session, words
 from jupyter_distrib import options as declared
 from jupyter_distrib.capture import Captured, Dropped, Input, capture, explain_missing
-from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.explain import Explanation
 from jupyter_distrib.options import Options, parse_line
 from jupyter_distrib.rendering import Rendering
@@ -133,7 +133,10 @@ class DistributedMagics(Magics):
     def distributed_logs(self, line: str) -> None:
         """Print all that a run wrote: `%distributed_logs [RUN] [--rank R]`; without RUN the last run."""
         request = line_magics.parse_logs(line)
-        print(session.current().find_run(request.run).logs(request.rank), end="")
+        run = session.current().find_run(request.run)
+        if request.rank is not None and request.rank not in run.record.ranks:
+            raise PoolError(f"run {run.id} has no rank {request.rank}: it was on {words.rank_list(run.record.ranks)}.")
+        print(run.logs(request.rank), end="")
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:
@@ -164,8 +167,7 @@ class DistributedMagics(Magics):
             case "stop":
                 here.stop_ranks(request.name or here.pool)
             case "restart":
-                here.stop_ranks(request.name or here.pool)
-                here.start_ranks(request.name or here.pool, None, None)
+                here.restart_ranks(request.name or here.pool)
             case "resize":
                 here.resize(request.name or here.pool, request.size, request.gpus, request.ranks)
         return PoolTable.of(here)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib import failures, payload, words
+from jupyter_distrib import failures, paths, payload, words
 from jupyter_distrib.events import (
     Ended,
     Exited,
@@ -110,14 +110,12 @@ class Run:
 
     def logs(self, rank: int | None = None) -> str:
         """All that a rank wrote so far, or all ranks one after another."""
-        directory = self.record.log_directory
+        directory = Path(self.record.log_directory or paths.log_directory() / self.id)
         ranks = sorted(self.record.ranks) if rank is None else [rank]
         texts = []
         for number in ranks:
             with suppress(OSError):
-                text = (
-                    (Path(directory) / f"rank{number}.log").read_text("utf-8", "backslashreplace") if directory else ""
-                )
+                text = (directory / f"rank{number}.log").read_text("utf-8", "backslashreplace")
                 texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
         return "".join(texts)
 

@@ -373,6 +373,13 @@ class Session:
             if crew.connection.pool == pool:
                 self.close_crew(crew)
 
+    def restart_ranks(self, pool: str) -> None:
+        """New processes in place of those that are up: as many, and of the same kind."""
+        up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
+        self.stop_ranks(pool)
+        gpus, ranks = ((up[-1].size, None) if up[-1].gpus else (None, up[-1].size)) if up else (None, None)
+        self.wait_open(self.crew(Options(pool=pool, gpus=gpus, ranks=ranks)))
+
     def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None) -> None:
         """From now on so many ranks; those that are up make room."""
         now = next((crew.gpus for crew in self.crews() if crew.connection.pool == pool), ranks is None)

@@ -51,7 +51,7 @@ class Stage:
 
     def order(self, *ranks: int) -> list[int]:
         """Ask for these ranks; gives the descriptors that go with them."""
-        fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(3 * len(ranks))]
+        fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(4 * len(ranks))]
         orders = tuple(
             WorkerOrder(
                 crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9
@@ -71,7 +71,7 @@ class Stage:
         for fd in fds:
             os.close(fd)
         assert isinstance(message, Fork)
-        assert len(fds) == 3 * len(message.orders)
+        assert len(fds) == 4 * len(message.orders)
         return message
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
     stage.early.send(TemplateReady(pid=1, early=True))
     stage.turn()
     for _ in range(40):
-        stage.order(*range(80))
+        stage.order(*range(60))
     count = 0
     stage.early.sock.setblocking(False)
     while count < 40:

@@ -142,7 +142,8 @@ def test_it_stops_and_ranks_and_kept_values_live_on(book: Notebook, what: str) -
     outcome = stop(book, f"%%distributed --ranks 2 {flags}\n{HEAD}{body}")
 
     assert_stopped(outcome)
-    assert re.search(r"Rank(s)? 0.*Cell In\[\d+\], line \d+", outcome.traceback), outcome.traceback
+    if what != "asyncio":  # whose task is not on the stack while it waits
+        assert re.search(r"Rank(s)? 0.*Cell In\[\d+\], line \d+", outcome.traceback), outcome.traceback
     after = book.cell(READ)
     assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
     assert pids_in(after) == before

@@ -185,6 +185,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
         "world_size": 2,
         "gpus": False,
         "strategy": "ddp",
+        "remark": "",
         "ended": True,
         "limit_s": None,
         "ok": False,

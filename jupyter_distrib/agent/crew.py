@@ -49,6 +49,7 @@ from jupyter_distrib.events import (
     Wrote,
 )
 from jupyter_distrib.link import Link, LinkError, encode
+from jupyter_distrib.worker import last_words
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
@@ -57,8 +58,8 @@ loader."""
 KILL_AFTER_S = 2.0
 FAILURE_GRACE_S = 0.1
 """How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
-FORK_AT_ONCE = 80
-"""Three descriptors for each rank go with the order, and one message takes about 250."""
+FORK_AT_ONCE = 60
+"""Four descriptors for each rank go with the order, and one message takes about 250."""
 LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
 LEAVE_S = 1.0
@@ -74,6 +75,10 @@ class Rank:
     order: WorkerOrder
     link: Link
     pipes: dict[str, Pipe]
+    loading_fd: int
+    """See `worker/last_words.py`; -1 once it was read."""
+    loading: str = ""
+    """The variable that it was loading when it ended."""
     pid: int = 0
     state: str = "starting"
     """`starting`, `idle`, `running`, `gone`."""
@@ -240,13 +245,14 @@ class Crew:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         mine.setblocking(False)
-        rank = Rank(order=order, link=Link(mine), pipes={})
+        loading = last_words.create()
+        rank = Rank(order=order, link=Link(mine), pipes={}, loading_fd=loading)
         rank.pipes = {
             "stdout": Pipe(self._loop, out_read, lambda data: self._wrote(rank, "stdout", data)),
             "stderr": Pipe(self._loop, err_read, lambda data: self._wrote(rank, "stderr", data)),
         }
         self._watch(rank)
-        return rank, [theirs.detach(), out_write, err_write]
+        return rank, [theirs.detach(), out_write, err_write, os.dup(loading)]
 
     def _exec(self, rank: Rank, fds: list[int]) -> None:
         """Start a rank as a program of its own, for variables that are read when a program loads."""
@@ -538,10 +544,11 @@ class Crew:
             rank=rank.order.rank,
             pid=rank.pid,
             exit_code=code,
-            asked=run.stopping,
+            asked=run.stopping and code in (None, -signal.SIGKILL),  # else it went by itself
             last_lines=death.last_lines(tail),
             frames=death.crash_frames(tail) if code is not None and death.is_crash(code) else (),
             out_of_memory=code == -signal.SIGKILL and death.out_of_memory_kills() > run.oom_kills,
+            loading=rank.loading,
             peak_rss_bytes=peak_rss_bytes,
             at_s=time.monotonic(),
         )
@@ -587,6 +594,10 @@ class Crew:
             reap.kill_marked("JUPYTER_DISTRIB_WORKER", rank.order.worker)
         for pipe in rank.pipes.values():
             pipe.close()
+        if rank.loading_fd >= 0:
+            rank.loading = last_words.read(rank.loading_fd)
+            os.close(rank.loading_fd)
+            rank.loading_fd = -1
         if rank.link.fileno() >= 0:
             self._loop.watch(rank.link.fileno(), None)
             rank.link.close()

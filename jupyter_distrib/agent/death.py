@@ -42,7 +42,7 @@ def crash_frames(tail: bytes) -> tuple[Frame, ...]:
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches
-        if found and not found["file"].startswith(_OURS)
+        if found and not found["file"].startswith((_OURS, "<frozen "))
     ]
     return tuple(reversed(frames))
 

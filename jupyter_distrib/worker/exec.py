@@ -11,7 +11,7 @@ from jupyter_distrib.events import Fork
 from jupyter_distrib.link import Link
 
 
-def main(link_fd: int, stdout_fd: int, stderr_fd: int) -> None:
+def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
     os.dup2(stderr_fd, 2)  # an import that fails must be heard
     import torch.distributed  # noqa: F401
 
@@ -21,8 +21,8 @@ def main(link_fd: int, stdout_fd: int, stderr_fd: int) -> None:
         link = Link(sock)
         command = link.receive_one()
     assert isinstance(command, Fork)
-    run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, early=True)
+    run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, loading_fd, early=True)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:5]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import linecache
 import os
@@ -48,14 +47,6 @@ def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) 
 
 def type_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
-
-
-def frames_of_stop(error: BaseException) -> tuple[Frame, ...]:
-    """Where a rank was when it was stopped: asyncio raises `KeyboardInterrupt` anew, outside the code that was
-    cancelled."""
-    while isinstance(error.__context__, asyncio.CancelledError):
-        error = error.__context__
-    return frames_of(error.__traceback__)
 
 
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:

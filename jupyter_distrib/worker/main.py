@@ -23,6 +23,7 @@ import threading
 import time
 import types
 from collections import deque
+from functools import partial
 from typing import Any, NoReturn
 
 from jupyter_distrib import payload, reporting
@@ -41,7 +42,7 @@ from jupyter_distrib.events import (
     WorkerOrder,
 )
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import cell, identity, process, strategies, surroundings
+from jupyter_distrib.worker import cell, identity, last_words, process, strategies, surroundings
 from jupyter_distrib.worker.late import LateThreads
 from jupyter_distrib.worker.modules import LocalModules
 from jupyter_distrib.worker.outcome import outcome
@@ -53,13 +54,15 @@ ASKED_GRACE_S = 0.5
 """A SIGINT may overtake the command that explains it by this much."""
 
 
-def run_worker(order: WorkerOrder, link_fd: int, stdout_fd: int, stderr_fd: int, *, early: bool) -> NoReturn:
+def run_worker(
+    order: WorkerOrder, link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int, *, early: bool
+) -> NoReturn:
     """Be this rank until told to leave. Called in a process just forked from the template, or just exec'd."""
     os.setsid()
     process.take_streams(stdout_fd, stderr_fd)
     identity.take(order)
     os.environ["CUDA_VISIBLE_DEVICES"] = order.visible_devices or ""
-    worker = Worker(order, Link(socket.socket(fileno=link_fd)))
+    worker = Worker(order, Link(socket.socket(fileno=link_fd)), loading_fd)
     signal.signal(signal.SIGINT, worker.on_interrupt)
     process.die_with_parent(order.agent_pid)
     worker.serve(early=early)
@@ -68,7 +71,8 @@ def run_worker(order: WorkerOrder, link_fd: int, stdout_fd: int, stderr_fd: int,
 class Worker:
     """One rank's process."""
 
-    def __init__(self, order: WorkerOrder, link: Link) -> None:
+    def __init__(self, order: WorkerOrder, link: Link, loading_fd: int) -> None:
+        self._loading = partial(last_words.note, loading_fd)
         self.order = order
         self.link = link
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
@@ -205,7 +209,8 @@ class Worker:
         namespace = module.__dict__
         namespace |= surroundings.provided(namespace)
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
-        payload.unpack_inputs(data, buffers, namespace, device=self.order.device)
+        payload.unpack_inputs(data, buffers, namespace, device=self.order.device, loading=self._loading)
+        self._loading("")
         self.group.begin(run)
         identity.strategy = strategies.load(setting.strategy)
         identity.strategy.begin()

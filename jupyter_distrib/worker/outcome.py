@@ -38,7 +38,7 @@ def outcome(
         )
         return returned, [] if fd is None else [fd]
     if stopped(error):
-        return Interrupted(run=run, rank=rank, frames=failure.frames_of_stop(error), at_s=time.monotonic()), []
+        return Interrupted(run=run, rank=rank, frames=failure.frames_of(error.__traceback__), at_s=time.monotonic()), []
     at_s = time.monotonic()
     described = failure.describe(error, run=run, by_value=by_value)
     return Failed(run=run, rank=rank, failure=described, at_s=at_s), []

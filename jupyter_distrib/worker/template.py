@@ -79,7 +79,7 @@ def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, ear
     """Never returns."""
     try:
         link.sock.close()
-        mine = fds[3 * index : 3 * index + 3]
+        mine = fds[4 * index : 4 * index + 4]
         for fd in fds:
             if fd not in mine:
                 os.close(fd)
