@@ -31,6 +31,8 @@ class Rendezvous:
         self.automatic = False
         """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the
         next run."""
+        self._hidden: Any = None
+        """The strategy's group, while a cell runs that has asked for none."""
         self._store: Any = None
         self._port, self._listen_fd = 0, -1
         self._run, self._inits = "", 0
@@ -48,6 +50,7 @@ class Rendezvous:
 
     def drop(self) -> None:
         """Destroy the default group and its subgroups, if there are any."""
+        self._show()
         self.automatic = False
         if dist.is_initialized():
             _torch_destroy()
@@ -80,11 +83,23 @@ class Rendezvous:
 
     def ensure(self, backend: str) -> None:
         """Have a default group with this backend: the kept one if it is still fit, else a new one."""
+        self._show()
         if self.automatic and dist.is_initialized():
             return
         self.drop()
         _torch_init(backend, store=self.store(), rank=self.rank, world_size=self.world_size)
         self.automatic = True
+
+    def hide(self) -> None:
+        """Have no default group, as if no strategy had ever made one; the next `ensure` finds it again."""
+        if self.automatic and dist.is_initialized():
+            self._hidden = distributed_c10d._get_default_group()  # noqa: SLF001
+            distributed_c10d._update_default_pg(None)  # noqa: SLF001
+
+    def _show(self) -> None:
+        if self._hidden is not None:
+            distributed_c10d._update_default_pg(self._hidden)  # noqa: SLF001
+            self._hidden = None
 
     def sequence(self) -> int:
         """How many collectives the default group has seen; ranks that differ would not meet in the next one. -1: no
@@ -165,11 +180,13 @@ def check_backend(asked: str | None, have: str) -> None:
 
 @wraps(_torch_destroy)
 def _destroy_process_group(group: Any = None) -> None:
-    current.automatic = False
+    if dist.is_initialized():
+        current.automatic = False
     _torch_destroy(group)
 
 
 @wraps(_torch_new_group)
 def _new_group(*args: Any, **keywords: Any) -> Any:
-    current.automatic = False
+    if dist.is_initialized():
+        current.automatic = False
     return _torch_new_group(*args, **keywords)

@@ -2,7 +2,7 @@
 
 Makes the default process group before the cell. `prepare` uses torch's in-place data parallelism
 (`torch.distributed._composable.replicate`, the reducer of `DistributedDataParallel` without the wrapper), so that
-`model` stays the notebook's own class and its `state_dict` has no `module.` prefix.
+`model` stays the object it is, an instance of the notebook's own class, and its `state_dict` has no `module.` prefix.
 """
 
 from __future__ import annotations
@@ -107,8 +107,11 @@ def _check_shardable(loader: DataLoader[Any]) -> None:
             "jupyter_distrib.prepare() cannot divide a DataLoader over an IterableDataset: have its __iter__ yield "
             "every world_size-th item, starting at rank."
         )
-    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)) or loader.batch_size is None:
+    own = loader.sampler
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        own = loader.batch_sampler
+    if not isinstance(own, (RandomSampler, SequentialSampler)):
         raise DistributedError(
-            f"jupyter_distrib.prepare() cannot divide a DataLoader with its own {type(loader.sampler).__name__}: "
+            f"jupyter_distrib.prepare() cannot divide a DataLoader with its own {type(own).__name__}: "
             "build it in the cell with a torch.utils.data.DistributedSampler and leave it out of prepare()."
         )

@@ -1,0 +1,94 @@
+"""Runs that go on without a cell, and without the kernel that started them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import leftovers_after
+from tests.notebook import Notebook
+from tests.processes import wait_until_gone
+
+SLOWLY = "import time\nfor i in range({n}):\n    print('step', i, flush=True)\n    time.sleep(0.05)\n"
+
+
+def _wait_done(book: Notebook) -> None:
+    """In the kernel: until the run `job` has ended, whatever became of it."""
+    assert book.cell("job._ended.wait(30)").result == "True"
+
+
+def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(notebook: Notebook) -> None:
+    outcome = notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=10) + "rank + 1")
+
+    assert outcome.result.startswith("Run ")
+    assert notebook.cell("job.done()").result == "False"
+    assert notebook.cell("job.result(timeout_s=30)").result == "rank 0: 1\nrank 1: 2"
+    assert notebook.cell("job.done()").result == "True"
+    assert "step 9" in notebook.cell("print(job.logs(1))").stdout
+
+
+def test_waiting_too_short_says_that_the_run_goes_on(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=20) + "rank")
+    outcome = notebook.cell("job.result(timeout_s=0.01)")
+
+    assert outcome.ename == "TimeoutError"
+    assert "goes on" in outcome.evalue
+    assert notebook.cell("job.result(timeout_s=30)").status == "ok"
+
+
+def test_a_detached_run_can_be_cancelled(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    notebook.cell("job.cancel()")
+    _wait_done(notebook)
+
+    assert notebook.cell("job.result()").ename == "KeyboardInterrupt"
+
+
+def test_another_cell_runs_meanwhile_on_other_ranks(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
+    other = notebook.cell("%%distributed --ranks 2\nrank")
+    notebook.cell("job.cancel()")
+
+    assert other.result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
+    outcome = notebook.cell("job.result(timeout_s=30)")
+
+    assert outcome.ename == "LookupError"
+    assert "Cell In" in outcome.traceback
+
+
+def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebook) -> None:
+    notebook.cell("class Point:\n    def __init__(self, x): self.x = x")
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport os\n" + SLOWLY.format(n=40) + "Point(rank * 7), os.getpid()")
+    notebook.restart()
+    notebook.cell("%load_ext jupyter_distrib")
+    attached = notebook.cell("job = get_ipython().run_line_magic('distributed_attach', '')\njob")
+
+    assert "Cell In" in attached.result
+    values = notebook.cell("values = job.result(timeout_s=30)\n[p.x for p, _ in values], type(values[0][0]).__name__")
+    assert values.result == "([0, 7], 'Point')"
+    log = notebook.cell("print(job.logs(0))").stdout
+    assert [line for line in log.splitlines() if line.startswith("step")] == [f"step {i}" for i in range(40)]
+    pids = [int(pid) for pid in notebook.cell("print(*[pid for _, pid in values])").stdout.split()]
+    assert wait_until_gone(pids, 5.0) == []
+
+
+def test_attaching_without_a_detached_run_says_so(notebook: Notebook) -> None:
+    outcome = notebook.cell("%distributed_attach nowhere")
+
+    assert outcome.ename == "PoolError"
+    assert "no detached run" in outcome.evalue
+
+
+def test_an_attached_run_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.cell("%load_ext jupyter_distrib")
+        session = book.cell("from jupyter_distrib import session as _s; print(_s.current().name)").stdout.strip()
+        book.cell("%%distributed --ranks 2 --detach\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nimport time\ntime.sleep(600)")
+        book.restart()
+        book.cell("%load_ext jupyter_distrib")
+        book.cell(f"job = get_ipython().run_line_magic('distributed_attach', '{session}-1')\njob.cancel()")
+        _wait_done(book)
+        leftovers_after(session, 5.0)
