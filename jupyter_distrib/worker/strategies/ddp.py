@@ -7,19 +7,28 @@ Makes the default process group before the cell. `prepare` uses torch's in-place
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import group, identity
 
 
+_replicas: WeakSet[torch.nn.Module] = WeakSet()
+"""Models that were prepared and are still alive, since the notebook keeps them on the ranks."""
+
+
 def begin() -> None:
     """Have a group: `gloo` on CPU ranks, `cpu:gloo,cuda:nccl` on GPU ranks (object collectives then work on both)."""
     group.current.ensure("cpu:gloo,cuda:nccl" if identity.device().type == "cuda" else "gloo")
+    for model in list(_replicas):
+        _follow_group(model)
 
 
 def prepare(*objects: Any) -> Any:
@@ -51,10 +60,30 @@ def _replicated(model: torch.nn.Module) -> torch.nn.Module:
     model.to(device)  # in place: an optimizer built earlier keeps its parameters
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model  # nothing to average
-    if not getattr(model, "_is_replicate_prepared", False):
-        replicate(model, **({"device_ids": [device]} if device.type == "cuda" else {}))
-        object.__setattr__(model, "_is_replicate_prepared", True)
+    if model not in _replicas:
+        replicate(model, **_devices())
+        _replicas.add(model)
     return model
+
+
+def _devices() -> dict[str, Any]:
+    device = identity.device()
+    return {"device_ids": [device]} if device.type == "cuda" else {}
+
+
+def _follow_group(model: torch.nn.Module) -> None:
+    """A reducer whose group is gone (cut by an interrupt, for instance) is made anew, as replicate (torch 2.13) does it: at
+    the next forward, with the weights of rank 0."""
+    from torch.distributed._composable.replicate import replicate
+
+    state: Any = replicate.state(model)  # type: ignore[attr-defined]
+    made = getattr(state, "_ddp", None)
+    if made is None or made.process_group is dist.group.WORLD:
+        return
+    del state._ddp, made
+    gc.collect()  # the old reducer's hooks on the parameters end with it
+    state.has_initialized, state._param_list, state._param_names = False, torch.nn.ParameterList(), []
+    state.record_init_args(model, set(), **_devices())
 
 
 def _moved(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
