@@ -69,6 +69,8 @@ class Run:
         self.detached = detached
         self.interrupted = False
         """The user asked for the stop."""
+        self.attended = detached
+        """Somebody waits for it, or nobody has to."""
         self.on_ended: list[Callable[[], object]] = []
         self.held: object = ()
         """The kernel's own classes that were sent, alive until values have come."""

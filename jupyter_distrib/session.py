@@ -1,7 +1,6 @@
 """What one kernel has of this package: its pools, its crews, its runs. One instance a process (`current`).
 
-Called from the thread that runs the cell; events of a pool arrive in that pool's own thread (`_Connection.take`). The
-state that both touch is guarded by one lock, held for moments only.
+Called from the thread that runs the cell; events of a pool arrive in that pool's own thread (`connection.py`).
 """
 
 from __future__ import annotations
@@ -14,45 +13,30 @@ import queue
 import secrets
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib import payload
 from jupyter_distrib.capture import Dropped
+from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import CaptureError, DistributedError, PoolError
 from jupyter_distrib.events import (
     PROTOCOL,
-    Answered,
-    Ask,
-    Attach,
     Attached,
     Cell,
     CloseCrew,
-    CrewChanged,
-    CrewClosed,
-    CrewOpened,
-    CrewRefused,
-    Ended,
-    Event,
     Execute,
-    Exited,
     Forget,
     Hello,
     NotAttached,
     Noted,
     OpenCrew,
-    RunEvent,
     Setting,
     Stop,
-    Welcomed,
-    WorkerInfo,
 )
 from jupyter_distrib.options import Options
-from jupyter_distrib.pools import Node, open_pool
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.record import RunRecord
 from jupyter_distrib.results import RankValue
@@ -60,144 +44,6 @@ from jupyter_distrib.run import Run
 from jupyter_distrib.words import rank_list
 
 HISTORY = 20
-ANSWER_S = 5.0
-
-
-@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Crew:
-    """A set of warm ranks, as the notebook knows it."""
-
-    name: str
-    connection: _Connection
-    load_env: dict[str, str]
-    asked_gpus: bool
-    size: int = 0
-    gpus: bool = False
-    workers: tuple[WorkerInfo, ...] = ()
-    state: str = "opening"
-    """`opening`, `open`, or `closed`."""
-    reason: str = ""
-    """Why it is closed."""
-    opened: threading.Event = field(default_factory=threading.Event)
-    run: Run | None = None
-    """The run that has it now."""
-    handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
-
-    @property
-    def kept(self) -> list[RankValue]:
-        return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
-
-    def close(self, reason: str) -> None:
-        self.state, self.reason = "closed", reason
-        for handle in list(self.handles):
-            handle.mark_lost(handle.ranks)
-        self.opened.set()
-
-
-class _Connection:
-    """One pool that this kernel has reached."""
-
-    def __init__(self, pool: str, session: Session) -> None:
-        self.pool = pool
-        self.crews: dict[str, Crew] = {}
-        self.runs: dict[str, Run] = {}
-        self.has_gpus: bool | None = None
-        """None: nobody has asked for a GPU yet."""
-        self.lost = ""
-        self._session = session
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
-        self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
-        self._questions = itertools.count(1)
-        self._attaching: Callable[[Attached], Run] | None = None
-        self.node: Node = open_pool(pool).connect(session.hello(), self.take, self._lose)
-
-    def take(self, event: Event, fds: Sequence[int]) -> None:
-        """Sort an event to whom it concerns; in the node's thread."""
-        match event:
-            case CrewOpened() | CrewRefused() | CrewClosed() | CrewChanged():
-                self._crew_event(event)
-            case Answered():
-                if (box := self._answers.pop(event.question, None)) is not None:
-                    box.put(event.answer)
-            case Attached():
-                if self._attaching is not None:
-                    run = self.runs[event.run] = self._attaching(event)
-                    self._attachments.put(run)
-            case NotAttached():
-                self._attachments.put(event)
-            case Welcomed():
-                pass
-            case _:
-                self._run_event(event, fds)  # type: ignore[arg-type]
-
-    def _crew_event(self, event: CrewOpened | CrewRefused | CrewClosed | CrewChanged) -> None:
-        crew = self.crews.get(event.crew)
-        if crew is None:
-            return
-        match event:
-            case CrewOpened():
-                crew.workers, crew.gpus, crew.size = event.workers, event.gpus, len(event.workers)
-                if crew.asked_gpus:
-                    self.has_gpus = event.gpus
-                crew.state = "open"
-                crew.opened.set()
-            case CrewChanged():
-                crew.workers = event.workers
-                for handle in list(crew.handles):
-                    handle.mark_lost(event.lost)
-            case CrewRefused() | CrewClosed():
-                self.crews.pop(event.crew, None)
-                crew.close(event.reason)
-
-    def _run_event(self, event: RunEvent, fds: Sequence[int]) -> None:
-        run = self.runs.get(event.run)
-        if run is None:
-            for fd in fds:
-                os.close(fd)
-            return
-        if isinstance(event, Ended):
-            self.runs.pop(event.run, None)
-        run.deliver(event, fds)
-
-    def _lose(self, reason: str) -> None:
-        """The agent is gone, and every rank with it."""
-        self.lost = reason
-        self._session.drop_connection(self)
-        for crew in list(self.crews.values()):
-            crew.close(reason)
-        self.crews.clear()
-        now = time.monotonic()
-        for run in list(self.runs.values()):
-            for rank in run.record.ranks.values():
-                if not rank.finished:
-                    gone = Exited(
-                        run=run.id,
-                        rank=rank.rank,
-                        pid=rank.pid,
-                        exit_code=None,
-                        asked=False,
-                        last_lines=(reason,),
-                        at_s=now,
-                    )
-                    self._run_event(gone, ())
-            self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
-
-    def ask(self, what: str) -> dict[str, Any]:
-        question = next(self._questions)
-        box = self._answers[question] = queue.SimpleQueue()
-        self.node.send(Ask(question=question, what=what))
-        try:
-            return box.get(timeout=ANSWER_S)
-        except queue.Empty:
-            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
-
-    def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
-        self._attaching = make
-        self.node.send(Attach(run=run))
-        try:
-            return self._attachments.get(timeout=ANSWER_S)
-        except queue.Empty:
-            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
 
 
 class Session:
@@ -216,7 +62,7 @@ class Session:
         """Names that a distributed cell defined on the ranks only."""
         self._told_of_cpu = False
         """That `--gpus` means CPU ranks here; said once, and again only beside what is shown anyway."""
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, Connection] = {}
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._crew_numbers = itertools.count(1)
@@ -236,12 +82,12 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------ pools and crews
 
-    def connect(self, pool: str) -> _Connection:
+    def connect(self, pool: str) -> Connection:
         """Reach a pool, once."""
         with self._lock:
             connection = self._connections.get(pool)
             if connection is None:
-                connection = self._connections[pool] = _Connection(pool, self)
+                connection = self._connections[pool] = Connection(pool, self.hello(), self._drop_connection)
             return connection
 
     def warm_up(self) -> None:
@@ -255,7 +101,7 @@ class Session:
 
         threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True).start()
 
-    def drop_connection(self, connection: _Connection) -> None:
+    def _drop_connection(self, connection: Connection) -> None:
         with self._lock:
             if self._connections.get(connection.pool) is connection:
                 del self._connections[connection.pool]
@@ -280,11 +126,14 @@ class Session:
             fitting = []
         free = [crew for crew in fitting if crew.run is None or crew.run.done()]
         busy = [crew for crew in fitting if crew not in free and crew.run is not None and not crew.run.detached]
+        for crew in [crew for crew in busy if crew.run is not None and not crew.run.attended]:
+            busy.remove(crew)  # an interrupt came between its start and whoever would have waited for it
+            self.close_crew(crew)
         if not free and busy:
             raise _busy(busy[0])
         return free[-1] if free else self._open(connection, size, gpus, load_env)
 
-    def _size(self, options: Options, connection: _Connection) -> tuple[int, bool]:
+    def _size(self, options: Options, connection: Connection) -> tuple[int, bool]:
         """How many ranks, 0 for as many as there are GPUs; and whether GPUs are wanted."""
         if options.ranks is not None:
             return options.ranks, False
@@ -293,7 +142,7 @@ class Session:
         return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
 
     def _crew_of(
-        self, handles: Sequence[RankValue], connection: _Connection, size: int, on: Iterable[int] | None
+        self, handles: Sequence[RankValue], connection: Connection, size: int, on: Iterable[int] | None
     ) -> Crew:
         """The crew on which the kept values live that the cell reads."""
         first = handles[0]
@@ -323,13 +172,13 @@ class Session:
             raise _busy(crew)
         return crew
 
-    def _newest(self, connection: _Connection) -> Crew:
+    def _newest(self, connection: Connection) -> Crew:
         crews = [crew for crew in connection.crews.values() if crew.run is None or crew.run.done()]
         if not crews:
             raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
         return crews[-1]
 
-    def _open(self, connection: _Connection, size: int, gpus: bool, load_env: dict[str, str]) -> Crew:
+    def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str]) -> Crew:
         """Ask for new ranks; idle ones of another size that keep nothing make room."""
         for other in list(connection.crews.values()):
             if (other.run is None or other.run.done()) and not other.kept:
@@ -587,7 +436,7 @@ class Session:
         return answer
 
 
-def _fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], connection: _Connection) -> bool:
+def _fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], connection: Connection) -> bool:
     if crew.state == "closed" or crew.load_env != load_env:
         return False
     if crew.state == "opening":

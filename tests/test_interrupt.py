@@ -11,6 +11,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +163,20 @@ def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
         assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
         assert pids_in(after) == before
     print(f"p50 {sorted(waits)[25]:.3f} s, most {max(waits):.3f} s")
+
+
+def test_an_import_that_was_stopped_works_the_next_time(notebook: Notebook, tmp_path: Path) -> None:
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    (package / "part.py").write_text("x = 1")
+    (package / "__init__.py").write_text(
+        f"import os, time, slow_package.part\nif 'SLOW' in os.environ:\n    {SAY}\n    time.sleep(100)\ny = slow_package.part.x"
+    )
+
+    assert_stopped(stop(notebook, "%%distributed --ranks 2 --env SLOW=1\nimport slow_package"))
+
+    outcome = notebook.cell("%%distributed --ranks 2\nimport slow_package\nslow_package.y")
+    assert outcome.result == "ranks 0-1: 1", outcome.text
 
 
 def test_the_line_each_rank_was_on_is_named(book: Notebook) -> None:

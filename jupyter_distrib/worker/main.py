@@ -44,7 +44,7 @@ from jupyter_distrib.events import (
 from jupyter_distrib.link import Link
 from jupyter_distrib.worker import cell, identity, last_words, process, strategies, surroundings
 from jupyter_distrib.worker.late import LateThreads
-from jupyter_distrib.worker.modules import LocalModules
+from jupyter_distrib.worker.modules import LocalModules, drop_orphans
 from jupyter_distrib.worker.outcome import outcome
 
 ANNOUNCE_S = 0.02
@@ -152,6 +152,8 @@ class Worker:
         )
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
+        if error is not None:
+            drop_orphans()
         event, out_fds = self._outcome(command, module.__dict__, value, error)
         del value, error
         process.flush_streams()

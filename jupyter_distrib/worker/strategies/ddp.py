@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import group, identity
 
-
 _replicas: WeakSet[torch.nn.Module] = WeakSet()
 """Models that were prepared and are still alive, since the notebook keeps them on the ranks."""
 

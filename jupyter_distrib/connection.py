@@ -1,0 +1,178 @@
+"""One pool that a kernel has reached: its crews, the runs on them, and who gets which event.
+
+`take` is called in the pool's own thread, everything else in the thread that runs the cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.events import (
+    Answered,
+    Ask,
+    Attach,
+    Attached,
+    CrewChanged,
+    CrewClosed,
+    CrewOpened,
+    CrewRefused,
+    Ended,
+    Event,
+    Exited,
+    Hello,
+    NotAttached,
+    RunEvent,
+    Welcomed,
+    WorkerInfo,
+)
+from jupyter_distrib.pools import Node, open_pool
+from jupyter_distrib.results import RankValue
+from jupyter_distrib.run import Run
+
+ANSWER_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Crew:
+    """A set of warm ranks, as the notebook knows it."""
+
+    name: str
+    connection: Connection
+    load_env: dict[str, str]
+    asked_gpus: bool
+    size: int = 0
+    gpus: bool = False
+    workers: tuple[WorkerInfo, ...] = ()
+    state: str = "opening"
+    """`opening`, `open`, or `closed`."""
+    reason: str = ""
+    """Why it is closed."""
+    opened: threading.Event = field(default_factory=threading.Event)
+    run: Run | None = None
+    """The run that has it now."""
+    handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def kept(self) -> list[RankValue]:
+        return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
+
+    def close(self, reason: str) -> None:
+        self.state, self.reason = "closed", reason
+        for handle in list(self.handles):
+            handle.mark_lost(handle.ranks)
+        self.opened.set()
+
+
+class Connection:
+    """One pool that this kernel has reached."""
+
+    def __init__(self, pool: str, hello: Hello, on_lost: Callable[[Connection], object]) -> None:
+        self.pool = pool
+        self.crews: dict[str, Crew] = {}
+        self.runs: dict[str, Run] = {}
+        self.has_gpus: bool | None = None
+        """None: nobody has asked for a GPU yet."""
+        self.lost = ""
+        self._on_lost = on_lost
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
+        self._questions = itertools.count(1)
+        self._attaching: Callable[[Attached], Run] | None = None
+        self.node: Node = open_pool(pool).connect(hello, self.take, self._lose)
+
+    def take(self, event: Event, fds: Sequence[int]) -> None:
+        """Sort an event to whom it concerns; in the node's thread."""
+        match event:
+            case CrewOpened() | CrewRefused() | CrewClosed() | CrewChanged():
+                self._crew_event(event)
+            case Answered():
+                if (box := self._answers.pop(event.question, None)) is not None:
+                    box.put(event.answer)
+            case Attached():
+                if self._attaching is not None:
+                    run = self.runs[event.run] = self._attaching(event)
+                    self._attachments.put(run)
+            case NotAttached():
+                self._attachments.put(event)
+            case Welcomed():
+                pass
+            case _:
+                self._run_event(event, fds)  # type: ignore[arg-type]
+
+    def _crew_event(self, event: CrewOpened | CrewRefused | CrewClosed | CrewChanged) -> None:
+        crew = self.crews.get(event.crew)
+        if crew is None:
+            return
+        match event:
+            case CrewOpened():
+                crew.workers, crew.gpus, crew.size = event.workers, event.gpus, len(event.workers)
+                if crew.asked_gpus:
+                    self.has_gpus = event.gpus
+                crew.state = "open"
+                crew.opened.set()
+            case CrewChanged():
+                crew.workers = event.workers
+                for handle in list(crew.handles):
+                    handle.mark_lost(event.lost)
+            case CrewRefused() | CrewClosed():
+                self.crews.pop(event.crew, None)
+                crew.close(event.reason)
+
+    def _run_event(self, event: RunEvent, fds: Sequence[int]) -> None:
+        run = self.runs.get(event.run)
+        if run is None:
+            for fd in fds:
+                os.close(fd)
+            return
+        if isinstance(event, Ended):
+            self.runs.pop(event.run, None)
+        run.deliver(event, fds)
+
+    def _lose(self, reason: str) -> None:
+        """The agent is gone, and every rank with it."""
+        self.lost = reason
+        self._on_lost(self)
+        for crew in list(self.crews.values()):
+            crew.close(reason)
+        self.crews.clear()
+        now = time.monotonic()
+        for run in list(self.runs.values()):
+            for rank in run.record.ranks.values():
+                if not rank.finished:
+                    gone = Exited(
+                        run=run.id,
+                        rank=rank.rank,
+                        pid=rank.pid,
+                        exit_code=None,
+                        asked=False,
+                        last_lines=(reason,),
+                        at_s=now,
+                    )
+                    self._run_event(gone, ())
+            self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
+
+    def ask(self, what: str) -> dict[str, Any]:
+        question = next(self._questions)
+        box = self._answers[question] = queue.SimpleQueue()
+        self.node.send(Ask(question=question, what=what))
+        try:
+            return box.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
+
+    def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+        self._attaching = make
+        self.node.send(Attach(run=run))
+        try:
+            return self._attachments.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
