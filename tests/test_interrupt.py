@@ -47,16 +47,19 @@ def stop(book: Notebook, cell: str, *, presses: int = 1) -> Outcome:
     book.until("[1] ready 1")
     pressed_s = time.monotonic()
     book.interrupt()
-    for press in range(1, presses):
-        press_later(book, 0.05 * press)
+    more = [press_later(book, 0.05 * press) for press in range(1, presses)]
     outcome = book.finish()
     outcome.wall_s = time.monotonic() - pressed_s
+    for thread in more:  # none may meet the next cell
+        thread.join()
     return outcome
 
 
-def press_later(book: Notebook, seconds: float) -> None:
+def press_later(book: Notebook, seconds: float) -> threading.Thread:
     """From a thread, while the test waits for the cell."""
-    threading.Timer(seconds, os.kill, (book.pid, signal.SIGINT)).start()
+    timer = threading.Timer(seconds, os.kill, (book.pid, signal.SIGINT))
+    timer.start()
+    return timer
 
 
 def begin(book: Notebook, line: str, body: str) -> None:
@@ -213,9 +216,11 @@ def test_a_second_press_kills_at_once(book: Notebook) -> None:
 
 
 @pytest.mark.parametrize("presses", [2, 5])
-def test_many_presses_give_one_interrupt(book: Notebook, presses: int) -> None:
-    assert_stopped(stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}{WORK['all_reduce'][1]}", presses=presses))
+def test_many_presses_leave_a_kernel_and_ranks_that_work(book: Notebook, presses: int) -> None:
+    outcome = stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}{WORK['all_reduce'][1]}", presses=presses)
 
+    assert "KeyboardInterrupt" in outcome.text  # more than once if a press meets IPython while it shows the first
+    assert outcome.wall_s < SOON_S
     assert book.cell(GOOD).result == "ranks 0-1: 2"
     assert book.cell("import signal\nsignal.getsignal(signal.SIGINT) is signal.default_int_handler").result == "True"
     assert stop_plain(book) == "KeyboardInterrupt"
