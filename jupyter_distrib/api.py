@@ -43,6 +43,7 @@ class DistributedFunction(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, function)
+        self._path = function.__qualname__
         self.function, self.options = function, options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -71,16 +72,15 @@ class DistributedFunction(Generic[P, R]):
         cell = Cell(source=_CALL, filename=f"call of {name}")
         return session.current().start(cell, packed, self.options, label=f"{name}()", handles=handles)
 
-
     def _is_importable(self) -> bool:
         """Whether the ranks find it in a module, where it has that module's own globals."""
         home: object = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
-        for part in self.__qualname__.split("."):
+        for part in self._path.split("."):
             home = getattr(home, part, None)
         return home is self
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return self.__qualname__ if self._is_importable() else (DistributedFunction, (self.function, self.options))
+        return self._path if self._is_importable() else (DistributedFunction, (self.function, self.options))
 
 
 def prepare(*objects: Any) -> Any:

@@ -81,9 +81,7 @@ class Status:
             (str(g["index"]), g["name"], f"{size(g['used_bytes'])} of {size(g['memory_bytes'])}", g["holder"] or "free")
             for g in self.gpus
         ]
-        others = [
-            (o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others
-        ]
+        others = [(o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others]
         return [
             (_RANKS, ranks),
             (("GPU", "name", "memory", "held by"), gpus),

@@ -167,11 +167,12 @@ def _without_replicate(module: Any, contract: Any) -> Any:
     """A copy of the module as it was before `torch.distributed._composable.replicate`, sharing all its parts.
 
     `replicate` (torch 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the
-    state, and a class `DDP<name>` with the bases `(DDP, <the user's>)`.
+    state, and a class with the bases `(DDP, <the user's>)`.
     """
     state_keys = (contract.STATE_KEY, contract.REGISTRY_KEY)
     cls: Any = type(module)
-    if cls.__name__.startswith("DDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__module__.startswith("torch."):
+    first = cls.__bases__[0]
+    if len(cls.__bases__) == 2 and first.__name__ == "DDP" and first.__module__.startswith("torch."):
         cls = cls.__bases__[1]
     plain = cls.__new__(cls)
     attributes = {name: value for name, value in vars(module).items() if name not in state_keys}

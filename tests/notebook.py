@@ -70,7 +70,9 @@ class Notebook:
     def __enter__(self) -> Notebook:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -115,7 +117,11 @@ class Notebook:
             reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
             if reply["parent_header"].get("msg_id") == self._message:
                 outcome.status = reply["content"]["status"]
-                pages = [part["data"]["text/plain"] for part in reply["content"].get("payload", ()) if part["source"] == "page"]
+                pages = [
+                    part["data"]["text/plain"]
+                    for part in reply["content"].get("payload", ())
+                    if part["source"] == "page"
+                ]
                 outcome.page = _COLOUR.sub("", "\n".join(pages))
                 outcome.wall_s = time.monotonic() - self._began_s
                 return outcome

@@ -244,7 +244,9 @@ def test_plain_python_is_not_translated() -> None:
 
 
 def test_a_name_that_ended_with_an_earlier_run_is_explained() -> None:
-    error = explain_missing(taken("other\nmodel(x)"), {"model": Dropped(cell="Cell In[3]"), "unread": Dropped(cell="Cell In[2]")})
+    error = explain_missing(
+        taken("other\nmodel(x)"), {"model": Dropped(cell="Cell In[3]"), "unread": Dropped(cell="Cell In[2]")}
+    )
     assert str(error) == (
         "`model` (line 3) is not in this notebook: Cell In[3] defined it on the ranks, where it ended with that run. "
         "Add `--keep model` to that cell."
@@ -264,7 +266,9 @@ def test_a_module_that_an_earlier_run_imported_is_to_be_imported_again() -> None
 
 
 def test_imports_are_those_of_the_module_level() -> None:
-    body = "import a.b, c as d\nif x:\n  from e import f as g\ntry:\n  import h\nexcept E:\n  import i\ndef j():\n  import k\nl = 1"
+    body = (
+        "import a.b, c as d\nif x:\n  from e import f as g\ntry:\n  import h\nexcept E:\n  import i\ndef j(): import k"
+    )
     assert taken(body).imports == {"a", "d", "g", "h", "i"}
 
 

@@ -186,7 +186,9 @@ def test_a_cell_without_statements_does_nothing(book: Notebook) -> None:
 
 
 def test_top_level_await_works(book: Notebook) -> None:
-    assert both(book, "import asyncio\nasync def later(x):\n    await asyncio.sleep(0)\n    return x\nawait later(7)") == 7
+    assert (
+        both(book, "import asyncio\nasync def later(x):\n    await asyncio.sleep(0)\n    return x\nawait later(7)") == 7
+    )
 
 
 def test_shell_commands_run_on_the_ranks_and_are_shown(book: Notebook) -> None:
@@ -349,6 +351,18 @@ class Squares(Dataset):
 [x.tolist() for x in DataLoader(Squares(), batch_size=2, num_workers=2)]
 """
     assert both(book, body) == [[100, 101], [104, 109]]
+
+
+@pytest.mark.parametrize("use", ["list(loader)", "def use(): return list(loader)\nuse()"])
+def test_persistent_workers_of_a_data_loader_end_with_the_cell(book: Notebook, use: str) -> None:
+    body = (
+        "from torch.utils.data import DataLoader\nloader = DataLoader([1, 2], num_workers=1, persistent_workers=True)\n"
+    )
+    for _ in range(3):
+        assert book.ok(ON_TWO + body + use + "\nlen(loader)").result == "ranks 0-1: 2"
+        outcome = book.ok(ON_TWO + "import multiprocessing\nmultiprocessing.active_children()")
+        assert outcome.result == "ranks 0-1: []"
+        assert outcome.wall_s < 4
 
 
 def test_a_rank_can_start_processes_that_run_functions_of_the_cell(book: Notebook) -> None:

@@ -31,22 +31,34 @@ def test_a_cell_may_open_and_close_its_own_group_any_number_of_times(book: Noteb
 
 
 def test_strategies_take_turns_and_groups_that_were_left_open_do_not_matter(book: Notebook) -> None:
-    body = "import torch, torch.distributed as dist\nif not dist.is_initialized():\n    dist.init_process_group('gloo')\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+    body = (
+        "import torch, torch.distributed as dist\nif not dist.is_initialized():\n"
+        "    dist.init_process_group('gloo')\nt = torch.ones(1)\ndist.all_reduce(t)\n"
+        "int(t)"
+    )
     for turn in range(10):
         strategy = ("none", "ddp", "ddp")[turn % 3]
         outcome = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{body}")
         assert outcome.result == "ranks 0-1: 2", (turn, strategy, outcome.text)
 
 
-@pytest.mark.parametrize("call", ["init_process_group()", "init_process_group('gloo')", "init_process_group('gloo', init_method='env://')"])
+@pytest.mark.parametrize(
+    "call", ["init_process_group()", "init_process_group('gloo')", "init_process_group('gloo', init_method='env://')"]
+)
 def test_an_init_of_the_strategys_backend_finds_it_done(book: Notebook, call: str) -> None:
-    outcome = book.cell(f"%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\ndist.{call}\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)")
+    outcome = book.cell(
+        f"%%distributed --ranks 2 --strategy ddp\n"
+        f"import torch, torch.distributed as dist\ndist.{call}\nt = torch.ones(1)\n"
+        f"dist.all_reduce(t)\nint(t)"
+    )
 
     assert outcome.result == "ranks 0-1: 2", outcome.text
 
 
 def test_an_init_of_another_backend_is_an_error_that_names_both(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\ndist.init_process_group('nccl')")
+    outcome = book.cell(
+        "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\ndist.init_process_group('nccl')"
+    )
 
     assert outcome.ename == "ValueError"
     assert "nccl" in outcome.traceback
@@ -55,16 +67,26 @@ def test_an_init_of_another_backend_is_an_error_that_names_both(book: Notebook) 
 
 
 def test_code_that_finds_no_group_is_told_of_the_strategy(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 2\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))")
+    outcome = book.cell(
+        "%%distributed --ranks 2\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))"
+    )
 
     assert "add --strategy ddp" in outcome.traceback
 
 
 def test_the_strategys_group_outlives_a_clean_run_also_with_unequal_collectives_before(book: Notebook) -> None:
-    good = "%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+    good = (
+        "%%distributed --ranks 2 --strategy ddp\n"
+        "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n"
+        "int(t)"
+    )
     assert book.cell(good).result == "ranks 0-1: 2"
     # Rank 0 has sent a message and rank 1 has taken none: the next collective must not meet it.
-    book.cell("%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\nif rank == 0:\n    dist.isend(torch.ones(1), 1)")
+    book.cell(
+        "%%distributed --ranks 2 --strategy ddp\n"
+        "import torch, torch.distributed as dist\nif rank == 0:\n"
+        "    dist.isend(torch.ones(1), 1)"
+    )
 
     assert book.cell(good).result == "ranks 0-1: 2"
 
@@ -73,8 +95,10 @@ def test_the_strategys_group_outlives_a_clean_run_also_with_unequal_collectives_
 def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: Notebook, name: str) -> None:
     variable, _, value = name.partition("=")
     outcome = book.cell(
-        f"%%distributed --ranks 2 --strategy ddp --env {name}\nimport os, sys, torch, torch.distributed as dist\ndist.barrier()\n"
-        f"os.environ[{variable!r}], torch.get_num_threads() if {variable!r} == 'OMP_NUM_THREADS' else '', hash('a') if {variable!r} == 'PYTHONHASHSEED' else ''"
+        f"%%distributed --ranks 2 --strategy ddp --env {name}\n"
+        f"import os, sys, torch, torch.distributed as dist\ndist.barrier()\n"
+        f"os.environ[{variable!r}], torch.get_num_threads() if {variable!r} == 'OMP_NUM_THREADS' else '', "
+        f"hash('a') if {variable!r} == 'PYTHONHASHSEED' else ''"
     )
 
     assert f"ranks 0-1: ('{value}'" in outcome.result, outcome.text  # the same hash on both ranks

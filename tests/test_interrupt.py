@@ -1,4 +1,4 @@
-"""The interrupt button: the cell comes back with one KeyboardInterrupt, the ranks and what they keep live on, the next cell works.
+"""The interrupt button: the cell comes back with a KeyboardInterrupt, ranks and what they keep live on, the next works.
 
 A gloo collective does not end by a signal; the agent cuts its sockets. Real kernels throughout.
 """
@@ -28,7 +28,11 @@ t = torch.ones(1)
 dist.all_reduce(t)
 int(t)"""
 KEEP = "%%distributed --ranks 2 --keep kept\nimport os\nkept = [rank * 11]\nprint('pid', os.getpid(), flush=True)"
-READ = "%%distributed --ranks 2 --strategy ddp\nimport os, torch, torch.distributed as dist\ndist.barrier()\nprint('pid', os.getpid(), flush=True)\nkept"
+READ = (
+    "%%distributed --ranks 2 --strategy ddp\n"
+    "import os, torch, torch.distributed as dist\ndist.barrier()\n"
+    "print('pid', os.getpid(), flush=True)\nkept"
+)
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def pids_in(outcome: Outcome) -> list[int]:
 
 
 def stop(book: Notebook, cell: str, *, presses: int = 1) -> Outcome:
-    """Start a cell, press the button once its ranks have said that they are at it; the time is that from the button to the end."""
+    """Start a cell, press the button once its ranks are at it; the time is that from the button to the end."""
     book.start(cell)
     book.until("[0] ready 0")
     book.until("[1] ready 1")
@@ -74,7 +78,7 @@ def assert_stopped(outcome: Outcome, limit_s: float = SOON_S) -> None:
     assert outcome.wall_s < limit_s
 
 
-# ---------------------------------------------------------------------------------------------------- what can be stopped
+# ------------------------------------------------------------------------------- what can be stopped
 
 DDP = "--strategy ddp"
 SAY = "print('ready', __import__('os').environ.get('RANK'), flush=True)"
@@ -91,9 +95,12 @@ WORK = {
     "asyncio": ("", "import asyncio\nawait asyncio.sleep(100)"),
     "a data loader with workers": (
         "",
-        "from torch.utils.data import DataLoader, Dataset\nclass Slow(Dataset):\n    def __len__(self):\n        return 100\n"
-        "    def __getitem__(self, i):\n        time.sleep(1)\n        return i\n"
-        "for batch in DataLoader(Slow(), batch_size=50, num_workers=1):\n    pass",
+        (
+            "from torch.utils.data import DataLoader, Dataset\nclass Slow(Dataset):\n"
+            "    def __len__(self):\n        return 100\n"
+            "    def __getitem__(self, i):\n        time.sleep(1)\n        return i\n"
+            "for batch in DataLoader(Slow(), batch_size=50, num_workers=1):\n    pass"
+        ),
     ),
     "all_reduce": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"),
     "all_reduce, the first rank missing": (DDP, "if rank == 0:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"),
@@ -104,37 +111,78 @@ WORK = {
     "all_gather_object": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_gather_object([None, None], rank)"),
     "broadcast_object_list": (DDP, "if rank == 0:\n    time.sleep(100)\ndist.broadcast_object_list([rank], src=0)"),
     "a loop of collectives": (DDP, "while True:\n    dist.all_reduce(torch.ones(1000))"),
-    "an asynchronous collective": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1), async_op=True).wait()"),
-    "monitored_barrier": (DDP, "from datetime import timedelta\nif rank == 1:\n    time.sleep(100)\ndist.monitored_barrier(timeout=timedelta(seconds=100))"),
-    "a subgroup": (DDP, "group = dist.new_group([0, 1])\nif rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1), group=group)"),
+    "an asynchronous collective": (
+        DDP,
+        "if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1), async_op=True).wait()",
+    ),
+    "monitored_barrier": (
+        DDP,
+        (
+            "from datetime import timedelta\nif rank == 1:\n    time.sleep(100)\n"
+            "dist.monitored_barrier(timeout=timedelta(seconds=100))"
+        ),
+    ),
+    "a subgroup": (
+        DDP,
+        (
+            "group = dist.new_group([0, 1])\nif rank == 1:\n    time.sleep(100)\n"
+            "dist.all_reduce(torch.ones(1), group=group)"
+        ),
+    ),
     "a group of the user's own": (
         "--strategy none",
         "dist.init_process_group('gloo')\nif rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))",
     ),
-    "init_process_group without the other rank": ("--strategy none", "if rank == 1:\n    time.sleep(100)\ndist.init_process_group('gloo')\ndist.barrier()"),
-    "init_process_group without the first rank": ("--strategy none", "if rank == 0:\n    time.sleep(100)\ndist.init_process_group('gloo')"),
+    "init_process_group without the other rank": (
+        "--strategy none",
+        "if rank == 1:\n    time.sleep(100)\ndist.init_process_group('gloo')\ndist.barrier()",
+    ),
+    "init_process_group without the first rank": (
+        "--strategy none",
+        "if rank == 0:\n    time.sleep(100)\ndist.init_process_group('gloo')",
+    ),
     "DDP training": (
         DDP,
-        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\nwhile True:\n    model(torch.ones(8, 64)).sum().backward()",
+        (
+            "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n"
+            "while True:\n    model(torch.ones(8, 64)).sum().backward()"
+        ),
     ),
     "DDP backward without the other rank": (
         DDP,
-        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\nloss = model(torch.ones(8, 64)).sum()\n"
-        "if rank == 1:\n    time.sleep(100)\nloss.backward()",
+        (
+            "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n"
+            "loss = model(torch.ones(8, 64)).sum()\n"
+            "if rank == 1:\n    time.sleep(100)\nloss.backward()"
+        ),
     ),
     "prepare()d training": (
         DDP,
-        "import jupyter_distrib\nmodel = torch.nn.Linear(64, 64)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "model, opt = jupyter_distrib.prepare(model, opt)\nwhile True:\n    model(torch.ones(8, 64)).sum().backward()\n    opt.step()",
+        (
+            "import jupyter_distrib\nmodel = torch.nn.Linear(64, 64)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+            "model, opt = jupyter_distrib.prepare(model, opt)\nwhile True:\n"
+            "    model(torch.ones(8, 64)).sum().backward()\n    opt.step()"
+        ),
     ),
     "FSDP training": (
         DDP,
-        "from torch.distributed.fsdp import fully_shard\nfrom torch.distributed.device_mesh import init_device_mesh\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
-        "fully_shard(model, mesh=init_device_mesh('cpu', (2,)))\nwhile True:\n    model(torch.ones(8, 64)).sum().backward()",
+        (
+            "from torch.distributed.fsdp import fully_shard\n"
+            "from torch.distributed.device_mesh import init_device_mesh\n"
+            "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
+            "fully_shard(model, mesh=init_device_mesh('cpu', (2,)))\nwhile True:\n"
+            "    model(torch.ones(8, 64)).sum().backward()"
+        ),
     ),
 }
-QUICK = ("a Python loop", "sleep", "all_reduce", "recv on both ranks", "DDP training", "init_process_group without the other rank")
+QUICK = (
+    "a Python loop",
+    "sleep",
+    "all_reduce",
+    "recv on both ranks",
+    "DDP training",
+    "init_process_group without the other rank",
+)
 
 
 @pytest.mark.parametrize("what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in WORK])
@@ -158,7 +206,9 @@ def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
     waits = []
     for turn in range(50):
-        what = ("all_reduce", "recv on both ranks", "DDP backward without the other rank", "a loop of collectives")[turn % 4]
+        what = ("all_reduce", "recv on both ranks", "DDP backward without the other rank", "a loop of collectives")[
+            turn % 4
+        ]
         outcome = stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}{WORK[what][1]}")
         assert_stopped(outcome)
         waits.append(outcome.wall_s)
@@ -173,7 +223,8 @@ def test_an_import_that_was_stopped_works_the_next_time(notebook: Notebook, tmp_
     package.mkdir()
     (package / "part.py").write_text("x = 1")
     (package / "__init__.py").write_text(
-        f"import os, time, slow_package.part\nif 'SLOW' in os.environ:\n    {SAY}\n    time.sleep(100)\ny = slow_package.part.x"
+        f"import os, time, slow_package.part\nif 'SLOW' in os.environ:\n    {SAY}\n"
+        f"    time.sleep(100)\ny = slow_package.part.x"
     )
 
     assert_stopped(stop(notebook, "%%distributed --ranks 2 --env SLOW=1\nimport slow_package"))
@@ -183,17 +234,25 @@ def test_an_import_that_was_stopped_works_the_next_time(notebook: Notebook, tmp_
 
 
 def test_the_line_each_rank_was_on_is_named(book: Notebook) -> None:
-    outcome = stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))")
+    outcome = stop(
+        book,
+        (
+            f"%%distributed --ranks 2 --strategy ddp\n{HEAD}if rank == 1:\n"
+            f"    time.sleep(100)\ndist.all_reduce(torch.ones(1))"
+        ),
+    )
 
     assert re.search(r"Rank 0.*line 6: dist.all_reduce\(torch.ones\(1\)\)", outcome.traceback)
     assert re.search(r"Rank 1.*line 5: time.sleep\(100\)", outcome.traceback)
     assert "Stopped by you after" in outcome.traceback
 
 
-# ---------------------------------------------------------------------------------------------------- code that does not let go
+# ------------------------------------------------------------------------------- code that does not let go
 
 STUBBORN = {
-    "swallows KeyboardInterrupt": "while True:\n    try:\n        time.sleep(0.01)\n    except BaseException:\n        pass",
+    "swallows KeyboardInterrupt": (
+        "while True:\n    try:\n        time.sleep(0.01)\n    except BaseException:\n        pass"
+    ),
     "ignores SIGINT": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(100)",
     "holds the GIL": "import ctypes\nlibc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
     "libc.pthread_mutex_lock(lock)\nlibc.pthread_mutex_lock(lock)",
@@ -235,13 +294,19 @@ def stop_plain(book: Notebook) -> str:
 
 
 def test_a_cell_that_catches_the_interrupt_and_goes_on_to_its_end_returns(book: Notebook) -> None:
-    outcome = stop(book, f"%%distributed --ranks 2\n{HEAD}try:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    print('saved')\nrank")
+    outcome = stop(
+        book,
+        (
+            f"%%distributed --ranks 2\n{HEAD}try:\n    time.sleep(100)\n"
+            f"except KeyboardInterrupt:\n    print('saved')\nrank"
+        ),
+    )
 
     assert_stopped(outcome)
     assert "[0-1] saved" in outcome.view
 
 
-# ---------------------------------------------------------------------------------------------------- other phases
+# ------------------------------------------------------------------------------- other phases
 
 
 def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
@@ -253,7 +318,10 @@ def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
 
 
 def test_the_packing_of_a_big_value_can_be_stopped(book: Notebook) -> None:
-    slow = f"class Slow:\n    def __reduce__(self):\n        {SAY}\n        time.sleep(100)\n        return int, ()\nSlow()"
+    slow = (
+        f"class Slow:\n    def __reduce__(self):\n        {SAY}\n        time.sleep(100)\n"
+        f"        return int, ()\nSlow()"
+    )
     before = pids_in(book.cell(KEEP))
 
     assert_stopped(stop(book, f"%%distributed --ranks 2\nimport time\n{slow}"))
@@ -262,7 +330,10 @@ def test_the_packing_of_a_big_value_can_be_stopped(book: Notebook) -> None:
 
 
 def test_the_packing_of_the_inputs_can_be_stopped(book: Notebook) -> None:
-    book.cell("import time\nclass Slow:\n    def __reduce__(self):\n        print('ready', flush=True)\n        time.sleep(100)\nslow = Slow()")
+    book.cell(
+        "import time\nclass Slow:\n    def __reduce__(self):\n"
+        "        print('ready', flush=True)\n        time.sleep(100)\nslow = Slow()"
+    )
 
     book.start("%%distributed --ranks 2\nslow")
     book.until("ready")
@@ -273,7 +344,10 @@ def test_the_packing_of_the_inputs_can_be_stopped(book: Notebook) -> None:
 
 
 def test_the_arrival_of_an_input_can_be_stopped(book: Notebook) -> None:
-    book.cell(f"import time\nclass Slow:\n    def __setstate__(self, state):\n        {SAY}\n        time.sleep(100)\nslow = Slow()\nslow.x = 1")
+    book.cell(
+        f"import time\nclass Slow:\n    def __setstate__(self, state):\n        {SAY}\n"
+        f"        time.sleep(100)\nslow = Slow()\nslow.x = 1"
+    )
 
     assert_stopped(stop(book, "%%distributed --ranks 2\nslow"))
 
@@ -285,7 +359,11 @@ def test_a_stop_at_any_moment_leaves_a_kernel_and_ranks_that_work(book: Notebook
     rng = random.Random(50)
     for turn in range(50):
         flags = "--fresh" if turn % 3 == 0 else ""
-        begin(book, f"--ranks 2 --strategy ddp {flags}", "import torch, torch.distributed as dist\nwhile True:\n    dist.all_reduce(torch.ones(1))")
+        begin(
+            book,
+            f"--ranks 2 --strategy ddp {flags}",
+            "import torch, torch.distributed as dist\nwhile True:\n    dist.all_reduce(torch.ones(1))",
+        )
         press_later(book, rng.uniform(0, 0.3))
         assert book.finish(10).ename == "KeyboardInterrupt", turn
         good = book.cell(GOOD)
@@ -295,7 +373,10 @@ def test_a_stop_at_any_moment_leaves_a_kernel_and_ranks_that_work(book: Notebook
 def test_a_run_past_its_timeout_is_stopped_and_ranks_live_on(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
 
-    outcome = book.cell("%%distributed --ranks 2 --strategy ddp --timeout 0.3\nimport time, torch, torch.distributed as dist\n" + WORK["all_reduce"][1])
+    outcome = book.cell(
+        "%%distributed --ranks 2 --strategy ddp --timeout 0.3\nimport time, torch, torch.distributed as dist\n"
+        + WORK["all_reduce"][1]
+    )
 
     assert outcome.ename == "RunTimeout"
     assert "line 4: time.sleep(100)" in outcome.traceback

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -145,8 +142,8 @@ def test_a_name_that_only_an_earlier_cell_defined_is_named_with_that_cell(book: 
     outcome = book.fails(ON_TWO + "\nsum(weights)")
 
     assert outcome.traceback == (
-        f"CaptureError: `weights` (line 3) is not in this notebook: Cell In[{number}] defined it on the ranks, where it ended "
-        "with that run. Add `--keep weights` to that cell."
+        f"CaptureError: `weights` (line 3) is not in this notebook: Cell In[{number}] defined it on the ranks, where "
+        "it ended with that run. Add `--keep weights` to that cell."
     )
 
 
@@ -172,7 +169,12 @@ UNPICKLABLE = [
     ("class Box: pass\nbox = Box()\nbox.file = open('/dev/null')", "box", "TextIOWrapper", "box.file"),
     ("import socket\npair = socket.socketpair()", "pair", "socket", "pair[0]"),
     ("import sqlite3\nbase = sqlite3.connect(':memory:')", "base", "Connection", ""),
-    ("import threading\nlock = threading.Lock()\ndef deep(): return lock\nshallow = lambda: deep()", "shallow", "lock", "lock"),
+    (
+        "import threading\nlock = threading.Lock()\ndef deep(): return lock\nshallow = lambda: deep()",
+        "shallow",
+        "lock",
+        "lock",
+    ),
 ]
 
 
@@ -261,9 +263,9 @@ def test_nothing_that_was_captured_is_held_after_the_run(book: Notebook) -> None
     book.ok("import gc, torch, weakref\nbig = torch.ones(100_000)\nclass Local: pass\nthing = Local()")
     book.ok(ON_TWO + "big.sum().item(), type(thing).__name__;")
 
-    assert book.ok("seen = weakref.ref(big), weakref.ref(thing)\ndel big, thing\ngc.collect()\n[s() for s in seen]").result == (
-        "[None, None]"
-    )
+    assert book.ok(
+        "seen = weakref.ref(big), weakref.ref(thing)\ndel big, thing\ngc.collect()\n[s() for s in seen]"
+    ).result == ("[None, None]")
 
 
 # ---------------------------------------------------------------------------------------------------- the view
@@ -373,7 +375,8 @@ shell.run_line_magic("unload_ext", "jupyter_distrib")
 def test_in_a_terminal_lines_are_printed_as_they_come(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TERMINAL],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=True,
     )  # fmt: skip
 
     lines = done.stdout.splitlines()

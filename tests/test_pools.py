@@ -126,13 +126,13 @@ print(client.run(client.crew(1), "secret = 21\\nbreakpoint()\\nsecret").values)
 
 def test_an_interrupt_stops_this_rank_and_starts_no_other(client: Client) -> None:
     crew = client.crew(3)
-    client.when(Started, lambda _: os.kill(os.getpid(), signal.SIGINT), count=2)
-    outcome = client.run(crew, "import time\nif rank == 1:\n    while True:\n        time.sleep(0.01)\nrank")
+    stop = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\nrank"
+    outcome = client.run(crew, stop)
     assert list(outcome.values) == [0]
     assert [event.rank for event in outcome.of(Started)] == [0, 1]
     stopped = outcome.of(Interrupted)
     assert [event.rank for event in stopped] == [1, 2]
-    assert stopped[0].frames[-1].line == 4
+    assert stopped[0].frames[-1].line in (3, 4)
     assert stopped[1].frames == ()
     assert client.run(crew, "rank").values == {0: 0, 1: 1, 2: 2}
 

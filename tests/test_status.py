@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,18 @@ ON_TWO = "%%distributed --ranks 2\n"
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     """The kernel of this module, without ranks and without the names of other tests."""
     yield shared_notebook
-    shared_notebook.ok("%distributed_pool stop\nfrom jupyter_distrib import session as _s\n_s.current().sizes.clear()\n%reset -f")
+    shared_notebook.ok(
+        "%distributed_pool stop\nfrom jupyter_distrib import session as _s\n_s.current().sizes.clear()\n%reset -f"
+    )
 
 
 def pids(book: Notebook) -> list[int]:
-    return [int(pid) for pid in book.ok("print(*[r['pid'] for r in get_ipython().run_line_magic('distributed_status', '').ranks])").stdout.split()]
+    return [
+        int(pid)
+        for pid in book.ok(
+            "print(*[r['pid'] for r in get_ipython().run_line_magic('distributed_status', '').ranks])"
+        ).stdout.split()
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- status
@@ -36,10 +42,10 @@ def test_the_status_shows_ranks_kept_values_and_runs_as_text(book: Notebook) -> 
     text = book.ok("%distributed_status").result
 
     assert text.startswith("pool local, strategy none; agent ")
-    assert re.search(r"^model: int on ranks 0-1 \(local pool, kept since Cell In\[\d+\]\)$", text, re.M)
-    assert re.search(r"^rank +state +device +pid +memory +pool$", text, re.M)
-    assert re.search(r"^1 +idle +cpu +\d+ +\d+\.\d MB +local$", text, re.M)
-    assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +failed +\d", text, re.M)
+    assert re.search(r"^model: int on ranks 0-1 \(local pool, kept since Cell In\[\d+\]\)$", text, re.MULTILINE)
+    assert re.search(r"^rank +state +device +pid +memory +pool$", text, re.MULTILINE)
+    assert re.search(r"^1 +idle +cpu +\d+ +\d+\.\d MB +local$", text, re.MULTILINE)
+    assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +failed +\d", text, re.MULTILINE)
     assert text.index("failed") < text.index("done")
 
 
@@ -69,12 +75,14 @@ def test_the_status_without_ranks_says_what_starts_them(book: Notebook) -> None:
 
 
 def test_the_status_shows_a_detached_run_that_goes_on(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2 --detach --out job\nimport time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)")
+    book.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
+    )
 
     text = book.ok("%distributed_status").result
 
-    assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +running ", text, re.M)
-    assert re.search(r"^0 +running +cpu ", text, re.M)
+    assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +running ", text, re.MULTILINE)
+    assert re.search(r"^0 +running +cpu ", text, re.MULTILINE)
     book.fails("job.cancel()\njob.result(timeout_s=20)")
 
 
@@ -85,7 +93,7 @@ def test_the_status_shows_the_ranks_of_another_notebook(book: Notebook, tmp_path
 
         text = book.ok("%distributed_status").result
 
-    assert re.search(rf"^kernel {other.pid} +3 +idle +theirs$", text, re.M), text
+    assert re.search(rf"^kernel {other.pid} +3 +idle +theirs$", text, re.MULTILINE), text
 
 
 # ---------------------------------------------------------------------------------------------------- the pool
@@ -150,7 +158,7 @@ def test_the_pool_is_resized(book: Notebook) -> None:
 
 def test_another_pool_can_be_used(book: Notebook) -> None:
     try:
-        assert re.search(r"^inline +yes", book.ok("%distributed_pool use inline").result, re.M)
+        assert re.search(r"^inline +yes", book.ok("%distributed_pool use inline").result, re.MULTILINE)
         assert book.ok("import os\nmine = os.getpid()").status == "ok"
         assert book.ok("%%distributed --ranks 2\nimport os\nos.getpid() == mine").result == "ranks 0-1: True"
     finally:
@@ -206,7 +214,7 @@ def test_there_is_no_log_before_the_first_run(tmp_path: Path) -> None:
 
 
 def test_the_log_of_a_run_that_goes_on_can_be_read(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 1 --detach --out job\nimport sys, time\nprint('so far', flush=True)\nwhile True: time.sleep(0.01)")
+    book.ok("%%distributed --ranks 1 --detach --out job\nimport time\nprint('so far')\nwhile True: time.sleep(0.01)")
     wait = "import time\nwhile 'so far' not in job.logs(0): time.sleep(0.005)"
     book.ok(wait)
 
@@ -218,6 +226,8 @@ def test_a_detached_run_can_be_attached_again(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --detach --out job\nprint('shown again')\nrank + 1")
     book.ok("job.result(timeout_s=20)")
 
-    outcome = book.ok("again = get_ipython().run_line_magic('distributed_attach', job.id)\nlist(again.result(timeout_s=20))")
+    outcome = book.ok(
+        "again = get_ipython().run_line_magic('distributed_attach', job.id)\nlist(again.result(timeout_s=20))"
+    )
 
     assert outcome.result == "[1, 2]"

@@ -94,7 +94,11 @@ def test_an_instance_of_a_class_of_the_cell_comes_back_and_works(book: Notebook)
 
 
 def test_tensors_come_back_on_the_cpu_and_writable(book: Notebook) -> None:
-    body = "import torch\nt = torch.full((3, 100_000), float(rank), device=device)\n{'whole': t, 'row': t[1], 'small': t[0, :2]}"
+    body = """
+import torch
+t = torch.full((3, 100_000), float(rank), device=device)
+{'whole': t, 'row': t[1], 'small': t[0, :2]}
+"""
 
     book.ok("%%distributed --ranks 2 --out got\n" + body)
 
@@ -136,9 +140,9 @@ model
     book.ok("%%distributed --ranks 2 --strategy ddp --out got\n" + body)
 
     assert book.ok("type(got[0]) is Net, sorted(got[0].state_dict())").result == "(True, ['bias', 'weight'])"
-    assert book.ok("y = got[0](torch.ones(1, 2)); y.sum().backward(); copy.deepcopy(got[0])(torch.ones(1, 2)).shape").result == (
-        "torch.Size([1, 1])"
-    )
+    assert book.ok(
+        "y = got[0](torch.ones(1, 2)); y.sum().backward(); copy.deepcopy(got[0])(torch.ones(1, 2)).shape"
+    ).result == ("torch.Size([1, 1])")
     assert book.ok("len(got[0]._forward_hooks), len(got[0]._forward_pre_hooks)").result == "(0, 0)"
 
 
@@ -209,7 +213,8 @@ def test_a_failed_cell_raises_the_users_own_exception(book: Notebook, body: str,
 def test_the_exception_is_an_instance_of_the_notebooks_class(book: Notebook) -> None:
     book.ok("class Ours(Exception): pass")
     code = (
-        "try:\n    get_ipython().run_cell_magic('distributed', '--ranks 2', 'if rank == 1: raise Ours(5)\\nrank + 10')\n"
+        "run = get_ipython().run_cell_magic\n"
+        "try:\n    run('distributed', '--ranks 2', 'if rank == 1: raise Ours(5)\\nrank + 10')\n"
         "except Ours as error:\n    print(type(error) is Ours, error.args, error.rank, dict(error.results.items()))"
     )
 
@@ -227,7 +232,11 @@ def test_out_keeps_what_it_had_when_a_cell_fails(book: Notebook) -> None:
 # ---------------------------------------------------------------------------------------------------- what is kept
 
 
-KEEP = "%%distributed --ranks 2 --keep model,step\nclass Net:\n    def __init__(self): self.w = [rank]\nmodel, step = Net(), 3"
+KEEP = """%%distributed --ranks 2 --keep model,step
+class Net:
+    def __init__(self): self.w = [rank]
+model, step = Net(), 3
+"""
 
 
 def test_a_kept_name_is_a_handle_that_says_where_the_value_lives(book: Notebook) -> None:
@@ -303,6 +312,47 @@ sys.seen_by_test = weakref.ref(big)
     book.ok("del big")
 
     assert book.ok(ON_TWO + "import sys\nsys.seen_by_test() is None").result == "ranks 0-1: True"
+
+
+@pytest.mark.parametrize("more", ["", "def reads(): return big", "class Reads:\n    def it(self): return big"])
+def test_what_a_cell_leaves_behind_is_freed_before_the_next_cell(book: Notebook, more: str) -> None:
+    book.ok(ON_TWO + f"import sys, weakref\nclass Big: pass\nbig = Big()\nsys.seen_by_test = weakref.ref(big)\n{more}")
+    book.ok(ON_TWO + f"import sys, torch, weakref\nlarge = torch.ones(3)\nsys.seen_too = weakref.ref(large)\n{more}")
+
+    # Sent off by one cell, so that the ranks get the second at once: there is no idle moment in which to clean up.
+    book.ok("""
+first = "import sys, torch, weakref\\nx = torch.ones(9)\\nsys.x = weakref.ref(x)"
+for body in (first, "import sys\\nassert sys.x() is None"):
+    get_ipython().run_cell_magic("distributed", "--ranks 2", body)
+""")
+    assert (
+        book.ok(ON_TWO + "import sys\nsys.seen_by_test() is None, sys.seen_too() is None").result
+        == "ranks 0-1: (True, True)"
+    )
+
+
+def test_a_thread_that_outlives_its_cell_keeps_its_globals(book: Notebook) -> None:
+    body = """
+import sys, threading
+gate, word = threading.Event(), ['still here']
+def late():
+    gate.wait()
+    sys.said_by_test = word[0]
+sys.gate_of_test, sys.thread_of_test = gate, threading.Thread(target=late)
+sys.thread_of_test.start()
+"""
+    book.ok(ON_TWO + body)
+
+    assert book.ok(
+        ON_TWO + "import sys\nsys.gate_of_test.set()\nsys.thread_of_test.join()\nsys.said_by_test"
+    ).result == ("ranks 0-1: 'still here'")
+
+
+def test_a_hook_that_a_cell_left_on_a_kept_value_keeps_its_globals(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep hooks\nhooks = []")
+    book.ok(ON_TWO + "factor = 3\nhooks.append(lambda x: x * factor)")
+
+    assert book.ok(ON_TWO + "hooks[0](2)").result == "ranks 0-1: 6"
 
 
 def test_what_a_cell_leaves_behind_is_dropped_although_something_else_is_kept(book: Notebook) -> None:

@@ -46,7 +46,9 @@ class Rendezvous:
         self._listen_fd = listen_fd
 
     def begin(self, run: str) -> None:
+        """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
         self._run, self._inits = run, 0
+        self.hide()
 
     def drop(self) -> None:
         """Destroy the default group and its subgroups, if there are any."""

@@ -27,14 +27,18 @@ class LateThreads:
     def begin(self) -> None:
         """Called before a cell."""
         self._before = set(threading.enumerate())
+        self._route()
+
+    def end(self, run: str) -> None:
+        """Called after a cell, before its end is told: its threads that still run are late from now on."""
+        self._run_of |= {thread: run for thread in threading.enumerate() if thread not in self._before}
+        self._route()
+
+    def _route(self) -> None:
         self._run_of = {thread: run for thread, run in self._run_of.items() if thread.is_alive()}
         late = {thread.ident: run for thread, run in self._run_of.items()}
         sys.stdout = _Router(sys.__stdout__, "stdout", late, self._wrote) if late else sys.__stdout__
         sys.stderr = _Router(sys.__stderr__, "stderr", late, self._wrote) if late else sys.__stderr__
-
-    def end(self, run: str) -> None:
-        """Called after a cell: its threads that still run are late from now on."""
-        self._run_of |= {thread: run for thread in threading.enumerate() if thread not in self._before}
 
     def _wrote(self, run: str, stream: str, text: str) -> None:
         self._send(Wrote(run=run, rank=self._rank, stream=stream, text=text, at_s=time.monotonic()))

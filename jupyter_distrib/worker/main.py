@@ -79,6 +79,8 @@ class Worker:
         self.modules = LocalModules()
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
+        self._in_cycles = False
+        """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
         self.running = ""
         """Id of the run whose cell is being executed."""
         self._left = ""
@@ -101,6 +103,9 @@ class Worker:
                 if entry is None:
                     _leave()
                 self._obey(*entry)
+                del entry
+                if self._in_cycles:
+                    self._collect()
             except KeyboardInterrupt:  # it came a moment too late for the cell
                 continue
 
@@ -109,9 +114,12 @@ class Worker:
             try:
                 return self.inbox.get(timeout=CLEAN_AFTER_S)
             except queue.Empty:
-                self._littered = False
-                gc.collect()
+                self._collect()
         return self.inbox.get()
+
+    def _collect(self) -> None:
+        self._littered = self._in_cycles = False
+        gc.collect()
 
     def _settle(self) -> None:
         """What a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
@@ -156,6 +164,7 @@ class Worker:
             drop_orphans()
         event, out_fds = self._outcome(command, module.__dict__, value, error)
         del value, error
+        self.late.end(run)
         process.flush_streams()
         self.running, self._left = "", run
         self.link.send(event, out_fds, after=self._take_unannounced())
@@ -240,9 +249,14 @@ class Worker:
 
     def _clear(self, command: Execute, namespace: dict[str, object]) -> None:
         """Between runs, after the notebook has its answer: drop the cell's own data, keep what was asked for."""
-        self.late.end(command.run)
-        if command.setting.keep:
-            cell.keep_only(namespace, command.setting.keep)
+        keep = command.setting.keep
+        cell.end_loaders(value for name, value in namespace.items() if name not in keep)
+        if keep:
+            cell.keep_only(namespace, keep)
+        else:
+            sys.modules["__main__"] = cell.fresh_module()
+            namespace.pop("get_ipython", None)  # it holds the namespace
+            self._in_cycles = cell.defines_code(namespace)
         self.modules.remember()
         self._littered = True
 

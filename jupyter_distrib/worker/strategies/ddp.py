@@ -60,7 +60,9 @@ def _replicated(model: torch.nn.Module) -> torch.nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model  # nothing to average
     if model not in _replicas:
+        name = type(model).__name__
         replicate(model, **_devices())
+        type(model).__name__ = name  # torch has put a class of its own, `DDP...`, above the user's
         _replicas.add(model)
     return model
 
@@ -71,17 +73,18 @@ def _devices() -> dict[str, Any]:
 
 
 def _follow_group(model: torch.nn.Module) -> None:
-    """A reducer whose group is gone (cut by an interrupt, for instance) is made anew, as replicate (torch 2.13) does it: at
-    the next forward, with the weights of rank 0."""
+    """A reducer whose group is gone (cut by an interrupt, for instance) is made anew, as torch (2.13) makes the first:
+    at the next forward, with the weights of rank 0."""
     from torch.distributed._composable.replicate import replicate
 
-    state: Any = replicate.state(model)  # type: ignore[attr-defined]
+    state: Any = replicate.state(model)
     made = getattr(state, "_ddp", None)
     if made is None or made.process_group is dist.group.WORLD:
         return
-    del state._ddp, made
+    del state._ddp, made  # noqa: SLF001
     gc.collect()  # the old reducer's hooks on the parameters end with it
-    state.has_initialized, state._param_list, state._param_names = False, torch.nn.ParameterList(), []
+    state.has_initialized = False
+    state._param_list, state._param_names = torch.nn.ParameterList(), []  # noqa: SLF001
     state.record_init_args(model, set(), **_devices())
 
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import group
 
 
 def begin() -> None:
-    """The group that a strategy made for an earlier cell is not there for this one."""
-    group.current.hide()
+    """Nothing to do before the cell."""
 
 
 def prepare(*_: object) -> Any:
