@@ -492,33 +492,8 @@ class NotAttached:
     reason: str
 
 
-Command = (
-    Hello
-    | OpenCrew
-    | Execute
-    | Stop
-    | Forget
-    | CloseCrew
-    | Ask
-    | Attach
-    | Fork
-    | Regroup
-    | Cut
-    | Leave
-)
-RunEvent = (
-    Started
-    | Wrote
-    | Progressed
-    | Measured
-    | Noted
-    | Returned
-    | Failed
-    | Interrupted
-    | Exited
-    | TimedOut
-    | Ended
-)
+Command = Hello | OpenCrew | Execute | Stop | Forget | CloseCrew | Ask | Attach | Fork | Regroup | Cut | Leave
+RunEvent = Started | Wrote | Progressed | Measured | Noted | Returned | Failed | Interrupted | Exited | TimedOut | Ended
 """What a `RunRecord` folds."""
 Event = (
     Welcomed

@@ -57,5 +57,7 @@ def _command_lines() -> list[tuple[int, str]]:
     out = []
     for pid in _pids():
         with suppress(OSError):
-            out.append((pid, (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")))
+            out.append(
+                (pid, (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
+            )
     return out

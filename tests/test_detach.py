@@ -61,7 +61,9 @@ def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: 
 
 def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebook) -> None:
     notebook.cell("class Point:\n    def __init__(self, x): self.x = x")
-    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport os\n" + SLOWLY.format(n=40) + "Point(rank * 7), os.getpid()")
+    notebook.cell(
+        "%%distributed --ranks 2 --detach --out job\nimport os\n" + SLOWLY.format(n=40) + "Point(rank * 7), os.getpid()"
+    )
     notebook.restart()
     notebook.cell("%load_ext jupyter_distrib")
     attached = notebook.cell("job = get_ipython().run_line_magic('distributed_attach', '')\njob")
@@ -86,7 +88,9 @@ def test_an_attached_run_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> 
     with Notebook(tmp_path) as book:
         book.cell("%load_ext jupyter_distrib")
         session = book.cell("from jupyter_distrib import session as _s; print(_s.current().name)").stdout.strip()
-        book.cell("%%distributed --ranks 2 --detach\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nimport time\ntime.sleep(600)")
+        book.cell(
+            "%%distributed --ranks 2 --detach\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nimport time\ntime.sleep(600)"
+        )
         book.restart()
         book.cell("%load_ext jupyter_distrib")
         book.cell(f"job = get_ipython().run_line_magic('distributed_attach', '{session}-1')\njob.cancel()")

@@ -28,7 +28,9 @@ def _memory_holders() -> set[int]:
 
 
 def test_a_rank_has_its_gpu(notebook: Notebook) -> None:
-    outcome = notebook.cell("%%distributed --gpus 1\nimport torch\n(str(device), torch.ones(2, device=device).sum().item())")
+    outcome = notebook.cell(
+        "%%distributed --gpus 1\nimport torch\n(str(device), torch.ones(2, device=device).sum().item())"
+    )
 
     assert outcome.result == "rank 0: ('cuda:0', 2.0)"
 
@@ -57,8 +59,12 @@ def test_gpu_tensors_come_back_on_the_cpu(notebook: Notebook) -> None:
 
 
 def test_an_interrupt_frees_a_rank_that_computes_and_keeps_its_values(notebook: Notebook) -> None:
-    assert notebook.cell("%%distributed --gpus 1 --keep w\nimport torch\nw = torch.ones(3, device=device)").status == "ok"
-    notebook.start("%%distributed --gpus 1\nimport torch\nprint('begun', flush=True)\nwhile True: torch.cuda.synchronize()")
+    assert (
+        notebook.cell("%%distributed --gpus 1 --keep w\nimport torch\nw = torch.ones(3, device=device)").status == "ok"
+    )
+    notebook.start(
+        "%%distributed --gpus 1\nimport torch\nprint('begun', flush=True)\nwhile True: torch.cuda.synchronize()"
+    )
     notebook.until("begun")
     notebook.interrupt()
 
@@ -67,7 +73,9 @@ def test_an_interrupt_frees_a_rank_that_computes_and_keeps_its_values(notebook: 
 
 
 def test_gpu_memory_is_free_after_a_kernel_died(notebook: Notebook) -> None:
-    text = notebook.cell("%%distributed --gpus 1 --keep big\nimport os, torch\nbig = torch.ones(10**8, device=device)\nos.getpid()").result
+    text = notebook.cell(
+        "%%distributed --gpus 1 --keep big\nimport os, torch\nbig = torch.ones(10**8, device=device)\nos.getpid()"
+    ).result
     rank = int(text.partition(": ")[2])
 
     notebook.restart()

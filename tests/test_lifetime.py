@@ -63,7 +63,9 @@ def test_unloading_ends_the_ranks(notebook: Notebook) -> None:
     assert wait_until_gone(pids, GONE_S) == []
 
 
-@pytest.mark.parametrize("code", [IN_COMPUTE, IN_COLLECTIVE, SWALLOWING, GIL_HELD], ids=["compute", "collective", "swallows", "gil"])
+@pytest.mark.parametrize(
+    "code", [IN_COMPUTE, IN_COLLECTIVE, SWALLOWING, GIL_HELD], ids=["compute", "collective", "swallows", "gil"]
+)
 @pytest.mark.parametrize("end", ["restart", "kill"])
 def test_a_kernel_takes_its_ranks_with_it(tmp_path: Path, code: str, end: str) -> None:
     with Notebook(tmp_path) as book:
@@ -132,7 +134,9 @@ def test_two_kernels_share_an_agent_and_do_not_disturb_each_other(notebook: Note
 
 def _counts(book: Notebook) -> dict[str, int]:
     """What must not grow, over ranks, agent and kernel."""
-    book.cell("%%distributed --ranks 2 --out _c\nimport os, threading\n(os.getpid(), len(os.listdir('/proc/self/fd')), threading.active_count())")
+    book.cell(
+        "%%distributed --ranks 2 --out _c\nimport os, threading\n(os.getpid(), len(os.listdir('/proc/self/fd')), threading.active_count())"
+    )
     text = book.cell(
         "import os, threading\n"
         "_a = int(get_ipython().run_line_magic('distributed_status', '').agent.split()[1].strip(','))\n"
@@ -157,7 +161,9 @@ SMALL_DDP = (
 )
 
 
-@pytest.mark.parametrize("runs", [pytest.param(30), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(120)])])
+@pytest.mark.parametrize(
+    "runs", [pytest.param(30), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(120)])]
+)
 def test_many_runs_leave_nothing_behind(notebook: Notebook, runs: int) -> None:
     for _ in range(5):
         assert notebook.cell(SMALL_DDP).status == "ok"

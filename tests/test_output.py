@@ -18,7 +18,9 @@ def book(shared_notebook: Notebook) -> Notebook:
 
 def _log(book: Notebook, rank: int) -> bytes:
     """The log of the last run, as it lies on disk."""
-    folder = book.cell("from jupyter_distrib import session as _s; print(_s.current().history[-1].record.log_directory)").stdout.strip()
+    folder = book.cell(
+        "from jupyter_distrib import session as _s; print(_s.current().history[-1].record.log_directory)"
+    ).stdout.strip()
     return (Path(folder) / f"rank{rank}.log").read_bytes()
 
 
@@ -96,7 +98,9 @@ def test_broken_bytes_arrive_exactly_in_the_log_and_harmlessly_under_the_cell(bo
 
 
 def test_a_bar_is_one_state_and_not_many_lines(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 2\nfrom tqdm import tqdm\nfor i in tqdm(range(50), desc='epoch'): pass\nprint('end')")
+    outcome = book.cell(
+        "%%distributed --ranks 2\nfrom tqdm import tqdm\nfor i in tqdm(range(50), desc='epoch'): pass\nprint('end')"
+    )
 
     assert "epoch 50/50" in outcome.view
     assert not re.search(r"^\[.*\] epoch", outcome.view, re.MULTILINE)

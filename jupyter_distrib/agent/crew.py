@@ -474,9 +474,7 @@ class Crew:
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
         run.output.flush()
-        run.tell(
-            Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.output.log_directory), ()
-        )
+        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.output.log_directory), ())
         self.on_ended(run)
         if not self.closed:
             self._repair(run)

@@ -65,9 +65,7 @@ class RunOutput:
         for (rank, stream), batch in self._batches.items():
             text, skipped = batch.take()
             if text or skipped:
-                self._send(
-                    Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
-                )
+                self._send(Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now))
 
     def close(self) -> None:
         self.flush()

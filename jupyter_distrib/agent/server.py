@@ -225,9 +225,7 @@ class Agent:
         self._crews.append(crew)
         crew.open()
 
-    def _lease(
-        self, client: Client, command: OpenCrew, found: list[devices.Gpu]
-    ) -> tuple[list[devices.Gpu], str]:
+    def _lease(self, client: Client, command: OpenCrew, found: list[devices.Gpu]) -> tuple[list[devices.Gpu], str]:
         """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has
         them."""
         assert client.hello is not None

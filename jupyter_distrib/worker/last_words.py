@@ -1,7 +1,7 @@
 """What a rank was loading when it crashed: a few bytes of memory that agent and rank share, and that outlive the rank.
 
-A crash while a variable is unpickled leaves no Python line of the user's; the name of the variable is what helps. The rank notes it before each one, which costs a
-microsecond and no message; the agent reads it only when the rank has died.
+A crash while a variable is unpickled leaves no Python line of the user's; the name of the variable is what helps. The
+rank notes it before each one, which costs a microsecond and no message; the agent reads it only when the rank has died.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class LocalModules:
 
 
 def drop_orphans() -> None:
-    """After an import that did not end: Python has taken the package out of `sys.modules` and left its submodules in, so
-    that the next import of it finds them and breaks (`module 'sympy' has no attribute 'core'`)."""
+    """After an import that did not end: Python has taken the package out of `sys.modules` and left its submodules in,
+    so that the next import of it finds them and breaks (`module 'sympy' has no attribute 'core'`)."""
     for name in sorted(sys.modules):  # a package comes before what is inside it
         package = name.rpartition(".")[0]
         if package and package not in sys.modules:
