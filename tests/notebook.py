@@ -95,6 +95,13 @@ class Notebook:
         assert outcome.status == "error", outcome.text
         return outcome
 
+    def forget(self) -> None:
+        """Take away the names that cells have bound; `%reset` does more, and takes 0.2 s."""
+        self.ok(
+            "for _name in [name for name in globals() if name[0] != '_' and name not in get_ipython().user_ns_hidden]:\n"
+            "    del globals()[_name]"
+        )
+
     def start(self, code: str) -> None:
         self._outcome, self._began_s = Outcome(), time.monotonic()
         self._message = self.client.execute(code, allow_stdin=False)

@@ -27,6 +27,8 @@ from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import Client
 from tests.processes import agents, is_alive, marked, wait_until_gone
 
+pytestmark = pytest.mark.slow  # kernels and agents come and go
+
 ROOT = Path(__file__).parent.parent
 
 

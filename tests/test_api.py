@@ -22,7 +22,7 @@ DDP = "%%distributed --ranks 2 --strategy ddp\n"
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     """The kernel of this module, without the names of other tests."""
     yield shared_notebook
-    shared_notebook.ok("%reset -f")
+    shared_notebook.forget()
 
 
 def run(script: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -181,7 +181,8 @@ def test_a_script_run_by_ipython_can_call_a_distributed_function(tmp_path: Path)
 def test_a_scripts_failure_is_its_own_exception_with_a_plain_traceback(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x\n"
-        "try:\n    work(0)\nexcept ZeroDivisionError as error:\n    print('caught', error, error.rank in (0, 1))\nwork(0)\n"
+        "try:\n    work(0)\nexcept ZeroDivisionError as error:\n    print('caught', error, error.rank in (0, 1))\n"
+        "work(0)\n"
     )
 
     done = run(tmp_path / "script.py")

@@ -18,7 +18,7 @@ ON_TWO = "%%distributed --ranks 2\n"
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     """The kernel of this module, without the names of other tests."""
     yield shared_notebook
-    shared_notebook.ok("%reset -f")
+    shared_notebook.forget()
 
 
 def both(book: Notebook, body: str) -> object:

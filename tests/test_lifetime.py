@@ -28,6 +28,8 @@ WITH_CHILDREN = (
     "print('pids', plain, own_session, daemon, forked, flush=True)\n"
 )
 
+pytestmark = pytest.mark.slow  # kernels and agents come and go
+
 
 def _session(book: Notebook) -> str:
     return book.cell("from jupyter_distrib import session as _s; print(_s.current().name)").stdout.strip()

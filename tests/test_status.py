@@ -18,9 +18,8 @@ ON_TWO = "%%distributed --ranks 2\n"
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     """The kernel of this module, without ranks and without the names of other tests."""
     yield shared_notebook
-    shared_notebook.ok(
-        "%distributed_pool stop\nfrom jupyter_distrib import session as _s\n_s.current().sizes.clear()\n%reset -f"
-    )
+    shared_notebook.ok("%distributed_pool stop\nfrom jupyter_distrib import session as _s\n_s.current().sizes.clear()")
+    shared_notebook.forget()
 
 
 def pids(book: Notebook) -> list[int]:
