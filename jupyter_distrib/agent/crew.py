@@ -22,7 +22,8 @@ from pathlib import Path
 from jupyter_distrib.agent import death, reap
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.loop import Loop, Timer
-from jupyter_distrib.agent.output import Pipe, RunOutput
+from jupyter_distrib.agent.output import RunOutput
+from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.templates import Templates
 from jupyter_distrib.events import (
     CrewChanged,
@@ -37,7 +38,6 @@ from jupyter_distrib.events import (
     Forget,
     Fork,
     Interrupted,
-    Leave,
     Message,
     OpenCrew,
     Ready,
@@ -48,8 +48,7 @@ from jupyter_distrib.events import (
     WorkerOrder,
     Wrote,
 )
-from jupyter_distrib.link import Link, LinkError, encode
-from jupyter_distrib.worker import last_words
+from jupyter_distrib.link import encode
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
@@ -62,40 +61,7 @@ FORK_AT_ONCE = 60
 """Four descriptors for each rank go with the order, and one message takes about 250."""
 LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
-LEAVE_S = 1.0
-"""How long exit handlers may take before the process is killed."""
-
 Tell = Callable[[Event, tuple[int, ...]], None]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Rank:
-    """One rank's process, as its agent sees it."""
-
-    order: WorkerOrder
-    link: Link
-    pipes: dict[str, Pipe]
-    loading_fd: int
-    """See `worker/last_words.py`; -1 once it was read."""
-    loading: str = ""
-    """The variable that it was loading when it ended."""
-    pid: int = 0
-    state: str = "starting"
-    """`starting`, `idle`, `running`, `gone`."""
-    early: bool = False
-    reaped: bool = False
-    """The system has forgotten the pid: it must not be signalled any more."""
-    ended: bool = False
-
-    def info(self, name: str) -> WorkerInfo:
-        return WorkerInfo(
-            rank=self.order.rank,
-            pid=self.pid,
-            device=self.order.device,
-            device_name=name,
-            state=self.state,
-            rss_bytes=reap.rss_bytes(self.pid) if self.pid else 0,
-        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -157,6 +123,10 @@ class Crew:
         return self.run is None and self._queued is None
 
     @property
+    def _leave_after_s(self) -> float:
+        return 0.0 if self.gpus else LEAVE_AFTER_S
+
+    @property
     def living(self) -> bool:
         return any(rank.pid and not rank.reaped for rank in self._ranks.values())
 
@@ -192,31 +162,36 @@ class Crew:
     def replace_all(self) -> None:
         """New processes for idle ranks, unnoticed by the notebook."""
         for rank in list(self._ranks.values()):
-            self._dismiss(rank)
+            rank.dismiss(self._leave_after_s)
         self._start(range(self.command.size))
 
     def _start(self, local_ranks: range | list[int]) -> None:
         """Start processes for these local ranks, and give the whole crew a new store."""
-        ranks, theirs = [], []
+        ranks = []
         for local_rank in local_ranks:
-            rank, fds = self._rank(self._order(local_rank))
-            self._ranks[rank.order.rank] = rank
+            rank = Rank(
+                self._order(local_rank),
+                self._loop,
+                heard=self._heard,
+                wrote=self._wrote,
+                hung_up=lambda rank: self.lost(rank, None, 0),
+            )
+            self._ranks[rank.number] = rank
             ranks.append(rank)
-            theirs.append(fds)
             if self.command.load_env:
-                self._post(rank, Fork(orders=(rank.order,)))
+                rank.post(Fork(orders=(rank.order,)))
         self._regroup()
         if self.command.load_env:
-            for rank, fds in zip(ranks, theirs, strict=True):
-                self._exec(rank, fds)
+            for rank in ranks:
+                self._exec(rank)
             return
         for first in range(0, len(ranks), FORK_AT_ONCE):
-            self._fork(ranks[first : first + FORK_AT_ONCE], theirs[first : first + FORK_AT_ONCE])
+            self._fork(ranks[first : first + FORK_AT_ONCE])
 
-    def _fork(self, ranks: list[Rank], theirs: list[list[int]]) -> None:
+    def _fork(self, ranks: list[Rank]) -> None:
         self._templates.fork(
             tuple(rank.order for rank in ranks),
-            [fd for fds in theirs for fd in fds],
+            [fd for rank in ranks for fd in rank.theirs],
             lambda pids: self._forked(ranks, pids),
             self.refuse,
         )
@@ -240,23 +215,9 @@ class Crew:
             threads=max(1, (cores or 1) // size),
         )
 
-    def _rank(self, order: WorkerOrder) -> tuple[Rank, list[int]]:
-        mine, theirs = socket.socketpair()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        mine.setblocking(False)
-        loading = last_words.create()
-        rank = Rank(order=order, link=Link(mine), pipes={}, loading_fd=loading)
-        rank.pipes = {
-            "stdout": Pipe(self._loop, out_read, lambda data: self._wrote(rank, "stdout", data)),
-            "stderr": Pipe(self._loop, err_read, lambda data: self._wrote(rank, "stderr", data)),
-        }
-        self._watch(rank)
-        return rank, [theirs.detach(), out_write, err_write, os.dup(loading)]
-
-    def _exec(self, rank: Rank, fds: list[int]) -> None:
+    def _exec(self, rank: Rank) -> None:
         """Start a rank as a program of its own, for variables that are read when a program loads."""
-        env = {**os.environ, **self.command.load_env}
+        fds, env = rank.theirs, {**os.environ, **self.command.load_env}
         process = subprocess.Popen(
             [sys.executable, "-m", "jupyter_distrib.worker.exec", *map(str, fds)], pass_fds=fds, env=env, cwd="/"
         )
@@ -268,8 +229,8 @@ class Crew:
     def _forked(self, ranks: list[Rank], pids: tuple[int, ...]) -> None:
         for rank, pid in zip(ranks, pids, strict=True):
             rank.pid = pid
-            if self.closed or self._ranks.get(rank.order.rank) is not rank:
-                self._end_process(rank)
+            if self.closed or self._ranks.get(rank.number) is not rank:
+                rank.end()
 
     def _regroup(self) -> None:
         """A new store for whatever groups are made from now on; its socket is bound here and listens in rank 0."""
@@ -278,7 +239,7 @@ class Crew:
         self._port = listener.getsockname()[1] if listener else self._port
         for number, rank in self._ranks.items():
             fds = [listener.fileno()] if listener and number == 0 else []
-            self._post(rank, Regroup(port=self._port, generation=self._generation), fds)
+            rank.post(Regroup(port=self._port, generation=self._generation), fds)
         if listener:
             listener.close()
 
@@ -312,7 +273,7 @@ class Crew:
             self._queued = (command, fds, tell)
             return
         for rank in self._ranks.values():
-            self._drain(rank)
+            rank.drain()
         if self._last_output is not None:
             self._last_output.close()
         run = NodeRun(
@@ -325,7 +286,7 @@ class Crew:
         frame = frame or encode(command, len(fds))
         for number in run.pending:
             self._ranks[number].state = "running"
-            self._post_frame(self._ranks[number], frame, fds)
+            self._ranks[number].post_frame(frame, fds)
         for fd in fds:
             os.close(fd)
         run.oom_kills = death.out_of_memory_kills()  # a slow read, so while the ranks are at it already
@@ -366,66 +327,24 @@ class Crew:
 
     def _interrupt(self, run: NodeRun, *, whole_group: bool) -> None:
         for rank in self._pending(run):
-            self._post(rank, Cut(run=run.command.run, inodes=()))
-            _signal(-rank.pid if whole_group else rank.pid, signal.SIGINT)
+            rank.post(Cut(run=run.command.run, inodes=()))
+            rank.signal(signal.SIGINT, whole_group=whole_group)
 
     def _cut(self, run: NodeRun) -> None:
         if run.pending and self.run is run:
             inodes = reap.sockets_between(self.pids)
             for rank in self._pending(run):
-                self._post(rank, Cut(run=run.command.run, inodes=inodes))
+                rank.post(Cut(run=run.command.run, inodes=inodes))
 
     def _kill_pending(self, run: NodeRun) -> None:
         run.stopping = True
         for rank in self._pending(run):
-            _signal(rank.pid, signal.SIGKILL)
+            rank.signal(signal.SIGKILL)
 
     def _pending(self, run: NodeRun) -> list[Rank]:
         return [self._ranks[number] for number in run.pending if self.run is run and number in self._ranks]
 
     # ------------------------------------------------------------------------------------------------ what ranks say
-
-    def _watch(self, rank: Rank) -> None:
-        link = rank.link
-        self._loop.watch(
-            link.fileno(), lambda: self._readable(rank), (lambda: self._flush(rank)) if link.unsent else None
-        )
-
-    def _flush(self, rank: Rank) -> None:
-        try:
-            rank.link.flush()
-        except OSError:
-            return  # its end is news of its own
-        self._watch(rank)
-
-    def _post(self, rank: Rank, message: Message, fds: list[int] | None = None) -> None:
-        self._post_frame(rank, encode(message, len(fds or ())), fds or [])
-
-    def _post_frame(self, rank: Rank, frame: bytes, fds: list[int]) -> None:
-        try:
-            rank.link.post(frame, fds)
-            rank.link.flush()
-        except OSError:
-            return  # its end is news of its own
-        if rank.link.unsent:
-            self._watch(rank)
-
-    def _readable(self, rank: Rank) -> None:
-        if not self._read(rank):
-            self._loop.watch(rank.link.fileno(), None)
-            if sys.platform != "linux":
-                self.lost(rank, None, 0)
-
-    def _read(self, rank: Rank) -> bool:
-        """Take in what a rank says; False once it has said its last."""
-        try:
-            for message, fds in rank.link.read():
-                self._heard(rank, message, tuple(fds))
-                for fd in fds:
-                    os.close(fd)
-        except (EOFError, OSError, LinkError):
-            return False
-        return True
 
     def _heard(self, rank: Rank, event: Message, fds: tuple[int, ...]) -> None:
         match event:
@@ -443,12 +362,12 @@ class Crew:
         """A rank has come to the end of the cell, one way or another."""
         run = self.run
         rank.state = "idle"
-        if run is None or rank.order.rank not in run.pending:
+        if run is None or rank.number not in run.pending:
             return
-        self._drain(rank)
+        rank.drain()
         run.output.flush()
         run.tell(event, fds)
-        run.pending.discard(rank.order.rank)
+        run.pending.discard(rank.number)
         if isinstance(event, Returned):
             run.sequences.add(event.sequence)
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
@@ -464,7 +383,7 @@ class Crew:
         """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits
         for it is told, who does not goes on."""
         run.clean = False
-        self._post(rank, Cut(run=run.command.run, inodes=reap.sockets_between(self.pids)))
+        rank.post(Cut(run=run.command.run, inodes=reap.sockets_between(self.pids)))
 
     def _finish_if_over(self, run: NodeRun) -> None:
         if run.pending or self.run is not run:
@@ -489,22 +408,18 @@ class Crew:
 
     def _wrote(self, rank: Rank, stream: str, data: bytes) -> None:
         run = self.run
-        if run is not None and rank.order.rank in run.command.ranks:
-            run.output.write(rank.order.rank, stream, data, show=rank.order.rank in run.pending)
+        if run is not None and rank.number in run.command.ranks:
+            run.output.write(rank.number, stream, data, show=rank.number in run.pending)
         elif self._last_output is not None:
-            self._last_output.write(rank.order.rank, stream, data, show=False)
+            self._last_output.write(rank.number, stream, data, show=False)
 
     def _wrote_late(self, rank: Rank, event: Wrote) -> None:
         """A thread of an earlier run printed: its log gets it, no cell does."""
-        path = self._logs / event.run / f"rank{rank.order.rank}.log"
+        path = self._logs / event.run / f"rank{rank.number}.log"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(event.text)
-
-    def _drain(self, rank: Rank) -> None:
-        for pipe in rank.pipes.values():
-            pipe.drain()
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -515,16 +430,13 @@ class Crew:
         """A rank's process has ended by itself: tell the run, stop the others, replace it."""
         rank.reaped = True
         if not rank.ended:
-            while self._read(rank):  # what it said last; its end of the link is closed, unless a child holds it
-                if not rank.link.wait(0):
-                    break
-            self._drain(rank)
-        self._end_process(rank)
-        number = rank.order.rank
+            rank.hear_out()
+        rank.end()
+        number = rank.number
         if self._ranks.get(number) is not rank or self.closed:
             return
         if rank.state == "starting" and not self._opened:
-            lines = "\n".join(death.last_lines(bytes(rank.pipes["stderr"].tail)))
+            lines = "\n".join(death.last_lines(rank.stderr_tail))
             return self.refuse(f"rank {number} ended before it was ready (exit code {code}).\n{lines}".rstrip())
         rank.state = "gone"
         self._lost.add(number)
@@ -535,11 +447,11 @@ class Crew:
             self._start([rank.order.local_rank])
 
     def _tell_exit(self, run: NodeRun, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
-        tail = bytes(rank.pipes["stderr"].tail)
+        tail = rank.stderr_tail
         run.output.flush()
         exited = Exited(
             run=run.command.run,
-            rank=rank.order.rank,
+            rank=rank.number,
             pid=rank.pid,
             exit_code=code,
             asked=run.stopping and code in (None, -signal.SIGKILL),  # else it went by itself
@@ -552,7 +464,7 @@ class Crew:
         )
         run.tell(exited, ())
         run.clean = False
-        run.pending.discard(rank.order.rank)
+        run.pending.discard(rank.number)
         self.stop()
         self._finish_if_over(run)
 
@@ -560,7 +472,7 @@ class Crew:
         for key in command.keys:
             self.kept.pop(key, None)
         for rank in self._ranks.values():
-            self._post(rank, command)
+            rank.post(command)
 
     def close(self, *, force: bool) -> None:
         """End every rank: at once, or after its exit handlers."""
@@ -569,41 +481,8 @@ class Crew:
             self._cancel_queued()
         for rank in self._ranks.values():
             if force:
-                self._end_process(rank)
+                rank.end()
             else:
-                self._dismiss(rank)
+                rank.dismiss(self._leave_after_s)
         if self._last_output is not None:
             self._last_output.close()
-
-    def _dismiss(self, rank: Rank) -> None:
-        delay_s = 0.0 if self.gpus else LEAVE_AFTER_S
-        self._loop.later(delay_s, lambda: self._post(rank, Leave()))
-        self._loop.later(delay_s + LEAVE_S, lambda: self._end_process(rank))
-
-    def _end_process(self, rank: Rank) -> None:
-        """Kill the rank, if it lives, and everything it started; close its descriptors. Once."""
-        if rank.ended:
-            return
-        rank.ended = bool(rank.pid)
-        if rank.pid:
-            if not rank.reaped:
-                _signal(rank.pid, signal.SIGKILL)
-            reap.kill_session(rank.pid)
-            reap.kill_marked("JUPYTER_DISTRIB_WORKER", rank.order.worker)
-        for pipe in rank.pipes.values():
-            pipe.close()
-        if rank.loading_fd >= 0:
-            rank.loading = last_words.read(rank.loading_fd)
-            os.close(rank.loading_fd)
-            rank.loading_fd = -1
-        if rank.link.fileno() >= 0:
-            self._loop.watch(rank.link.fileno(), None)
-            rank.link.close()
-
-
-def _signal(pid: int, number: int) -> None:
-    """As kill(2): a negative pid is a process group, and every rank leads one."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -1,0 +1,166 @@
+"""One rank's process, as its agent sees it: the link, the output, signals, and its end. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+from jupyter_distrib.agent import reap
+from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.agent.output import Pipe
+from jupyter_distrib.events import Leave, Message, WorkerInfo, WorkerOrder
+from jupyter_distrib.link import Link, LinkError, encode
+from jupyter_distrib.worker import last_words
+
+LEAVE_S = 1.0
+"""How long exit handlers may take before the process is killed."""
+
+Heard: TypeAlias = Callable[["Rank", Message, tuple[int, ...]], None]
+Wrote: TypeAlias = Callable[["Rank", str, bytes], None]
+
+
+class Rank:
+    """A process that is being started, or lives, or has ended.
+
+    Args:
+        order: Who it is.
+        heard: Takes what it says on the link; the descriptors are closed afterwards.
+        wrote: Takes what it writes, by the name of the stream.
+        hung_up: Called when it has closed the link and the system will not tell of its end.
+    """
+
+    def __init__(
+        self, order: WorkerOrder, loop: Loop, *, heard: Heard, wrote: Wrote, hung_up: Callable[[Rank], None]
+    ) -> None:
+        self.order = order
+        self.pid = 0
+        self.state = "starting"
+        """`starting`, `idle`, `running`, `gone`."""
+        self.early = False
+        self.reaped = False
+        """The system has forgotten the pid: it must not be signalled any more."""
+        self.ended = False
+        self.loading = ""
+        """The variable that it was loading when it ended; see `worker/last_words.py`."""
+        self._loop, self._heard, self._hung_up = loop, heard, hung_up
+        mine, theirs = socket.socketpair()
+        mine.setblocking(False)
+        self._link = Link(mine)
+        self._loading_fd = last_words.create()
+        ends = {name: os.pipe() for name in ("stdout", "stderr")}
+        self._pipes = {
+            name: Pipe(loop, read_fd, lambda data, name=name: wrote(self, name, data))  # type: ignore[misc]
+            for name, (read_fd, _) in ends.items()
+        }
+        self.theirs = [theirs.detach(), *(write_fd for _, write_fd in ends.values()), os.dup(self._loading_fd)]
+        """What the process needs: link, standard output, standard error, last words; for the starter to close."""
+        self._watch()
+
+    @property
+    def number(self) -> int:
+        return self.order.rank
+
+    @property
+    def stderr_tail(self) -> bytes:
+        return bytes(self._pipes["stderr"].tail)
+
+    def info(self, device_name: str) -> WorkerInfo:
+        return WorkerInfo(
+            rank=self.order.rank,
+            pid=self.pid,
+            device=self.order.device,
+            device_name=device_name,
+            state=self.state,
+            rss_bytes=reap.rss_bytes(self.pid) if self.pid else 0,
+        )
+
+    # ------------------------------------------------------------------------------------------------ talking
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+        self.post_frame(encode(message, len(fds)), fds)
+
+    def post_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Send, or queue what the socket does not take now; `fds` are duplicated."""
+        try:
+            self._link.post(frame, fds)
+            self._link.flush()
+        except OSError:
+            return  # its end is news of its own
+        if self._link.unsent:
+            self._watch()
+
+    def hear_out(self) -> None:
+        """Take in all that it has said and written, when it is gone."""
+        while self._read():  # its end of the link is closed, unless a child holds it
+            if not self._link.wait(0):
+                break
+        self.drain()
+
+    def drain(self) -> None:
+        """Take in all that it has written so far."""
+        for pipe in self._pipes.values():
+            pipe.drain()
+
+    def _watch(self) -> None:
+        self._loop.watch(self._link.fileno(), self._readable, self._flush if self._link.unsent else None)
+
+    def _flush(self) -> None:
+        try:
+            self._link.flush()
+        except OSError:
+            return  # its end is news of its own
+        self._watch()
+
+    def _readable(self) -> None:
+        if not self._read():
+            self._loop.watch(self._link.fileno(), None)
+            if sys.platform != "linux":
+                self._hung_up(self)
+
+    def _read(self) -> bool:
+        """Take in what it says; False once it has said its last."""
+        try:
+            for message, fds in self._link.read():
+                self._heard(self, message, tuple(fds))
+                for fd in fds:
+                    os.close(fd)
+        except (EOFError, OSError, LinkError):
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def signal(self, number: int, *, whole_group: bool = False) -> None:
+        """Every rank leads a process group of its own."""
+        with suppress(ProcessLookupError):
+            os.kill(-self.pid if whole_group else self.pid, number)
+
+    def dismiss(self, after_s: float) -> None:
+        """Have it run its exit handlers and end, a while from now."""
+        self._loop.later(after_s, lambda: self.post(Leave()))
+        self._loop.later(after_s + LEAVE_S, self.end)
+
+    def end(self) -> None:
+        """Kill it, if it lives, and everything it started; close its descriptors. Once."""
+        if self.ended:
+            return
+        self.ended = bool(self.pid)
+        if self.pid:
+            if not self.reaped:
+                self.signal(signal.SIGKILL)
+            reap.kill_session(self.pid)
+            reap.kill_marked("JUPYTER_DISTRIB_WORKER", self.order.worker)
+        for pipe in self._pipes.values():
+            pipe.close()
+        if self._loading_fd >= 0:
+            self.loading = last_words.read(self._loading_fd)
+            os.close(self._loading_fd)
+            self._loading_fd = -1
+        if self._link.fileno() >= 0:
+            self._loop.watch(self._link.fileno(), None)
+            self._link.close()
