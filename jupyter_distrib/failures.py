@@ -45,7 +45,8 @@ LAST_LINES = 20
 
 _PEER_LOST = re.compile(
     r"connection (?:closed|reset|aborted|was likely closed|refused)|reset by peer|closed by peer|broken pipe"
-    r"|pair closure|socket timeout|socket closed|remote ?error|remote process exited|communicator was aborted"
+    r"|connectfullmesh failed|pair closure|socket timeout|socket closed"
+    r"|remote ?error|remote process exited|communicator was aborted"
     r"|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes|peer (?:went away|is gone)"
     r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
     re.IGNORECASE,

@@ -15,8 +15,8 @@ from tests.notebook import Notebook
 from tests.processes import wait_until_gone
 
 RANKS = 3
-SOON_S = 1.5
-"""Measured 0.03 to 0.3 s on an idle machine with 2 cores."""
+SOON_S = 10.0
+"""Against hanging, on a machine that may be busy; how fast it is, the benchmarks say."""
 
 GOOD = f"""%%distributed --ranks {RANKS} --strategy ddp
 import torch, torch.distributed as dist
@@ -214,7 +214,7 @@ def assert_failures_in_a_row(book: Notebook, times: int) -> None:
     rng = random.Random(times)
     for turn in range(times):
         how = rng.choice(list(SAYS))
-        outcome = book.cell(ddp(WHERE["while the others are in a collective"].format(how=HOW[how])), timeout_s=10)
+        outcome = book.cell(ddp(WHERE["while the others are in a collective"].format(how=HOW[how])), timeout_s=30)
         assert SAYS[how] in outcome.traceback, (turn, outcome.text)
     assert_good(book)
 

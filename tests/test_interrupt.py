@@ -17,8 +17,8 @@ import pytest
 
 from tests.notebook import Notebook, Outcome
 
-SOON_S = 1.5
-"""Measured 0.05 to 0.3 s on an idle machine with 2 cores."""
+SOON_S = 10.0
+"""Against hanging, on a machine that may be busy; how fast it is, the benchmarks say."""
 KILL_S = 4.0
 """When the user's code does not let go: the ranks are killed after 2 s."""
 
