@@ -160,10 +160,10 @@ class Connection:
                     self._run_event(gone, ())
             self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
 
-    def ask(self, what: str) -> dict[str, Any]:
+    def ask(self) -> dict[str, Any]:
         question = next(self._questions)
         box = self._answers[question] = queue.SimpleQueue()
-        self.node.send(Ask(question=question, what=what))
+        self.node.send(Ask(question=question))
         try:
             return box.get(timeout=ANSWER_S)
         except queue.Empty:

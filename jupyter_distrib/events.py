@@ -213,8 +213,6 @@ class Ask:
     """Ask the agent for its state. Answered by `Answered` with the same `question`."""
 
     question: int
-    what: str
-    """`status` or `runs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +239,6 @@ class Regroup:
     For the crew's rank 0 the frame carries the store's listening socket."""
 
     port: int
-    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

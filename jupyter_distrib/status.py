@@ -38,7 +38,7 @@ class Status:
     @classmethod
     def of(cls, session: Session) -> Status:
         """Ask every pool that was used. Raises `PoolError` if one does not answer."""
-        answer = session.connect("local").ask("status")
+        answer = session.connect("local").ask()
         mine = [crew for crew in answer["crews"] if crew["session"] == session.name]
         return cls(
             pool=session.pool,

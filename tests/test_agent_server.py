@@ -78,7 +78,7 @@ def python(program: str, *arguments: str, **options: object) -> subprocess.Popen
 
 
 def agent_of(client: Client) -> int:
-    client.send(Ask(question=1, what="status"))
+    client.send(Ask(question=1))
     return int(client.wait(Answered).answer["pid"])  # type: ignore[call-overload]
 
 
@@ -109,7 +109,7 @@ def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
     from jupyter_distrib.testing import Client
     print("ready", flush=True); sys.stdin.readline()
     client = Client(LocalPool())
-    client.send(__import__("jupyter_distrib.events").events.Ask(question=1, what="status"))
+    client.send(__import__("jupyter_distrib.events").events.Ask(question=1))
     from jupyter_distrib.events import Answered
     print(client.wait(Answered).answer["pid"])
     client.close()

@@ -113,9 +113,9 @@ def test_descriptors_stay_with_their_frame(pair: tuple[Link, Link]) -> None:
     files = pipe_fds(3)
     inodes = [os.fstat(fd).st_ino for fd in files]
     a.send(events.Leave())
-    a.send(events.Regroup(port=1, generation=1), files[:1])
+    a.send(events.Regroup(port=1), files[:1])
     a.send(events.Leave())
-    a.send(events.Regroup(port=2, generation=2), files[1:])
+    a.send(events.Regroup(port=2), files[1:])
     got = [b.receive() for _ in range(4)]
     assert [len(fds) for _, fds in got] == [0, 1, 0, 2]
     received = [fd for _, fds in got for fd in fds]
@@ -132,7 +132,7 @@ def test_posted_frames_wait_for_room(pair: tuple[Link, Link]) -> None:
     big = events.Wrote(run="r", rank=0, stream="stdout", text="x" * 300_000)
     for _ in range(10):
         a.post(encode(big))
-    a.post(encode(events.Regroup(port=1, generation=1), 1), files)
+    a.post(encode(events.Regroup(port=1), 1), files)
     a.post(encode(events.Leave()))
     b.sock.setblocking(False)
     got = []
@@ -140,7 +140,7 @@ def test_posted_frames_wait_for_room(pair: tuple[Link, Link]) -> None:
         a.flush()
         got += list(b.read())
     assert not a.unsent
-    assert [message for message, _ in got] == [big] * 10 + [events.Regroup(port=1, generation=1), events.Leave()]
+    assert [message for message, _ in got] == [big] * 10 + [events.Regroup(port=1), events.Leave()]
     assert len(got[10][1]) == 1
     for fd in (*files, *got[10][1]):
         os.close(fd)
@@ -150,7 +150,7 @@ def test_close_gives_back_what_nobody_took() -> None:
     before = len(os.listdir("/proc/self/fd"))
     a, b = map(Link, socket.socketpair())
     files = pipe_fds(4)
-    a.send(events.Regroup(port=1, generation=1), files)
+    a.send(events.Regroup(port=1), files)
     b._fill()
     a.post(encode(events.Leave(), 4), files)
     a.close()

@@ -102,7 +102,6 @@ class Crew:
         self._last_output: RunOutput | None = None
         self._opened = False
         self._lost: set[int] = set()
-        self._generation = 0
         self._count = 0
         self._port = 0
 
@@ -234,12 +233,11 @@ class Crew:
 
     def _regroup(self) -> None:
         """A new store for whatever groups are made from now on; its socket is bound here and listens in rank 0."""
-        self._generation += 1
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024) if self.command.first_rank == 0 else None
         self._port = listener.getsockname()[1] if listener else self._port
         for number, rank in self._ranks.items():
             fds = [listener.fileno()] if listener and number == 0 else []
-            rank.post(Regroup(port=self._port, generation=self._generation), fds)
+            rank.post(Regroup(port=self._port), fds)
         if listener:
             listener.close()
 
