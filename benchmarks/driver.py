@@ -5,6 +5,7 @@ Everything a notebook starts carries a mark in its environment, so that `close` 
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -41,7 +42,9 @@ class Outcome:
     """The last text of every display that can be updated."""
     ename: str = ""
     messages: int = 0
-    """Messages on iopub that carry output."""
+    """Messages on iopub that carry output, those to widgets included."""
+    size_bytes: int = 0
+    """Of their contents, as JSON."""
     wall_s: float = 0.0
     """From sending the request to the idle message."""
     ended_s: float = 0.0
@@ -184,6 +187,7 @@ def _fold(outcome: Outcome, message: dict[str, Any]) -> bool:
     if kind == "execute_input":
         return False
     outcome.messages += 1
+    outcome.size_bytes += len(json.dumps(content, ensure_ascii=False))
     if kind == "stream":
         outcome.text += content["text"]
     elif kind in ("execute_result", "display_data", "update_display_data"):

@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 MB = 1 << 20
 
 _REDUCE = "import torch\nimport torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == 2"
-_PRINTS = "for i in range(20000): print('line', i)"
+_PRINTS = "for i in range(20000): print(f'line {i}')"
 _HANG = """\
 import os, time, torch, torch.distributed as dist
 if os.environ['RANK'] == '0': dist.all_reduce(torch.ones(1))

@@ -14,7 +14,7 @@ _READY = """\
 import time
 import jupyter_distrib.session
 _connection = jupyter_distrib.session.current().connect("local")
-while _connection.ask("state")["template"] != "ready":
+while _connection.ask()["template"] != "ready":
     time.sleep(0.1)
 """
 
@@ -34,9 +34,11 @@ class Plan:
         """A fresh kernel, with no agent anywhere near."""
         return Notebook(package=self.package, **keywords)  # type: ignore[arg-type]
 
-    def warm(self, line: str = "--ranks 2", body: str = "pass", runs: int = 3) -> Notebook:
+    def warm(
+        self, line: str = "--ranks 2", body: str = "pass", runs: int = 3, env: dict[str, str] | None = None
+    ) -> Notebook:
         """The same with warm ranks, once everything that is imported in the background has been."""
-        notebook = self.notebook()
+        notebook = self.notebook(env=env)
         try:
             notebook.good(LOAD)
             notebook.good(_READY)

@@ -16,6 +16,7 @@ from report import Figure
 
 SCRIPT = Path(__file__).resolve().parent / "train.py"
 STEPS = {"cnn": 1000, "mlp": 60}
+LABELS = {"ddp": "hand-written DDP", "prepare": "prepare()", "unchanged": "unchanged single-device code"}
 NAMES = {"cnn": "CNN of the size of the digits", "mlp": "MLP with 4.2 million parameters"}
 
 
@@ -27,9 +28,10 @@ def training(plan: Plan) -> Iterator[Figure]:
             for model in STEPS:
                 rates.setdefault((model, "torchrun"), []).append(_torchrun(model))
                 rates.setdefault((model, "ddp"), []).append(_cell(notebook, model, "ddp"))
-                rates.setdefault((model, "prepare"), []).append(_cell(notebook, model, "prepare"))
+                for how in ("prepare", "unchanged"):
+                    rates.setdefault((model, how), []).append(_cell(notebook, model, how))
     for model, name in NAMES.items():
-        for how, label in (("ddp", "hand-written DDP"), ("prepare", "prepare()")):
+        for how, label in LABELS.items():
             mine, other = rates[model, how], rates[model, "torchrun"]
             ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
             yield Figure(

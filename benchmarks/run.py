@@ -18,6 +18,7 @@ import rows_data
 import rows_start
 import rows_training
 import rows_trouble
+import rows_view
 from plan import Plan
 from report import Figure
 
@@ -35,6 +36,8 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "interrupted": rows_trouble.interrupted,
     "import": rows_start.imported,
     "growth": rows_trouble.growth,
+    "flood": rows_view.flood,
+    "watched": rows_view.watched,
 }
 
 
@@ -45,9 +48,10 @@ def main() -> None:
     about = report.machine()
     print(report.sentence(about), flush=True)
     figures: list[Figure] = []
+    broken: list[str] = []
     for name in ROWS if options.only is None else options.only:
         began_s = time.monotonic()
-        figures += _row(name, plan)
+        figures += _row(name, plan, broken)
         print(f"  [{name}: {time.monotonic() - began_s:.0f} s]", flush=True)
     side_by_side = peers.compare(plan, options.only_peers) if options.peers else []
     body = report.text(about, figures, side_by_side)
@@ -55,10 +59,12 @@ def main() -> None:
     print(f"\n{report.save(options.results, about, figures, side_by_side)}")
     if options.write_readme:
         report.write_readme(body)
+    if broken:
+        sys.exit(f"broken: {', '.join(broken)}")
 
 
-def _row(name: str, plan: Plan) -> list[Figure]:
-    """The figures of one row; a row that breaks is a figure too."""
+def _row(name: str, plan: Plan, broken: list[str]) -> list[Figure]:
+    """The figures of one row; a row that breaks is a figure too, and its name goes to `broken`."""
     figures = []
     try:
         for figure in ROWS[name](plan):
@@ -66,6 +72,7 @@ def _row(name: str, plan: Plan) -> list[Figure]:
             print(f"{figure.verdict or '-':7} {figure.what}: {figure.measured}   [{figure.target}]", flush=True)
     except Exception as error:
         figures.append(Figure(what=name, measured=f"{type(error).__name__}: {error}"[-400:], ok=False))
+        broken.append(name)
         print(f"BROKEN  {name}: {type(error).__name__}: {error}", flush=True)
     return figures
 

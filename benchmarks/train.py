@@ -1,7 +1,8 @@
 """The training that is timed: under torchrun as a script, and its text as the body of a cell.
 
-Prints, on rank 0, `steps/s: NUMBER`. Which model, and how it is made data parallel, stands in the three names at the
-top, which the benchmark replaces.
+Prints, on rank 0, `steps/s: NUMBER`. Which model, and how it is made data parallel (`ddp`: by hand; `prepare`;
+`unchanged`: not at all, since the strategy does it), stands in the three names at the top, which the benchmark
+replaces.
 """
 
 import os
@@ -39,7 +40,7 @@ if HOW == "prepare":
     import jupyter_distrib
 
     model, optimizer = jupyter_distrib.prepare(model, optimizer)
-else:
+elif HOW == "ddp":
     torch.distributed.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(model)
 loss_of = torch.nn.CrossEntropyLoss()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from jupyter_distrib.api import DistributedFunction, distributed, prepare
+    from jupyter_distrib.api import DistributedFunction, distributed, prepare, total
+    from jupyter_distrib.checkpoints import load, save
     from jupyter_distrib.errors import DistributedError
     from jupyter_distrib.reporting import progress, report
     from jupyter_distrib.results import RankValue, Results
@@ -26,9 +27,12 @@ __all__ = [
     "Run",
     "__version__",
     "distributed",
+    "load",
     "prepare",
     "progress",
     "report",
+    "save",
+    "total",
 ]
 
 _HOMES = {
@@ -38,9 +42,12 @@ _HOMES = {
     "Results": "results",
     "Run": "run",
     "distributed": "api",
+    "load": "checkpoints",
     "prepare": "api",
     "progress": "reporting",
     "report": "reporting",
+    "save": "checkpoints",
+    "total": "api",
 }
 
 

@@ -14,7 +14,6 @@ from jupyter_distrib.events import Cell
 from jupyter_distrib.options import Options, from_keywords
 from jupyter_distrib.results import RankValue, Results
 from jupyter_distrib.run import Run
-from jupyter_distrib.strategies import POOLS, STRATEGIES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +30,7 @@ def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunctio
     Raises:
         OptionsError: Names the keyword that is wrong.
     """
-    chosen = from_keywords(strategies=STRATEGIES, pools=POOLS, **options)
+    chosen = from_keywords(options, **session.current().possible)
     for name in _OF_CELLS:
         if getattr(chosen, name):
             raise OptionsError(f"{name} is about the names of a cell: a function has arguments and a value instead")
@@ -103,6 +102,19 @@ def prepare(*objects: Any) -> Any:
     return identity.strategy.prepare(*objects)
 
 
+def total(*values: Any) -> Any:
+    """Numbers or tensors of an evaluation, summed over all ranks; one value comes back as itself.
+
+    Only with `--shard-eval` does each rank evaluate a share of the data; else, and outside a run, every rank has
+    evaluated all of it and the values come back as they are. So the same cell is right in all three places:
+    `correct, seen = jupyter_distrib.total(correct, seen)`.
+    """
+    from jupyter_distrib.worker import identity  # loads no torch
+
+    summed = identity.strategy.total(*values) if in_rank() and identity.strategy is not None else values
+    return summed[0] if len(summed) == 1 else summed
+
+
 def in_rank() -> bool:
     """Whether this process is a rank."""
     identity = sys.modules.get("jupyter_distrib.worker.identity")
@@ -122,4 +134,4 @@ def _namespace() -> dict[str, Any]:
 def _view(run: Run) -> Any:
     from jupyter_distrib.widget import LiveView
 
-    return LiveView(run.pool)
+    return LiveView(run)

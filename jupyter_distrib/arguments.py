@@ -9,6 +9,7 @@ do; `options.py` reads keywords with the same functions, so that a line and a ca
 from __future__ import annotations
 
 import difflib
+import json
 import keyword
 import math
 import re
@@ -45,13 +46,31 @@ def _whole(name: str, text: str, least: int, wanted: str) -> int:
 
 
 def seconds(name: str, text: str) -> float:
+    return _number(name, text, "a number of seconds above 0")
+
+
+def _number(name: str, text: str, wanted: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise OptionsError(f"{name} wants a number of seconds above 0; got {shown(text)}")
+        raise OptionsError(f"{name} wants {wanted}; got {shown(text)}")
     return number
+
+
+def at_least_zero(name: str, text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else _number(name, text, "a number, at least 0")
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OptionsError(f"{name} wants an object in JSON, such as {{}}; got {shown(text)}")
+    return value
 
 
 def string(name: str, text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_distrib import options
+from jupyter_distrib import comment, options, session
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 
 _MAGICS = ("%%distributed", "%%distrib")
@@ -15,16 +16,28 @@ _MAGICS = ("%%distributed", "%%distrib")
 def _matcher(context: CompletionContext) -> SimpleMatcherResult:
     """What can follow in the magic line that the cursor is in."""
     line = context.line_with_cursor[: context.cursor_position]
-    magic, _, rest = line.partition(" ")
-    if magic not in _MAGICS or context.cursor_line != 0 or not line[len(magic) :]:
+    rest = _options_in(line)
+    if rest is None or context.cursor_line != 0:
         return {"completions": []}
     word = rest.rpartition(" ")[2]
-    found = options.complete(rest, strategies=STRATEGIES, pools=POOLS)
+    try:
+        found = options.complete(rest, **session.current().possible)
+    except DistributedError:  # a settings file that is wrong: the cell will say so
+        found = options.complete(rest, strategies=STRATEGIES, pools=POOLS)
     return {
         "completions": [SimpleCompletion(text, type="option") for text in found],
         "matched_fragment": word,
         "suppress": True,
     }
+
+
+def _options_in(line: str) -> str | None:
+    """What follows the magic, or the comment that stands for it; None where no option can be."""
+    magic, space, rest = line.partition(" ")
+    if magic in _MAGICS:
+        return rest if space else None
+    start, colon, rest = line.partition(":")
+    return rest if comment.magic_line(start + colon) else None
 
 
 def install(shell: InteractiveShell) -> None:

@@ -11,10 +11,11 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jupyter_distrib import parity
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import (
     Answered,
@@ -24,6 +25,7 @@ from jupyter_distrib.events import (
     CrewChanged,
     CrewClosed,
     CrewOpened,
+    CrewQueued,
     CrewRefused,
     Ended,
     Event,
@@ -49,6 +51,7 @@ class Crew:
     connection: Connection
     load_env: dict[str, str]
     asked_gpus: bool
+    gpu_type: str = ""
     size: int = 0
     gpus: bool = False
     workers: tuple[WorkerInfo, ...] = ()
@@ -57,6 +60,8 @@ class Crew:
     reason: str = ""
     """Why it is closed."""
     opened: threading.Event = field(default_factory=threading.Event)
+    news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    """For whoever waits for `opened`: what the crew waits for, and an empty text when it is settled."""
     run: Run | None = None
     """The run that has it now."""
     handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
@@ -69,31 +74,62 @@ class Crew:
         self.state, self.reason = "closed", reason
         for handle in list(self.handles):
             handle.mark_lost(handle.ranks)
+        self.settle()
+
+    def settle(self) -> None:
+        """It is open or closed now: wake whoever waits."""
         self.opened.set()
+        self.news.put("")
 
 
 class Connection:
     """One pool that this kernel has reached."""
 
-    def __init__(self, pool: str, hello: Hello, on_lost: Callable[[Connection], object]) -> None:
-        self.pool = pool
+    def __init__(
+        self,
+        pool: str,
+        hello: Hello,
+        on_lost: Callable[[Connection], object],
+        *,
+        kind: str,
+        options: Mapping[str, str],
+    ) -> None:
+        self.pool, self.kind, self.options = pool, kind, dict(options)
+        self._hello = hello
+        self.refusal = ""
+        """Why kernel and ranks must not exchange values; known before any crew is open."""
+        self.remark = ""
+        """What differs between kernel and ranks all the same."""
         self.crews: dict[str, Crew] = {}
         self.runs: dict[str, Run] = {}
         self.has_gpus: bool | None = None
-        """None: nobody has asked for a GPU yet."""
+        """None: no ranks are up yet."""
         self.lost = ""
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when a crew has come, changed or gone."""
         self._on_lost = on_lost
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
         self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
         self._questions = itertools.count(1)
         self._attaching: Callable[[Attached], Run] | None = None
-        self.node: Node = open_pool(pool).connect(hello, self.take, self._lose)
+        self.node: Node = open_pool(kind, options).connect(hello, self.take, self._lose)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Its ranks run under another interpreter than the kernel, or may do so."""
+        return self.remote or bool(self.options.get("python"))
+
+    @property
+    def remote(self) -> bool:
+        """Its ranks may be on other machines."""
+        return self.kind not in ("local", "inline")
 
     def take(self, event: Event, fds: Sequence[int]) -> None:
         """Sort an event to whom it concerns; in the node's thread."""
         match event:
-            case CrewOpened() | CrewRefused() | CrewClosed() | CrewChanged():
+            case CrewOpened() | CrewRefused() | CrewClosed() | CrewChanged() | CrewQueued():
                 self._crew_event(event)
+                self.on_change()
             case Answered():
                 if (box := self._answers.pop(event.question, None)) is not None:
                     box.put(event.answer)
@@ -104,21 +140,23 @@ class Connection:
             case NotAttached():
                 self._attachments.put(event)
             case Welcomed():
-                pass
+                self.refusal = parity.refusal(self._hello, event, self.pool)
+                self.remark = parity.remark(self._hello, event)
             case _:
                 self._run_event(event, fds)  # type: ignore[arg-type]
 
-    def _crew_event(self, event: CrewOpened | CrewRefused | CrewClosed | CrewChanged) -> None:
+    def _crew_event(self, event: CrewOpened | CrewRefused | CrewClosed | CrewChanged | CrewQueued) -> None:
         crew = self.crews.get(event.crew)
         if crew is None:
             return
         match event:
             case CrewOpened():
                 crew.workers, crew.gpus, crew.size = event.workers, event.gpus, len(event.workers)
-                if crew.asked_gpus:
-                    self.has_gpus = event.gpus
+                self.has_gpus = event.gpus or event.node_has_gpus
                 crew.state = "open"
-                crew.opened.set()
+                crew.settle()
+            case CrewQueued():
+                crew.news.put(event.reason)
             case CrewChanged():
                 crew.workers = event.workers
                 for handle in list(crew.handles):

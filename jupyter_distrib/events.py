@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a class below changes its fields; part of the agent's fingerprint."""
 
 
@@ -86,6 +86,10 @@ class Setting:
     directory: str = ""
     path: tuple[str, ...] = ()
     """`sys.path` of the kernel, notebook folder first."""
+    own_libraries: bool = False
+    """The ranks run under another interpreter than the kernel: its own library folders follow `path`."""
+    own_environment: bool = False
+    """The ranks run on another machine: `env` goes on top of that machine's own environment."""
     strategy: str = "none"
     strategy_options: dict[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
@@ -127,6 +131,41 @@ class WorkerOrder:
     """CUDA_VISIBLE_DEVICES for the process; None for CPU ranks, which see no GPU."""
     threads: int = 1
     """Intra-op threads (cores / ranks of the node)."""
+    interface: str = "lo"
+    """Through which ranks reach one another: loopback, or for crews of several nodes the one that routes between
+    them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank is while nothing moves."""
+
+    rank: int
+    where: str
+    """What it does there, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
+    line: int | None
+    """Of the cell; None if it is not known, or the rank is in no line of the cell."""
+    waiting: bool
+    """It waits for other ranks, so it is not the one to look at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLook:
+    """How far one rank is in one process group, by torch's flight recorder."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Its members, as numbers of the whole world."""
+    entered: int
+    """Number of the last collective that the rank has called in it, counted from 1 in each run."""
+    number: int = 0
+    """The first one that has not ended for this rank; 0: none."""
+    op: str = ""
+    """Its kind, `all_reduce`."""
+    tensors: str = ""
+    """Shapes and types of what it was given: `[4] Float`."""
+    spins: bool = False
+    """A thread that waits for it keeps its core busy (NCCL)."""
 
 
 # ---------------------------------------------------------------------------------------------------- commands
@@ -142,6 +181,8 @@ class Hello:
     pid: int
     label: str
     """How other notebooks are told who holds something: `train.ipynb (kernel 4242)`."""
+    notebook: str = ""
+    """The notebook's path, the same after a restart of its kernel; empty if the front end does not tell."""
     python: str
     torch: str
     cloudpickle: str
@@ -159,11 +200,19 @@ class OpenCrew:
     first_rank: int = 0
     world_size: int = 0
     """0: the same as `size`."""
+    node_rank: int = 0
+    host: str = "127.0.0.1"
+    """Where other nodes reach this one; rank 0's node binds the store to it."""
+    interface: str = "lo"
     load_env: dict[str, str] = field(default_factory=dict)
     """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd
     instead of forked from the template."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
+    gpu_type: str = ""
+    """Only GPUs with this in their name, in any case: `A10`."""
+    wait_s: float = 0.0
+    """How long to wait for what others hold; `CrewQueued` says what that is. 0: refuse at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +228,8 @@ class Execute:
     detached: bool = False
     timeout_s: float | None = None
     """The agent stops the run after this long and says so with `TimedOut`."""
+    hang_timeout_s: float | None = None
+    """The same when ranks have waited this long for others, in one and the same place."""
     label: str = ""
     """How the run is named in lists: `Cell In[5]`."""
 
@@ -206,6 +257,31 @@ class CloseCrew:
     """End a crew's workers, their children, and give its devices back."""
 
     crew: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """To the node of rank 0 of a crew that spans nodes: make a new store. Answered by `Regrouped`."""
+
+    crew: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meet:
+    """To the other nodes of such a crew: where its store is now."""
+
+    crew: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """To the other nodes of such a crew: shut the connections whose far ends these are."""
+
+    run: str
+    ends: tuple[tuple[str, str], ...]
+    """As in `Connected`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +315,7 @@ class Regroup:
     For the crew's rank 0 the frame carries the store's listening socket."""
 
     port: int
+    host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +324,17 @@ class Cut:
 
     run: str
     inodes: tuple[int, ...]
+    stop: bool = True
+    """The run is being stopped; False: only its far ends have gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Agent to worker: where is the main thread? Answered at once by `Probed`, from the control thread."""
+
+    run: str
+    deep: bool = False
+    """Look into the process groups in any case; else only if the main thread has not moved for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +351,27 @@ class Welcomed:
     python: str
     torch: str
     cloudpickle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """Worker to agent: where its main thread is."""
+
+    run: str
+    rank: int
+    line: int | None
+    """Of the cell."""
+    function: str
+    """What runs at that line: the cell's function, or the library's that it has called: `load()`,
+    `wait() (threading.py)`; empty for the cell's own level."""
+    call: str
+    """The function of `torch.distributed` that it is in: `all_reduce`; empty if it is in none."""
+    unmoved_s: float
+    """For so long it has been seen at exactly this place, with no collective in between."""
+    idle_s: float
+    """For so long the main thread has used no processor time."""
+    groups: tuple[GroupLook, ...] | None
+    """None if it has not looked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +404,9 @@ class CrewOpened:
     crew: str
     workers: tuple[WorkerInfo, ...]
     gpus: bool
+    """One GPU for each of these ranks."""
+    node_has_gpus: bool = False
+    """There are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +416,34 @@ class CrewRefused:
     crew: str
     reason: str
     """A sentence for the user: what is missing or who holds it, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewQueued:
+    """The crew waits, because it was asked to; sent again when the reason changes."""
+
+    crew: str
+    reason: str
+    """As in `CrewRefused`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """Rank 0's node of a crew that spans nodes has a new store."""
+
+    crew: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """The run's ranks on one node of several are being stopped, or one has left; these are their connections whose far
+    ends belong to processes of other agents."""
+
+    run: str
+    ends: tuple[tuple[str, str], ...]
+    """Local and remote address of each, as /proc/net/tcp has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +523,66 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What a rank's process and the children it started use; about once a second while a run is on, only then."""
+
+    run: str
+    rank: int
+    rss_bytes: int
+    cpu_percent: float
+    """Since the sample before; 100 is one core."""
+    gpu_memory_bytes: int | None
+    """Used by this rank on its GPU; None for a CPU rank, and where the driver does not tell."""
+    gpu_memory_total_bytes: int | None
+    gpu_percent: float | None
+    """How busy the whole GPU is."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displayed:
+    """A rank displayed something that is more than text: a MIME bundle, as in Jupyter's `display_data`."""
+
+    run: str
+    rank: int
+    data: dict[str, str]
+    """MIME type -> content: text as it is, images as base64, JSON types as JSON text."""
+    metadata: dict[str, object]
+    display_id: str = ""
+    update: bool = False
+    """It takes the place of what this rank displayed under the same `display_id`, and is nothing new."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared:
+    """A rank called `clear_output`: what it displayed goes. What it wrote stays."""
+
+    run: str
+    rank: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """Nothing moves any more, and why; until `Moved` or another `Stalled`. The run goes on."""
+
+    run: str
+    text: str
+    """One or a few sentences: `rank 0 has not reached all_reduce #2; ranks 1-3 wait there (line 14)`."""
+    places: tuple[Place, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The stall is over."""
+
+    run: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
     """A rank reached the end of the cell."""
 
@@ -395,6 +595,8 @@ class Returned:
     at_s: float = 0.0
     exited_early: bool = False
     """The cell called `sys.exit()` or `sys.exit(0)`."""
+    sharded: tuple[str, ...] = ()
+    """Those of the kept names whose values are sharded over the ranks."""
     sequence: int = -1
     """Collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no group."""
 
@@ -450,6 +652,8 @@ class TimedOut:
     run: str
     limit_s: float
     at_s: float
+    stalled: bool = False
+    """The limit is that for a stall; the last `Stalled` says what it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,6 +664,10 @@ class Ended:
     at_s: float
     log_directory: str = ""
     """Where the ranks' logs are; empty if nobody wrote anything."""
+    clean: bool = True
+    """False: the groups of these ranks are not fit for another run."""
+    sequences: tuple[int, ...] = ()
+    """See `Returned.sequence`: those that differ between ranks need a new group too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,16 +697,54 @@ class NotAttached:
     reason: str
 
 
-Command = Hello | OpenCrew | Execute | Stop | Forget | CloseCrew | Ask | Attach | Fork | Regroup | Cut | Leave
-RunEvent = Started | Wrote | Progressed | Measured | Noted | Returned | Failed | Interrupted | Exited | TimedOut | Ended
+Command = (
+    Hello
+    | OpenCrew
+    | Execute
+    | Stop
+    | Forget
+    | CloseCrew
+    | Renew
+    | Meet
+    | Part
+    | Ask
+    | Attach
+    | Fork
+    | Regroup
+    | Cut
+    | Probe
+    | Leave
+)
+RunEvent = (
+    Started
+    | Wrote
+    | Progressed
+    | Measured
+    | Noted
+    | Sampled
+    | Displayed
+    | Cleared
+    | Stalled
+    | Moved
+    | Returned
+    | Failed
+    | Interrupted
+    | Exited
+    | TimedOut
+    | Ended
+)
 """What a `RunRecord` folds."""
 Event = (
     Welcomed
     | TemplateReady
     | Forked
     | Ready
+    | Probed
     | CrewOpened
     | CrewRefused
+    | CrewQueued
+    | Regrouped
+    | Connected
     | CrewClosed
     | CrewChanged
     | RunEvent

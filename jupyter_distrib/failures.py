@@ -136,15 +136,23 @@ def to_exception(
 def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None = None) -> KeyboardInterrupt:
     """Give the KeyboardInterrupt of a run that the user stopped; it says where each rank was."""
     message = f"Stopped by you after {duration(elapsed_s)}."
-    lines = [f"KeyboardInterrupt: {message}", *_others(record, set(), source_of)]
+    lines = [f"KeyboardInterrupt: {message}", *_stall(record), *_others(record, set(), source_of)]
     return _dressed(KeyboardInterrupt(message), lines, None, record)
 
 
 def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:
-    """Give the RunTimeout of a run that took longer than its `--timeout`; it says where each rank was."""
-    message = f"The run was stopped after {duration(elapsed_s)}, because its --timeout is {duration(limit_s)}."
+    """Give the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
+    where each rank was."""
+    name = "--hang-timeout" if record.hung else "--timeout"
+    message = f"The run was stopped after {duration(elapsed_s)}, because its {name} is {duration(limit_s)}."
+    if record.hung:
+        message = " ".join([message, *_stall(record)])
     lines = [f"RunTimeout: {message}", *_others(record, set(), source_of)]
     return _dressed(RunTimeout(message), lines, None, record)
+
+
+def _stall(record: RunRecord) -> list[str]:
+    return [record.stall.text] if record.stall else []
 
 
 def _header(record: RunRecord, ranks: Sequence[int]) -> str:

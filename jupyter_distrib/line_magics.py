@@ -6,17 +6,32 @@ logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, cast, get_args
 
-from jupyter_distrib.arguments import Arguments, Option, any_of, check_choice, count, parse_arguments, rank
+from jupyter_distrib.arguments import (
+    Arguments,
+    Declared,
+    Option,
+    any_of,
+    check_choice,
+    count,
+    parse_arguments,
+    rank,
+    shown,
+    split_words,
+    switch,
+)
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.options import OPTIONS
 
-PoolAction: TypeAlias = Literal["list", "use", "start", "stop", "restart", "resize"]
+PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize"]
 
 LOGS_OPTIONS = (Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks"),)
+STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch),)
 POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
+KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +50,10 @@ class PoolRequest:
     """`resize N`: so many ranks, of the kind that they are now."""
     gpus: int | None = None
     ranks: int | None = None
+    kind: str | None = None
+    """`add` alone."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """`add` alone: what was given of the kind's options, and defaults for cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +64,7 @@ class AttachRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRequest:
-    pass
+    doctor: bool = False
 
 
 def parse_logs(line: str) -> LogsRequest:
@@ -60,14 +79,21 @@ def parse_attach(line: str) -> AttachRequest:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """`%distributed_status`."""
-    _few(line, "%distributed_status", (), 0)
-    return StatusRequest()
+    """`%distributed_status [--doctor]`."""
+    return StatusRequest(**_few(line, "%distributed_status [--doctor]", STATUS_OPTIONS, 0).values)
 
 
-def parse_pool(line: str, *, pools: Collection[str]) -> PoolRequest:
-    """`%distributed_pool list|use|start|stop|restart|resize [NAME or N] [--gpus N|--ranks N]`."""
+def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:
+    """`%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N|--ranks N]`.
+
+    Args:
+        line: As typed.
+        pools: The names that there are.
+        of_kinds: By kind, what `add` takes.
+    """
     actions = get_args(PoolAction)
+    if split_words(line)[:1] == ["add"]:
+        return _parse_add(line, of_kinds)
     usage = f"%distributed_pool {'|'.join(actions)} [NAME or N] [--gpus N | --ranks N]"
     arguments = _few(line, usage, POOL_OPTIONS, 2)
     action, operand = (*arguments.positionals, None, None)[:2]
@@ -82,6 +108,27 @@ def parse_pool(line: str, *, pools: Collection[str]) -> PoolRequest:
     return request
 
 
+def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
+    """`add NAME --kind KIND [OPTION]...`."""
+    words = split_words(line)
+    flags = [word for word in words if word == "--kind" or word.startswith("--kind=")]
+    at = words.index(flags[0]) if flags else -1
+    kind = (flags[0].partition("=")[2] or "".join(words[at + 1 : at + 2])) if flags else ""
+    if not kind:
+        raise OptionsError(f"add needs the kind of the pool: write add NAME --kind {'|'.join(of_kinds)}")
+    check_choice(kind, of_kinds, f"--kind {kind}")
+    owners: dict[str, list[str]] = {}
+    for owner, options in of_kinds.items():
+        for option in options:
+            owners.setdefault(option.name, []).append(f"--kind {owner}")
+    arguments = parse_arguments(line, (KIND, *of_kinds[kind]), owners=owners)
+    _, *names = arguments.positionals
+    if len(names) != 1:
+        raise OptionsError(f"add wants one name for the pool; got {shown(' '.join(names)) if names else 'none'}")
+    values = {name: value for name, value in arguments.values.items() if name != KIND.name}
+    return PoolRequest(action="add", name=names[0], kind=kind, values=values)
+
+
 def _refuse_pool_nonsense(request: PoolRequest, pools: Collection[str]) -> None:
     action, name = request.action, request.name
     sizes = [size for size in (request.size, request.gpus, request.ranks) if size]
@@ -91,8 +138,8 @@ def _refuse_pool_nonsense(request: PoolRequest, pools: Collection[str]) -> None:
             raise OptionsError(f"{action} wants one of {number}; got {len(sizes) or 'none'} of them")
     elif sizes:
         raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
-    if action == "use" and not name:
-        raise OptionsError(f"use needs the name of a pool: choose {any_of(pools)}")
+    if action in ("use", "remove") and not name:
+        raise OptionsError(f"{action} needs the name of a pool: choose {any_of(pools)}")
     if action == "list" and name:
         raise OptionsError(f"list takes no name: leave {name!r} out")
     if name and name.isdecimal():

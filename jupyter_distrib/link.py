@@ -194,6 +194,19 @@ def encode(message: Message, fd_count: int = 0) -> bytes:
     return b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text, *blobs))
 
 
+def decode_frame(frame: bytes) -> tuple[Message, int]:
+    """One whole frame that came by another way than a link, and how many descriptors belong to it."""
+    json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
+    sizes = [_SIZE.unpack_from(frame, _PREFIX.size + _SIZE.size * i)[0] for i in range(blob_count)]
+    at = _PREFIX.size + _SIZE.size * blob_count
+    text, at = frame[at : at + json_bytes], at + json_bytes
+    blobs = []
+    for size in sizes:
+        blobs.append(frame[at : at + size])
+        at += size
+    return decode(text, blobs), fd_count
+
+
 def decode(text: bytes, blobs: list[bytes]) -> Message:
     """Raises `LinkError` for anything that `encode` does not write."""
     try:

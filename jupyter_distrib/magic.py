@@ -16,9 +16,10 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib import failures, line_magics, payload, session, words
+from jupyter_distrib import comment, failures, frontend, line_magics, payload, session, settings, words
 from jupyter_distrib import options as declared
 from jupyter_distrib.capture import Captured, Dropped, Input, capture, explain_missing
+from jupyter_distrib.doctor import Report
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.explain import Explanation
 from jupyter_distrib.options import Options, parse_line
@@ -28,6 +29,7 @@ from jupyter_distrib.run import Run
 from jupyter_distrib.status import PoolTable, Status
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 from jupyter_distrib.widget import LiveView
+from jupyter_distrib.worker.strategies import load as load_strategy
 
 LARGE_BYTES = 100_000_000
 
@@ -41,14 +43,16 @@ class DistributedMagics(Magics):
     @output_can_be_silenced
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
-        options = parse_line(line, strategies=STRATEGIES, pools=POOLS)
+        options = parse_line(line, **session.current().possible)
         captured = self._capture(options, cell)
         if options.explain:
-            return Explanation.of(captured, self.shell.user_ns)
+            strategy = options.strategy or "none"
+            summary = load_strategy(strategy).summary
+            return Explanation.of(captured, self.shell.user_ns, strategy=strategy, summary=summary)
         run = self._start(captured, options)
         if options.detach:
             return self._detached(run, options)
-        results = run.wait(LiveView(run.pool))
+        results = run.wait(LiveView(run))
         if options.out:
             self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
@@ -64,7 +68,7 @@ class DistributedMagics(Magics):
                 self.shell.user_ns,
                 filename=cell_label(self.shell),
                 with_names=options.with_,
-                transform=self.shell.transform_cell,
+                transform=comment.body_transformer(self.shell),
             )
         except SyntaxError as error:
             captured = error
@@ -82,13 +86,14 @@ class DistributedMagics(Magics):
             packed,
             options,
             label=captured.cell.filename,
+            cell_id=frontend.cell_id(self.shell),
             handles=[value for value in inputs.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(here, captured, options),
         )
 
     def _detached(self, run: Run, options: Options) -> Run:
         """Show the run from a thread of its own; the cell is free."""
-        watch = LiveView(run.pool)
+        watch = LiveView(run).begin()
 
         def follow() -> None:
             try:
@@ -124,9 +129,13 @@ class DistributedMagics(Magics):
         return take_over
 
     @line_magic
-    def distributed_status(self, line: str) -> Status:
-        """Show pool, ranks and runs: `%distributed_status`; a value that also tells it as HTML."""
-        line_magics.parse_status(line)
+    def distributed_status(self, line: str) -> Status | Report:
+        """Show pool, ranks and runs: `%distributed_status`; a value that also tells it as HTML.
+
+        `%distributed_status --doctor`: versions, front end, pool, driver, and what to do about what is missing.
+        """
+        if line_magics.parse_status(line).doctor:
+            return Report.of(session.current(), self.shell)
         return Status.of(session.current())
 
     @line_magic
@@ -140,7 +149,8 @@ class DistributedMagics(Magics):
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:
-        """Bring back a detached run with its whole record: `%distributed_attach [RUN]`; without RUN the newest."""
+        """Bring back a detached run with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
+        notebook, else of any."""
         run = session.current().attach(line_magics.parse_attach(line).run)
         return self._detached(run, Options())
 
@@ -150,18 +160,26 @@ class DistributedMagics(Magics):
 
         `%distributed_pool`                     what there is, and which ranks are up
         `%distributed_pool use NAME`            cells use this pool from now on
+        `%distributed_pool add NAME --kind K`   a pool of this notebook, with the options of its kind
+        `%distributed_pool remove NAME`         end its ranks and forget it
         `%distributed_pool start --gpus N`      have ranks up before a cell asks for them; or `--ranks N`
         `%distributed_pool stop [NAME]`         end the ranks; what they keep is gone
         `%distributed_pool restart [NAME]`      new processes
         `%distributed_pool resize N`            as many ranks from now on
         """
-        request = line_magics.parse_pool(line, pools=tuple(POOLS))
         here = session.current()
+        known = here.settings
+        of_kinds = settings.of_kinds(known.kinds, known.strategies)
+        request = line_magics.parse_pool(line, pools=tuple(known.pools), of_kinds=of_kinds)
         match request.action:
             case "list":
                 return PoolTable.of(here)
             case "use":
-                here.pool = request.name or here.pool
+                here.use(request.name)
+            case "add":
+                here.add_pool(settings.add(known, request.name or "", request.kind or "", request.values))
+            case "remove":
+                here.remove_pool(request.name or "")
             case "start":
                 here.start_ranks(request.name or here.pool, request.gpus, request.ranks)
             case "stop":
@@ -256,6 +274,8 @@ def load(shell: InteractiveShell) -> None:
     from jupyter_distrib import completion
 
     completion.install(shell)
+    frontend.install(shell)
+    comment.install(shell)
     session.current().warm_up()
 
 
@@ -269,7 +289,9 @@ def unload(shell: InteractiveShell) -> None:
     """`%unload_ext jupyter_distrib`: the ranks end, and what was there before is there again."""
     from jupyter_distrib import completion
 
+    frontend.remove()
     completion.remove(shell)
+    comment.remove(shell)
     for kind, names in {
         "cell": _OURS,
         "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool"),

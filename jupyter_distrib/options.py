@@ -60,6 +60,9 @@ class Options:
     ranks: int | None = _declared(
         None, "--ranks", "N", "N CPU ranks", read=count,
         synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
+    gpu_type: str | None = _declared(
+        None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
+        default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
     strategy: str | None = _declared(
         None, "--strategy", "NAME", "how the ranks work together; `none` sets torchrun's environment only",
         default=DEFAULT_STRATEGY)
@@ -77,6 +80,15 @@ class Options:
         default="all ranks")
     timeout_s: float | None = _declared(
         None, "--timeout", "S", "stop after S seconds", read=seconds, default="no limit", keyword="timeout_s")
+    wait_s: float | None = _declared(
+        None, "--wait", "S", "wait up to S seconds for ranks or GPUs that are busy", read=seconds,
+        default="refuse at once, and say who has them", keyword="wait_s")
+    hang_timeout_s: float | None = _declared(
+        None, "--hang-timeout", "S", "stop when ranks have waited S seconds for others in one place", read=seconds,
+        default="only say so", keyword="hang_timeout_s")
+    check: bool = _declared(
+        False, "--check", "", "fail at once when ranks call different collectives, or with different shapes",
+        read=switch)
     detach: bool = _declared(
         False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
     fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))
@@ -98,29 +110,46 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 # ------------------------------------------------------------------------------------------------ in and out
 
 
-def parse_line(line: str, *, strategies: Declared, pools: Declared) -> Options:
+def parse_line(
+    line: str, *, strategies: Declared, pools: Declared, strategy: str = DEFAULT_STRATEGY, pool: str = DEFAULT_POOL
+) -> Options:
     """Read what follows `%%distributed`, quoted as in a shell; a `# comment` may end it.
+
+    Args:
+        line: As typed.
+        strategies: By name, what each declares.
+        pools: By name, what each declares.
+        strategy: The one whose options can be given without naming it.
+        pool: Likewise.
 
     Raises:
         OptionsError: what is wrong with which option and what to do, in one sentence.
     """
     words = split_words(line)
-    table = _table(strategies, pools, _after(words, "--strategy"), _after(words, "--pool"), as_flag)
+    chosen = _after(words, "--strategy") or strategy, _after(words, "--pool") or pool
+    table = _table(strategies, pools, *chosen, as_flag)
     arguments = parse_arguments(line, table.options, owners=table.owners)
     for word in arguments.positionals:
         raise OptionsError(f"{word!r} stands alone: {_meant(word, arguments.values, strategies, pools)}")
     return table.chosen(arguments.values)
 
 
-def from_keywords(*, strategies: Declared, pools: Declared, **keywords: object) -> Options:
+def from_keywords(
+    keywords: Mapping[str, object],
+    *,
+    strategies: Declared,
+    pools: Declared,
+    strategy: str = DEFAULT_STRATEGY,
+    pool: str = DEFAULT_POOL,
+) -> Options:
     """Read keywords: a list, tuple or set where the line has commas, a mapping for `env`; None is not given.
 
     Raises:
         OptionsError: as `parse_line`, with the keyword's name.
     """
     given = {name: value for name, value in keywords.items() if value is not None}
-    strategy, pool = (str(given[name]) if name in given else None for name in ("strategy", "pool"))
-    table = _table(strategies, pools, strategy, pool, as_keyword)
+    chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
+    table = _table(strategies, pools, *chosen, as_keyword)
     known = {option.name: option for option in table.options}
     pairs: list[tuple[Option, str]] = []
     for name, value in given.items():
@@ -208,13 +237,13 @@ class _Table:
         return options
 
 
-def _table(strategies: Declared, pools: Declared, strategy: str | None, pool: str | None, say: Say) -> _Table:
+def _table(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> _Table:
     base = _base(strategies, pools)
     for option in base:  # before all else, since what other options mean hangs on these two
         if name := {"strategy": strategy, "pool": pool}.get(option.name):
             check_choice(name, option.choices, say(option, name))
-    strategy_own = _own(strategies.get(strategy or DEFAULT_STRATEGY, ()))
-    pool_own = _own(pools.get(pool or DEFAULT_POOL, ()))
+    strategy_own = _own(strategies.get(strategy, ()))
+    pool_own = _own(pools.get(pool, ()))
     owners: dict[str, list[str]] = {}
     for chooser, declared in ((_BY_NAME["strategy"], strategies), (_BY_NAME["pool"], pools)):
         for owner, options in declared.items():
@@ -258,6 +287,10 @@ def _refuse_nonsense(options: Options, say: Say) -> None:
         raise OptionsError(
             f"{named('gpus')} and {named('ranks')} exclude each other: "
             f"{named('gpus')} has one GPU for each rank, {named('ranks')} has CPU ranks"
+        )
+    if options.gpu_type and options.ranks:
+        raise OptionsError(
+            f"{named('gpu_type')} and {named('ranks')} exclude each other: {named('ranks')} has CPU ranks"
         )
     if options.on and options.fresh:
         raise OptionsError(
@@ -309,7 +342,14 @@ def markdown_table(*, strategies: Declared, pools: Declared) -> str:
     return "\n".join(lines)
 
 
-def complete(line_before_cursor: str, *, strategies: Declared, pools: Declared) -> list[str]:
+def complete(
+    line_before_cursor: str,
+    *,
+    strategies: Declared,
+    pools: Declared,
+    strategy: str = DEFAULT_STRATEGY,
+    pool: str = DEFAULT_POOL,
+) -> list[str]:
     """Words that could stand in place of the one at the cursor; the line may begin with `%%distributed`."""
     try:
         # The mark shows whether the cursor is in a word, behind one, or in a comment.
@@ -317,7 +357,8 @@ def complete(line_before_cursor: str, *, strategies: Declared, pools: Declared) 
         if not words or not words[-1].endswith(_CURSOR):
             return []
         current = words.pop().removesuffix(_CURSOR)
-        table = _table(strategies, pools, _after(words, "--strategy"), _after(words, "--pool"), as_flag)
+        chosen = _after(words, "--strategy") or strategy, _after(words, "--pool") or pool
+        table = _table(strategies, pools, *chosen, as_flag)
     except OptionsError:
         return []
     return [word for word in _candidates(words, current, table.options) if word.startswith(current)]
@@ -335,9 +376,20 @@ def _candidates(words: Sequence[str], current: str, options: Sequence[Option]) -
     return [option.flag for option in options if option.repeatable or option.flag not in given]
 
 
-def _sections(strategies: Declared, pools: Declared) -> Iterator[tuple[str, tuple[Option, ...]]]:
+def _sections(strategies: Declared, pools: Declared) -> Iterator[tuple[str, list[Option]]]:
+    """What strategies and pools declare, under the names of those that declare the same."""
     for kind, declared in (("strategy", strategies), ("pool", pools)):
-        yield from ((f"With --{kind} {owner}:", options) for owner, options in declared.items() if options)
+        owners: dict[Option, list[str]] = {}
+        for owner, options in declared.items():
+            for option in options:
+                owners.setdefault(option, []).append(owner)
+        for together_in in dict.fromkeys(map(tuple, owners.values())):
+            together = [option for option, theirs in owners.items() if tuple(theirs) == together_in]
+            yield f"With --{kind} {_either(together_in)}:", together
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
 def _usage(option: Option) -> str:

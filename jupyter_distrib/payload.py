@@ -28,7 +28,7 @@ from typing import Any
 from jupyter_distrib import culprits, shared_memory, tensors
 from jupyter_distrib.errors import PayloadError, ValueLost
 from jupyter_distrib.events import Parcel
-from jupyter_distrib.pickling import LOADING, NAMESPACE, InputPickler, ResultPickler, inputs_in_order
+from jupyter_distrib.pickling import LOADING, NAMESPACE, InputPickler, ResultPickler, ShardFinder, inputs_in_order
 from jupyter_distrib.tensors import DEVICE, Tensors
 
 Culprit = culprits.Culprit
@@ -166,6 +166,16 @@ def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ rank to kernel
+
+
+def sharded_in(value: object) -> list[Any]:
+    """The tensors in a value that are sharded over ranks, in an order that is the same for equal values."""
+    found: list[Any] = []
+    try:
+        ShardFinder(found).dump(value)
+    except Exception:  # noqa: BLE001 - foreign code; what comes behind it stays sharded
+        return found
+    return found
 
 
 def pack_value(value: object, *, by_value: bool, run: str) -> Packed:

@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 
 from jupyter_distrib import origins
-from jupyter_distrib.tensors import Tensors
+from jupyter_distrib.tensors import Tensors, same
 
 IN_BAND_BYTES = 4096
 """Smaller buffers go in the pickle stream: cheaper, and a small tensor does not keep a large mapping alive."""
@@ -198,3 +198,24 @@ def _definition_of(obj: object) -> bytes | None:
 def inputs_in_order(inputs: Mapping[str, object]) -> list[object]:
     """What is pickled for a set of inputs: name, value, name, value, ..."""
     return [part for name, value in inputs.items() for part in (Name(name), value)]
+
+
+class ShardFinder(pickle.Pickler):
+    """Goes through a value as a pickler does, so in the same order on every rank, and notes the sharded tensors."""
+
+    def __init__(self, found: list[Any]) -> None:
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+        self._tensors = Tensors(results=True, found=found)
+
+    def reducer_override(self, obj: Any) -> Any:
+        cls = type(obj)
+        if obj is same:
+            return NotImplemented
+        if issubclass(cls, (*_DEFINITIONS, types.ModuleType)):
+            return same, (None,)
+        return self._tensors.reduce(obj, cls)
+
+
+class _Nowhere:
+    def write(self, data: bytes | memoryview) -> int:
+        return len(data)

@@ -10,13 +10,15 @@ in the log files.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
+from jupyter_distrib import snapshot
+from jupyter_distrib.displays import Displays
 from jupyter_distrib.events import (
+    Cleared,
+    Displayed,
     Ended,
     Exited,
     Failed,
@@ -24,39 +26,30 @@ from jupyter_distrib.events import (
     Frame,
     Interrupted,
     Measured,
+    Moved,
     Noted,
     Parcel,
     Progressed,
     Returned,
     RunEvent,
+    Sampled,
+    Stalled,
     Started,
     TimedOut,
     WorkerInfo,
     Wrote,
 )
+from jupyter_distrib.lines import Line, Lines
 from jupyter_distrib.streams import Progress, Stream
 
 RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
 
-HEAD_LINES = 200
-TAIL_LINES = 1000
 HISTORY = 1000
 NESTED_BARS = 3
 NOTES = 100
 
 
 # ---------------------------------------------------------------------------------------------------- what is kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of output, or (`skipped` > 0, no text) the place where that many lines were left out."""
-
-    rank: int | None
-    """None: the lines left out there are of any rank."""
-    stream: str = "stdout"
-    text: str = ""
-    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +87,19 @@ class RankRecord:
     value: Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
     """Names that stay on the rank -> name of the value's type."""
+    sharded: tuple[str, ...] = ()
+    """Those of them whose values are sharded over the ranks."""
     exited_early: bool = False
+    rss_bytes: int = 0
+    """Resident memory of its process and the children it started; 0 while unknown."""
+    peak_rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    """100 is one core."""
+    gpu_memory_bytes: int | None = None
+    peak_gpu_memory_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_percent: float | None = None
+    displays: Displays = field(default_factory=Displays)
     started_at_s: float | None = None
     ended_at_s: float | None = None
 
@@ -142,11 +147,15 @@ class RunRecord:
         self.ended = False
         self.limit_s: float | None = None
         """The time limit that ended the run; None if none did."""
+        self.hung = False
+        """The limit was one for a stall (`--hang-timeout`)."""
         self.log_directory = ""
+        self.stall: Stalled | None = None
+        """What nothing moves for; of a run that has ended: what it was stuck in when it was stopped."""
         self.changes = 0
         """Grows with every event, so that a view knows whether to draw."""
         self._streams: dict[tuple[int, str], Stream] = {}
-        self._output = _Output()
+        self._output = Lines()
         self._last_at_s: float | None = None
         for worker in workers:
             if rank := self.ranks.get(worker.rank):
@@ -173,6 +182,17 @@ class RunRecord:
                 self._measure(self.ranks[event.rank], event)
             case Noted():
                 self.notes = [*self.notes, event][-NOTES:]
+            case Sampled():
+                self._sample(self.ranks[event.rank], event)
+            case Displayed():
+                rank = self.ranks[event.rank]
+                rank.displays = rank.displays.after(event)
+            case Cleared():
+                self.ranks[event.rank].displays = Displays()
+            case Stalled():
+                self.stall = event
+            case Moved():
+                self.stall = None
             case Returned():
                 self._return(self.ranks[event.rank], event)
             case Failed():
@@ -182,7 +202,7 @@ class RunRecord:
             case Exited():
                 self._exit(self.ranks[event.rank], event)
             case TimedOut():
-                self.limit_s = event.limit_s
+                self.limit_s, self.hung = event.limit_s, event.stalled
             case Ended():
                 self._end(event)
             case _:
@@ -202,9 +222,20 @@ class RunRecord:
         return max(0.0, self._last_at_s - min(starts)) if starts and self._last_at_s is not None else 0.0
 
     @property
+    def peak_rss_bytes(self) -> int:
+        """The most that its ranks used, each at its own worst moment, together; 0 while unknown."""
+        return sum(rank.peak_rss_bytes for rank in self.ranks.values())
+
+    @property
+    def peak_gpu_memory_bytes(self) -> int | None:
+        """As `peak_rss_bytes`; None without GPUs."""
+        peaks = [rank.peak_gpu_memory_bytes for rank in self.ranks.values() if rank.peak_gpu_memory_bytes is not None]
+        return sum(peaks) if peaks else None
+
+    @property
     def line_count(self) -> int:
         """Complete lines that the ranks wrote, also those that are not kept here."""
-        return self._output.lines
+        return self._output.count
 
     @property
     def entry_count(self) -> int:
@@ -228,28 +259,7 @@ class RunRecord:
 
         Times are seconds since the first rank's start; numbers that JSON does not know are `"nan"`, `"inf"`, `"-inf"`.
         """
-        starts = [rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None]
-        origin_s = min(starts, default=0.0)
-        return {
-            "run": self.run,
-            "label": self.label,
-            "world_size": self.world_size,
-            "gpus": self.gpus,
-            "strategy": self.strategy,
-            "remark": self.remark,
-            "ended": self.ended,
-            "limit_s": self.limit_s,
-            "ok": self.ended and self.ok,
-            "elapsed_s": self.elapsed_s,
-            "log_directory": self.log_directory,
-            "line_count": self.line_count,
-            "notes": [{"rank": note.rank, "text": note.text} for note in self.notes],
-            "ranks": [_rank_state(rank, origin_s) for rank in self.ranks.values()],
-            "lines": [
-                {"rank": line.rank, "stream": line.stream, "text": line.text, "skipped": line.skipped}
-                for line in (self.lines_since()[-lines:] if lines else [])
-            ],
-        }
+        return snapshot.state_of(self, lines=lines)
 
     def _start(self, rank: RankRecord, event: Started) -> None:
         rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
@@ -288,9 +298,18 @@ class RunRecord:
         if len(rank.history) > HISTORY:
             del rank.history[-2::-2]
 
+    def _sample(self, rank: RankRecord, event: Sampled) -> None:
+        rank.rss_bytes, rank.cpu_percent = event.rss_bytes, event.cpu_percent
+        rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.rss_bytes)
+        rank.gpu_memory_total_bytes, rank.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
+        rank.gpu_memory_bytes = event.gpu_memory_bytes
+        if event.gpu_memory_bytes is not None:
+            rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
+
     def _return(self, rank: RankRecord, event: Returned) -> None:
         rank.state, rank.returned, rank.ended_at_s = "done", True, event.at_s
         rank.value, rank.kept, rank.exited_early = event.value, event.kept, event.exited_early
+        rank.sharded = event.sharded
 
     def _fail(self, rank: RankRecord, event: Failed) -> None:
         rank.state, rank.failure, rank.failed_at_s, rank.ended_at_s = "failed", event.failure, event.at_s, event.at_s
@@ -300,6 +319,7 @@ class RunRecord:
 
     def _exit(self, rank: RankRecord, event: Exited) -> None:
         rank.exit = event
+        rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.peak_rss_bytes)
         # A rank that had failed keeps that: it is the better answer to "why". What it kept is gone in any case.
         if rank.state != "failed" and not (rank.state == "done" and event.asked):
             rank.state, rank.ended_at_s = "lost", event.at_s
@@ -308,6 +328,8 @@ class RunRecord:
         for (rank, name), stream in self._streams.items():
             self._keep(self.ranks[rank], name, stream.finish())
         self.ended, self.log_directory = True, event.log_directory
+        if self.ok:
+            self.stall = None
 
 
 def _smoothed_rate(old: Progress, event: Progressed) -> float | None:
@@ -325,69 +347,3 @@ def _drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) 
         same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
         depth = next(same, 0)
     return (bars[:depth] + ((bar,) if bar else ()))[-NESTED_BARS:]
-
-
-def _rank_state(rank: RankRecord, origin_s: float) -> dict[str, Any]:
-    ended = rank.exit
-    return {
-        "rank": rank.rank,
-        "state": rank.state,
-        "pid": rank.pid,
-        "device": rank.device,
-        "device_name": rank.device_name,
-        "progress": [
-            {
-                "label": bar.label,
-                "step": bar.step,
-                "total": bar.total,
-                "rate": None if bar.rate is None else _number(bar.rate),
-                "unit": bar.unit,
-                "detail": bar.detail,
-            }
-            for bar in rank.progress
-        ],
-        "metrics": {name: _number(value) for name, value in rank.metrics.items()},
-        "metrics_step": rank.metrics_step,
-        "history": [
-            {"step": sample.step, "values": {name: _number(value) for name, value in sample.values.items()}}
-            for sample in rank.history
-        ],
-        "last_line": rank.last_line,
-        "failure": rank.failure and {"type": rank.failure.type_name, "message": rank.failure.message},
-        "exit": ended and {"code": ended.exit_code, "asked": ended.asked, "out_of_memory": ended.out_of_memory},
-        "kept": dict(rank.kept),
-        "exited_early": rank.exited_early,
-        "started_s": None if rank.started_at_s is None else rank.started_at_s - origin_s,
-        "ended_s": None if rank.ended_at_s is None else rank.ended_at_s - origin_s,
-    }
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-class _Output:
-    """The first and the last lines of all ranks together."""
-
-    def __init__(self) -> None:
-        self.entries = 0
-        self.lines = 0
-        self._head: list[Line] = []
-        self._tail: deque[Line] = deque(maxlen=TAIL_LINES)
-        self._dropped = 0
-
-    def append(self, line: Line) -> None:
-        self.entries += 1
-        self.lines += line.skipped or 1
-        if len(self._head) < HEAD_LINES:
-            self._head.append(line)
-            return
-        if len(self._tail) == TAIL_LINES:
-            self._dropped += self._tail[0].skipped or 1
-        self._tail.append(line)
-
-    def since(self, entry: int) -> list[Line]:
-        start = self.entries - len(self._tail)
-        gone = self._dropped if entry <= len(self._head) else start - entry
-        gap = [Line(rank=None, skipped=gone)] if gone > 0 else []
-        return [*self._head[entry:], *gap, *list(self._tail)[max(0, entry - start) :]]

@@ -125,6 +125,7 @@ class RankValue:
         type_names: Rank -> name of the value's type, as far as known.
         pool: How the pool is called in the repr: `local`.
         since: Which cell kept it: `Cell In[3]`.
+        sharded: No rank has all of it; `handle[rank]` brings the whole, whichever rank is named.
         fetch: Brings a copy of one rank's value; called by `handle[rank]` in the caller's thread.
         on_drop: Called with `key` when the handle is collected, which may be in any thread and in the middle of
             anything: it must neither wait nor take a lock.
@@ -140,6 +141,7 @@ class RankValue:
         type_names: Mapping[int, str] | None = None,
         pool: str = "",
         since: str = "",
+        sharded: bool = False,
         fetch: Callable[[int], Any],
         on_drop: Callable[[str], object] | None = None,
     ) -> None:
@@ -148,6 +150,7 @@ class RankValue:
         self.crew = crew
         self.ranks = tuple(sorted(ranks))
         self.type_names = dict(type_names or {})
+        self.sharded = sharded
         self.lost: frozenset[int] = frozenset()
         """Ranks whose copy is gone."""
         self._pool = pool
@@ -170,7 +173,7 @@ class RankValue:
         """
         if rank not in self.ranks:
             raise IndexError(f"`{self.name}` was not kept on rank {rank}: it is on {rank_list(self.ranks)}")
-        if rank in self.lost:
+        if rank in self.lost or (self.sharded and self.lost):
             raise ValueLost(
                 f"`{self.name}` of {rank_list(self.lost)} is gone with the process that held it: "
                 f"run {self._since or 'the cell that made it'} again"
@@ -203,7 +206,8 @@ class RankValue:
 
     def __repr__(self) -> str:
         types = " or ".join(dict.fromkeys(self.type_names.values())) or "a value"
-        details = [f"{self._pool} pool"] if self._pool else []
+        details = ["sharded"] if self.sharded else []
+        details += [f"{self._pool} pool"] if self._pool else []
         details += [f"kept since {self._since}"] if self._since else []
         details += [f"gone on {rank_list(self.lost)}"] if self.lost else []
         return f"{self.name}: {types} on {rank_list(self.ranks)}" + (f" ({', '.join(details)})" if details else "")

@@ -52,6 +52,7 @@ class Run:
         record: Of this run, fresh.
         stop: Asks the pool to stop the run; with True, to kill it.
         cell: Source lines by file name, for tracebacks.
+        cell_id: By which the front end finds the cell again.
     """
 
     def __init__(
@@ -63,10 +64,15 @@ class Run:
         cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
         detached: bool = False,
+        cell_id: str = "",
     ) -> None:
         self.record = record
         self.pool = pool
         self.detached = detached
+        self.cell_id = cell_id
+        self.began_at_s = time.time() - age_s
+        self.stop_asked_at_s: float | None = None
+        """Since the epoch, as `began_at_s`."""
         self.interrupted = False
         """The user asked for the stop."""
         self.attended = detached
@@ -99,6 +105,18 @@ class Run:
         """Whether every rank has ended."""
         return self._ended.is_set()
 
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether it ends within this time; takes no part in how it ends."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def state(self) -> str:
+        """`running`, `stopping`, or how it ended: `done`, or the worst that happened to a rank."""
+        if not self.done():
+            return "stopping" if self.interrupted else "running"
+        states = {rank.state for rank in self.record.ranks.values()}
+        return next((state for state in ("lost", "failed", "interrupted") if state in states), "done")
+
     def result(self, timeout_s: float | None = None) -> Any:
         """The `Results`, or None if no rank returned anything; waits for the end of the run.
 
@@ -112,19 +130,22 @@ class Run:
 
     def logs(self, rank: int | None = None) -> str:
         """All that a rank wrote so far, or all ranks one after another."""
-        directory = Path(self.record.log_directory or paths.log_directory() / self.id)
         ranks = sorted(self.record.ranks) if rank is None else [rank]
         texts = []
         for number in ranks:
             with suppress(OSError):
-                text = (directory / f"rank{number}.log").read_text("utf-8", "backslashreplace")
+                text = self.log_file(number).read_text("utf-8", "backslashreplace")
                 texts.append(f"--- rank {number}\n{text}" if rank is None and text else text)
         return "".join(texts)
 
-    def cancel(self) -> None:
-        """Stop the run; returns at once. `result()` then raises KeyboardInterrupt."""
+    def log_file(self, rank: int) -> Path:
+        return Path(self.record.log_directory or paths.log_directory() / self.id) / f"rank{rank}.log"
+
+    def cancel(self, *, force: bool = False) -> None:
+        """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""
         self.interrupted = True
-        self._stop(False)
+        self.stop_asked_at_s = self.stop_asked_at_s or time.time()
+        self._stop(force)
 
     def wait(self, watch: Watch | None = None) -> Any:
         """Wait for the end in the calling thread, showing the run with `watch`; an interrupt stops the run, a second
@@ -161,8 +182,7 @@ class Run:
             signal.signal(signal.SIGINT, default)
 
     def _pressed(self, signum: int, frame: types.FrameType | None) -> None:
-        again, self.interrupted = self.interrupted, True
-        self._stop(again)
+        self.cancel(force=self.interrupted)
 
     def _shown(self, watch: Watch | None) -> float | None:
         if watch is None:

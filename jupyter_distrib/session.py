@@ -15,10 +15,11 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib import payload
+from jupyter_distrib import payload, settings, surroundings
 from jupyter_distrib.capture import Dropped
 from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import CaptureError, DistributedError, PoolError
@@ -37,13 +38,19 @@ from jupyter_distrib.events import (
     Stop,
 )
 from jupyter_distrib.options import Options
+from jupyter_distrib.pools import kinds
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.record import RunRecord
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.run import Run
-from jupyter_distrib.words import rank_list
+from jupyter_distrib.settings import NamedPool, Settings
+from jupyter_distrib.words import duration, rank_list
 
 HISTORY = 20
+CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+"""Has torch compare what the ranks call before each collective."""
+GATHER = "from jupyter_distrib.worker import whole\nwhole.of(__kept__)"
+"""The cell that brings a sharded value back."""
 
 
 class Session:
@@ -52,29 +59,74 @@ class Session:
     def __init__(self) -> None:
         self.name = secrets.token_hex(3)
         self.pid = os.getpid()
-        self.pool = "local"
-        """The pool that cells use unless they say otherwise."""
-        self.strategy = "none"
+        self.added: dict[str, NamedPool] = {}
+        """Pools of this notebook alone."""
+        self.used: str | None = None
+        """The pool that was chosen in this notebook."""
+        self.used_by = ""
+        """Where: in a cell or in the sidebar."""
+        self.picked_strategy: str | None = None
+        self.picked: dict[str, dict[str, Any]] = {}
+        """By pool, the `gpus`, `ranks` and `gpu_type` that were picked in the sidebar."""
         self.sizes: dict[str, tuple[int, bool]] = {}
         """By pool, how many ranks `%distributed_pool` asked for, and whether with GPUs."""
         self.history: deque[Run] = deque(maxlen=HISTORY)
+        self.on_change: Callable[[], object] = lambda: None
+        """Whom to tell that crews or runs have come or gone; called from any thread."""
         self.dropped: dict[str, Dropped] = {}
         """Names that a distributed cell defined on the ranks only."""
         self._told_of_cpu = False
         """That `--gpus` means CPU ranks here; said once, and again only beside what is shown anyway."""
-        self._connections: dict[str, Connection] = {}
+        self._connections: list[Connection] = []
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._crew_numbers = itertools.count(1)
         self._forgotten: queue.SimpleQueue[tuple[Crew, str]] = queue.SimpleQueue()
 
+    @property
+    def settings(self) -> Settings:
+        """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
+        from jupyter_distrib.strategies import POOLS, STRATEGIES
+
+        found = settings.load(kinds(POOLS), STRATEGIES)
+        if self.added:
+            found = replace(found, pools=found.pools | self.added)
+        if self.used in found.pools:
+            found = replace(found, pool=self.used, pool_origin=self.used_by)
+        if self.picked_strategy is not None and self.picked_strategy in found.strategies:
+            found = replace(found, strategy=self.picked_strategy, strategy_origin=settings.SIDEBAR)
+        picked = {name: found.pools[name].resized(size) for name, size in self.picked.items() if name in found.pools}
+        return replace(found, pools=found.pools | picked) if picked else found
+
+    @property
+    def pool(self) -> str:
+        """The pool that cells use unless they say otherwise."""
+        return self.settings.pool
+
+    @property
+    def strategy(self) -> str:
+        return self.settings.strategy_for()
+
+    @property
+    def possible(self) -> dict[str, Any]:
+        """What a cell can ask for here, as the readers of `options.py` take it."""
+        here = self.settings
+        return {
+            "strategies": here.strategies,
+            "pools": here.declared,
+            "strategy": here.strategy_for(),
+            "pool": here.pool,
+        }
+
     def hello(self) -> Hello:
-        notebook = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
+        path = os.environ.get("JPY_SESSION_NAME", "")
+        notebook = os.path.basename(path)
         return Hello(
             protocol=PROTOCOL,
             session=self.name,
             pid=self.pid,
             label=f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}",
+            notebook=path,
             python=platform.python_version(),
             torch=_version("torch"),
             cloudpickle=_version("cloudpickle"),
@@ -82,20 +134,32 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------ pools and crews
 
-    def connect(self, pool: str) -> Connection:
-        """Reach a pool, once."""
+    def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
+        """Reach a pool, once for each set of options."""
         with self._lock:
-            connection = self._connections.get(pool)
-            if connection is None:
-                connection = self._connections[pool] = Connection(pool, self.hello(), self._drop_connection)
+            for connection in self._connections:
+                if connection.pool == pool and connection.options == options:
+                    return connection
+            named = self.settings.pools[pool]
+            if options is None:
+                return self.connect(pool, named.options)
+            connection = Connection(pool, self.hello(), self._drop_connection, kind=named.kind, options=options)
+            connection.on_change = self.changed
+            self._connections.append(connection)
             return connection
+
+    def connections(self) -> list[Connection]:
+        """The pools that are in use, in the order of their first use."""
+        return list(self._connections)
 
     def warm_up(self) -> None:
         """Have the local agent import torch while the user is still typing; called when the extension is loaded."""
 
         def connect() -> None:
             try:
-                self.connect("local")
+                here = self.settings
+                if here.pools[here.pool].kind == "local":
+                    self.connect(here.pool)
             except (DistributedError, OSError):
                 return  # the first cell meets the same trouble, and tells it
 
@@ -103,15 +167,19 @@ class Session:
 
     def _drop_connection(self, connection: Connection) -> None:
         with self._lock:
-            if self._connections.get(connection.pool) is connection:
-                del self._connections[connection.pool]
+            if connection in self._connections:
+                self._connections.remove(connection)
+        self.changed()
+
+    def changed(self) -> None:
+        self.on_change()
 
     def crews(self) -> list[Crew]:
-        return [crew for connection in list(self._connections.values()) for crew in list(connection.crews.values())]
+        return [crew for connection in list(self._connections) for crew in list(connection.crews.values())]
 
     def crew(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
         """The ranks a cell asks for: warm ones if they fit, else new ones on their way."""
-        connection = self.connect(options.pool or self.pool)
+        connection = self.connect(options.pool or self.pool, options.pool_options)
         self._pass_on_forgotten()
         load_env = load_time_changes(options.env)
         size, gpus = self._size(options, connection)
@@ -119,7 +187,7 @@ class Session:
             return self._crew_of(handles, connection, size, options.on)
         if options.on is not None and options.gpus is None and options.ranks is None:
             return self._newest(connection)
-        fitting = [crew for crew in connection.crews.values() if _fits(crew, size, gpus, load_env, connection)]
+        fitting = [crew for crew in connection.crews.values() if _fits(crew, size, gpus, load_env, options.gpu_type)]
         if options.fresh:
             for crew in fitting:
                 self.close_crew(crew)
@@ -130,8 +198,25 @@ class Session:
             busy.remove(crew)  # an interrupt came between its start and whoever would have waited for it
             self.close_crew(crew)
         if not free and busy:
-            raise _busy(busy[0])
-        return free[-1] if free else self._open(connection, size, gpus, load_env)
+            self._wait_or_refuse(busy[0], options.wait_s)
+            free = busy
+        return free[-1] if free else self._open(connection, size, gpus, load_env, options)
+
+    def _wait_or_refuse(self, crew: Crew, wait_s: float | None) -> None:
+        """Another cell of this notebook has the ranks."""
+        assert crew.run is not None
+        if wait_s is None:
+            raise _busy(crew)
+        print(f"Waiting up to {duration(wait_s)} for {crew.run.record.label}, which runs on these ranks.")
+        if not crew.run.wait_ended(wait_s) or crew.state == "closed":
+            raise _busy(crew)
+
+    def _filled(self, options: Options, here: Settings) -> Options:
+        """With every default in its place; what `%distributed_pool` has started counts for more than a file."""
+        filled = here.filled(options)
+        if filled.pool in self.sizes and not (options.gpus or options.ranks):
+            return replace(filled, gpus=None, ranks=None)
+        return filled
 
     def _size(self, options: Options, connection: Connection) -> tuple[int, bool]:
         """How many ranks, 0 for as many as there are GPUs; and whether GPUs are wanted."""
@@ -178,13 +263,17 @@ class Session:
             raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
         return crews[-1]
 
-    def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str]) -> Crew:
+    def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options) -> Crew:
         """Ask for new ranks; idle ones of another size that keep nothing make room."""
         for other in list(connection.crews.values()):
             if (other.run is None or other.run.done()) and not other.kept:
                 self.close_crew(other)
         crew = Crew(
-            name=f"{self.name}-c{next(self._crew_numbers)}", connection=connection, load_env=load_env, asked_gpus=gpus
+            name=f"{self.name}-c{next(self._crew_numbers)}",
+            connection=connection,
+            load_env=load_env,
+            asked_gpus=gpus,
+            gpu_type=options.gpu_type or "",
         )
         connection.crews[crew.name] = crew
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -195,6 +284,8 @@ class Session:
                 gpus=gpus,
                 load_env=load_env,
                 visible=None if visible is None else tuple(filter(None, visible.split(","))),
+                gpu_type=crew.gpu_type,
+                wait_s=options.wait_s or 0.0,
             )
         )
         return crew
@@ -202,19 +293,40 @@ class Session:
     def wait_open(self, crew: Crew) -> None:
         """Until its ranks are up. Raises `PoolError` if they cannot be had; an interrupt gives them up."""
         try:
-            while not crew.opened.wait(timeout=3600):
-                continue
+            while not crew.opened.is_set():
+                if reason := crew.news.get():
+                    print(f"Waiting: {reason}")
         except KeyboardInterrupt:
             self.close_crew(crew)
             raise
+        if crew.connection.refusal:
+            self.close_crew(crew)
+            raise PoolError(crew.connection.refusal)
         if crew.state == "closed":
             raise PoolError(crew.reason or "the ranks were taken away while they were starting.")
+
+    def add_pool(self, pool: NamedPool) -> None:
+        """A pool of this notebook; one of that name that was added before goes, with its ranks, if it was another."""
+        if self.added.get(pool.name, pool) != pool:
+            self.remove_pool(pool.name)
+        self.added[pool.name] = pool
+
+    def remove_pool(self, name: str) -> None:
+        """Raises `PoolError` if it is not this notebook's to remove."""
+        if name not in self.added:
+            raise PoolError(f"{name} comes from {self.settings.pools[name].origin}, not from this notebook.")
+        self.stop_ranks(name)
+        self.sizes.pop(name, None)
+        del self.added[name]
+        if self.used == name:
+            self.used = None
 
     def start_ranks(self, pool: str, gpus: int | None, ranks: int | None) -> None:
         """Have ranks up before a cell asks for them."""
         if gpus is not None or ranks is not None:
             self.sizes[pool] = (gpus or ranks or 0, ranks is None)
-        self.wait_open(self.crew(Options(pool=pool)))
+            self.picked.pop(pool, None)
+        self.wait_open(self.crew(self._filled(Options(pool=pool), self.settings)))
 
     def stop_ranks(self, pool: str) -> None:
         """End the ranks of a pool; what they keep is gone."""
@@ -227,7 +339,7 @@ class Session:
         up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
         self.stop_ranks(pool)
         gpus, ranks = ((up[-1].size, None) if up[-1].gpus else (None, up[-1].size)) if up else (None, None)
-        self.wait_open(self.crew(Options(pool=pool, gpus=gpus, ranks=ranks)))
+        self.wait_open(self.crew(self._filled(Options(pool=pool, gpus=gpus, ranks=ranks), self.settings)))
 
     def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None) -> None:
         """From now on so many ranks; those that are up make room."""
@@ -239,11 +351,36 @@ class Session:
         crew.connection.crews.pop(crew.name, None)
         crew.close("it was stopped")
         crew.connection.node.send(CloseCrew(crew=crew.name))
+        self.changed()
+
+    def use(self, pool: str | None) -> None:
+        """Cells use this pool from now on."""
+        self.used, self.used_by = pool, settings.NOTEBOOK
+        self.changed()
+
+    def pick(self, *, pool: str, strategy: str, size: dict[str, Any]) -> None:
+        """What the next runs use where their cell does not say, as picked in the sidebar.
+
+        Args:
+            pool: By name.
+            strategy: By name.
+            size: `gpus` with or without `gpu_type`, or `ranks`; empty for what the pool gives by itself.
+        """
+        here = self.settings
+        if pool != here.pool:
+            self.used, self.used_by = pool, settings.SIDEBAR
+        if strategy != self.settings.strategy_for():
+            self.picked_strategy = strategy
+        self.sizes.pop(pool, None)
+        self.picked.pop(pool, None)
+        if size:
+            self.picked[pool] = size
+        self.changed()
 
     def close(self) -> None:
         """Give everything up: the agent ends this kernel's ranks."""
         with self._lock:
-            connections = list(self._connections.values())
+            connections = list(self._connections)
             self._connections.clear()
         for connection in connections:
             for crew in list(connection.crews.values()):
@@ -259,6 +396,7 @@ class Session:
         options: Options,
         *,
         label: str,
+        cell_id: str = "",
         handles: Sequence[RankValue] = (),
         on_ended: Callable[[Run], object] | None = None,
     ) -> Run:
@@ -269,12 +407,14 @@ class Session:
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
+        here = self.settings
+        options, asked = self._filled(options, here), options
         crew = self.crew(options, handles)
         parcel, fd = payload.to_parcel(packed)
         fds = [] if fd is None else [fd]
         try:
             self.wait_open(crew)
-            run = self._run(crew, options, label, cell)
+            run = self._run(crew, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
             run.held = packed.sent
             if on_ended is not None:
                 run.on_ended.append(lambda: on_ended(run))
@@ -288,32 +428,34 @@ class Session:
             ranks=tuple(run.record.ranks),
             cell=cell,
             inputs=parcel,
-            setting=self._setting(options),
+            setting=self._setting(options, crew.connection),
             detached=options.detach,
             timeout_s=options.timeout_s,
+            hang_timeout_s=options.hang_timeout_s,
             label=label,
         )
         crew.connection.node.send(command, fds)
         return run
 
-    def _run(self, crew: Crew, options: Options, label: str, cell: Cell) -> Run:
+    def _run(self, crew: Crew, options: Options, cell: Cell, *, label: str, cell_id: str, origins: str) -> Run:
         ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
         if missing := set(ranks) - set(range(crew.size)):
             raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(crew.size))} only.")
         instead = options.gpus is not None and not crew.gpus
+        no_gpu = f"no GPU here: {crew.size} CPU ranks (gloo)"
         record = RunRecord(
             run=f"{self.name}-{next(self._numbers)}",
             label=label,
             ranks=ranks,
             world_size=crew.size,
             gpus=crew.gpus,
-            strategy=options.strategy or self.strategy,
+            strategy=options.strategy or "none",
             workers=crew.workers,
-            remark=f"no GPU here: {crew.size} CPU ranks (gloo)" if instead else "",
+            remark="; ".join(filter(None, (no_gpu if instead else "", origins, crew.connection.remark))),
         )
         if instead and not self._told_of_cpu:
             self._told_of_cpu = True
-            record.apply(Noted(run=record.run, rank=None, text=record.remark))
+            record.apply(Noted(run=record.run, rank=None, text=no_gpu))
         node = crew.connection.node
         lines = {cell.filename: cell.source.splitlines(keepends=True)}
         run = Run(
@@ -322,11 +464,13 @@ class Session:
             pool=crew.connection.pool,
             cell=lines,
             detached=options.detach,
+            cell_id=cell_id,
         )
         crew.connection.runs[run.id] = run
         crew.run = run
         run.on_ended.append(lambda: self._after(crew, run))
         self.history.append(run)
+        self.changed()
         return run
 
     def _after(self, crew: Crew, run: Run) -> None:
@@ -334,13 +478,21 @@ class Session:
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
         for handle in list(crew.handles):
             handle.mark_lost(gone)
+        self.changed()
 
-    def _setting(self, options: Options) -> Setting:
+    def _setting(self, options: Options, connection: Connection) -> Setting:
+        path = tuple(os.getcwd() if folder == "" else folder for folder in sys.path)
         return Setting(
-            env={**os.environ, **options.env},
+            env={
+                **(surroundings.that_travel() if connection.remote else os.environ),
+                **(CHECKED if options.check else {}),
+                **options.env,
+            },
+            own_environment=connection.remote,
             directory=os.getcwd(),
-            path=tuple(os.getcwd() if folder == "" else folder for folder in sys.path),
-            strategy=options.strategy or self.strategy,
+            path=surroundings.without_own(path) if connection.elsewhere else path,
+            own_libraries=connection.elsewhere,
+            strategy=options.strategy or "none",
             strategy_options=options.strategy_options,
             keep=options.keep,
             by_value=options.detach,
@@ -371,6 +523,7 @@ class Session:
             type_names=types,
             pool=run.pool,
             since=run.record.label,
+            sharded=any(name in rank.sharded for rank in run.record.ranks.values()),
             fetch=lambda rank: self._fetch(crew, key, rank),
             on_drop=drop,
         )
@@ -378,17 +531,19 @@ class Session:
         return handle
 
     def _fetch(self, crew: Crew, key: str, rank: int) -> Any:
-        """A copy of one rank's kept value: a run of its own, on that rank."""
+        """A copy of one rank's kept value: a run of its own, on that rank; on all of them, if each has a shard."""
         handle = next(handle for handle in crew.handles if handle.key == key)
         if crew.run is not None and not crew.run.done():
             raise _busy(crew)
-        options = Options(on=(rank,), pool=crew.connection.pool, strategy="none")
+        connection = crew.connection
+        on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
+        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=connection.options)
         label = f"{handle.name}[{rank}]"
         packed = payload.pack_inputs({"__kept__": handle}, {})
-        run = self.start(Cell(source="__kept__", filename=label), packed, options, label=label, handles=[handle])
+        run = self.start(Cell(source=source, filename=label), packed, options, label=label, handles=[handle])
         self.history.remove(run)
         results = run.wait()
-        return None if results is None else results[rank]
+        return None if results is None else results[home]
 
     def _pass_on_forgotten(self) -> None:
         """Tell the ranks which kept values nobody in the notebook has a handle to any more."""
@@ -436,8 +591,10 @@ class Session:
         return answer
 
 
-def _fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], connection: Connection) -> bool:
+def _fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
     if crew.state == "closed" or crew.load_env != load_env:
+        return False
+    if gpu_type and gpu_type.lower() != crew.gpu_type.lower():
         return False
     if crew.state == "opening":
         return crew.asked_gpus == gpus
@@ -460,14 +617,17 @@ def _version(name: str) -> str:
 
 
 _current: Session | None = None
+_making = threading.Lock()
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 
 def current() -> Session:
     """This process's session; a forked child of the kernel gets its own."""
     global _current
-    if _current is None or _current.pid != os.getpid():
-        _current = Session()
-    return _current
+    with _making:
+        if _current is None or _current.pid != os.getpid():
+            _current = Session()
+        return _current
 
 
 def close() -> None:

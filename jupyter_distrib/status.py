@@ -12,9 +12,9 @@ from jupyter_distrib.events import WorkerInfo
 from jupyter_distrib.session import Session
 from jupyter_distrib.words import duration, size
 
-_RANKS = ("rank", "state", "device", "pid", "memory", "pool")
-_RUNS = ("run", "cell", "state", "time", "ranks")
-_POOLS = ("pool", "in use", "ranks", "keeps")
+_RANKS = ("rank", "state", "device", "pid", "memory", "load", "pool")
+_RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
+_POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
 Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
@@ -25,12 +25,14 @@ class Status:
     pool: str
     strategy: str
     ranks: tuple[dict[str, Any], ...]
-    """For each rank: `rank`, `state`, `device`, `pid`, `rss_bytes`, `pool`."""
+    """For each rank: `rank`, `state`, `device`, `pid`, `rss_bytes`, `pool`; while it runs also `cpu_percent`, and on a
+    GPU `gpu_memory_bytes` and `gpu_percent`."""
     gpus: tuple[dict[str, Any], ...]
     """For each GPU of the node: `index`, `name`, `memory_bytes`, `used_bytes`, `holder`."""
     kept: tuple[str, ...]
     runs: tuple[dict[str, Any], ...]
-    """The last runs, oldest first: `run`, `cell`, `state`, `elapsed_s`, `ranks`."""
+    """The last runs, oldest first: `run`, `cell`, `state`, `elapsed_s`, `ranks`, `peak_rss_bytes`,
+    `peak_gpu_memory_bytes`, and `stall`: why nothing moves, or empty."""
     others: tuple[dict[str, Any], ...]
     """Crews of other notebooks on this node: `holder`, `ranks`, `running`, `kept`."""
     agent: str
@@ -38,21 +40,30 @@ class Status:
     @classmethod
     def of(cls, session: Session) -> Status:
         """Ask every pool that was used. Raises `PoolError` if one does not answer."""
-        answer = session.connect("local").ask()
-        mine = [crew for crew in answer["crews"] if crew["session"] == session.name]
+        connections = session.connections() or [session.connect(session.pool)]
+        answers = [(connection.pool, connection.ask()) for connection in connections]
+        crews = [(pool, crew) for pool, answer in answers for crew in answer["crews"]]
         return cls(
             pool=session.pool,
             strategy=session.strategy,
-            ranks=tuple(_rank(info, "local") for crew in mine for info in crew["workers"]),
-            gpus=tuple(answer["gpus"]),
+            ranks=tuple(
+                {**_rank(info, pool), **_load(session, crew["run"], info.rank)}
+                for pool, crew in crews
+                if crew["session"] == session.name
+                for info in crew["workers"]
+            ),
+            gpus=tuple(gpu for _, answer in answers for gpu in answer["gpus"]),
             kept=tuple(repr(handle) for crew in session.crews() for handle in crew.kept),
             runs=tuple(
                 {
                     "run": run.id,
                     "cell": run.record.label,
-                    "state": _state(run),
+                    "state": run.state,
                     "elapsed_s": run.elapsed_s,
                     "ranks": len(run.record.ranks),
+                    "peak_rss_bytes": run.record.peak_rss_bytes,
+                    "peak_gpu_memory_bytes": run.record.peak_gpu_memory_bytes,
+                    "stall": run.record.stall.text if run.record.stall else "",
                 }
                 for run in session.history
             ),
@@ -63,19 +74,20 @@ class Status:
                     "running": crew["label"],
                     "kept": tuple(key.partition("/")[2] for key in crew["kept"]),
                 }
-                for crew in answer["crews"]
+                for _, crew in crews
                 if crew["session"] != session.name
             ),
-            agent=f"agent {answer['pid']}, up {duration(answer['up_s'])}, template {answer['template']}",
+            agent="; ".join(_agent(pool, answer, alone=len(answers) == 1) for pool, answer in answers),
         )
 
     def _tables(self) -> list[Table]:
         ranks = [
-            (str(r["rank"]), r["state"], r["device"], str(r["pid"]), size(r["rss_bytes"]), r["pool"])
+            (str(r["rank"]), r["state"], r["device"], str(r["pid"]), size(r["rss_bytes"]), _load_text(r), r["pool"])
             for r in self.ranks
         ]
         runs = [
-            (r["run"], r["cell"], r["state"], duration(r["elapsed_s"]), str(r["ranks"])) for r in reversed(self.runs)
+            (r["run"], r["cell"], r["state"], duration(r["elapsed_s"]), str(r["ranks"]), _peak(r))
+            for r in reversed(self.runs)
         ]
         gpus = [
             (str(g["index"]), g["name"], f"{size(g['used_bytes'])} of {size(g['memory_bytes'])}", g["holder"] or "free")
@@ -93,7 +105,8 @@ class Status:
         head = [f"pool {self.pool}, strategy {self.strategy}; {self.agent}"]
         if not self.ranks:
             head.append("No ranks are up; the next %%distributed cell starts them.")
-        return [*head, *self.kept]
+        stalls = [f"{run['cell']}: {run['stall']}" for run in self.runs if run["state"] == "running" and run["stall"]]
+        return [*head, *stalls, *self.kept]
 
     def __repr__(self) -> str:
         return "\n\n".join(["\n".join(self._head()), *(_text(table) for table in self._tables() if table[1])])
@@ -107,18 +120,18 @@ class Status:
 class PoolTable:
     """The pools a cell can name, and what this notebook has of each."""
 
-    rows: tuple[tuple[str, str, str, str], ...]
+    rows: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(cls, session: Session) -> PoolTable:
-        from jupyter_distrib.strategies import POOLS
-
+        here = session.settings
         rows = []
-        for name in POOLS:
+        for name, pool in here.pools.items():
             crews = [crew for crew in session.crews() if crew.connection.pool == name]
             ranks = ", ".join(f"{crew.size} {'GPU' if crew.gpus else 'CPU'}" for crew in crews if crew.size)
             kept = ", ".join(handle.name for crew in crews for handle in crew.kept)
-            rows.append((name, "yes" if name == session.pool else "", ranks or "none up", kept))
+            in_use = "yes" if name == here.pool else ""
+            rows.append((name, pool.kind, in_use, ranks or "none up", kept, pool.origin))
         return cls(rows=tuple(rows))
 
     def __repr__(self) -> str:
@@ -126,6 +139,38 @@ class PoolTable:
 
     def _repr_html_(self) -> str:
         return _html((_POOLS, list(self.rows)))
+
+
+def _load(session: Session, run: str, rank: int) -> dict[str, Any]:
+    """What the rank was last seen to use in the run that is on."""
+    record = next((each.record for each in session.history if each.id == run), None)
+    if record is None or rank not in record.ranks:
+        return {}
+    now = record.ranks[rank]
+    gpu = {"gpu_memory_bytes": now.gpu_memory_bytes, "gpu_percent": now.gpu_percent}
+    return {"cpu_percent": now.cpu_percent, **({} if now.gpu_memory_bytes is None else gpu)}
+
+
+def _load_text(rank: dict[str, Any]) -> str:
+    """`98 % cpu, 6.4 GB and 75 % gpu`."""
+    if "cpu_percent" not in rank:
+        return ""
+    parts = [f"{rank['cpu_percent']:.0f} % cpu"]
+    if "gpu_memory_bytes" in rank:
+        percent = "" if rank["gpu_percent"] is None else f" and {rank['gpu_percent']:.0f} %"
+        parts.append(f"{size(rank['gpu_memory_bytes'])}{percent} gpu")
+    return ", ".join(parts)
+
+
+def _peak(run: dict[str, Any]) -> str:
+    """Of all its ranks together; empty for a run that was over before anybody looked."""
+    gpu = "" if run["peak_gpu_memory_bytes"] is None else f", gpu {size(run['peak_gpu_memory_bytes'])}"
+    return f"{size(run['peak_rss_bytes'])}{gpu}" if run["peak_rss_bytes"] else ""
+
+
+def _agent(pool: str, answer: dict[str, Any], *, alone: bool) -> str:
+    text = f"agent {answer['pid']}, up {duration(answer['up_s'])}, template {answer['template']}"
+    return text if alone else f"{pool}: {text}"
 
 
 def _rank(info: WorkerInfo, pool: str) -> dict[str, Any]:
@@ -137,13 +182,6 @@ def _rank(info: WorkerInfo, pool: str) -> dict[str, Any]:
         "rss_bytes": info.rss_bytes,
         "pool": pool,
     }
-
-
-def _state(run: Any) -> str:
-    if not run.done():
-        return "running"
-    states = {rank.state for rank in run.record.ranks.values()}
-    return next((state for state in ("lost", "failed", "interrupted") if state in states), "done")
 
 
 def _text(table: Table) -> str:

@@ -94,7 +94,7 @@ class Stream:
             if (cut := _UNFINISHED_CODE.search(text, max(0, len(text) - 256))) is not None:
                 text, self._code = text[: cut.start()], cut.group()
             text = _CODE.sub(_cursor_up, text)
-        return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+        return _CONTROL.sub(_escaped, text)
 
     def _take(self, piece: str, bars: list[Draw]) -> None:
         if piece.count("\r") > 8:  # a thousand redraws in one batch: only the last ones can be seen
@@ -146,6 +146,20 @@ class Stream:
     def _reset(self) -> None:
         self._line, self._cut = "", 0
         self._over = self._redrawn = self._on_bar = False
+
+
+def without_codes(text: str) -> str:
+    """A whole text as it would stand after it was written: no terminal codes, other control characters visible."""
+    return "\n".join(Stream().feed(f"{text}\n")[0])
+
+
+def visible(text: str) -> str:
+    """The same without a character that does something to a terminal; line ends and tabs stay."""
+    return _CONTROL.sub(_escaped, text.replace("\x1b", "\\x1b"))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found.group()):02x}"
 
 
 def _cursor_up(code: re.Match[str]) -> str:

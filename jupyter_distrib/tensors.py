@@ -9,9 +9,9 @@ names functions of this file, which import it. What happens to what:
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * A numpy array over the memory of a tensor becomes separate from it, as numpy pickles arrays by themselves.
 * As with `torch.save`, `.grad` and the autograd graph stay behind.
-* Results lose what belongs to the ranks: `DistributedDataParallel` becomes its module, `replicate` is undone on a copy.
-  What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective that others do not
-  join.
+* Results lose what belongs to the ranks: `DistributedDataParallel` becomes its module, `replicate` and `fully_shard`
+  are undone on a copy. What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective
+  that others do not join; unless a strategy has gathered it before, on all ranks together (`whole`).
 
 Runs in the thread that pickles.
 """
@@ -35,20 +35,26 @@ _SHARDED = (
     "`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`), or return this "
     "rank's part, `.to_local()`"
 )
+_ELSEWHERE = "it is sharded over the ranks, and whole in the value of rank 0"
 _SMALL_BYTES = 1 << 20
 """Below, a view is not worth a second pass."""
+
+whole: dict[int, tuple[Any, Any]] = {}
+"""Sharded tensors that the ranks have gathered for their results, by the `id`: the tensor and, on rank 0, the whole."""
 
 
 class Tensors:
     """What one pickling has met of torch. `reduce` is asked about every object that is not a plain builtin."""
 
-    def __init__(self, *, results: bool, compact: frozenset[int] = frozenset()) -> None:
+    def __init__(self, *, results: bool, compact: frozenset[int] = frozenset(), found: list[Any] | None = None) -> None:
         """Prepare for one pickling.
 
         Args:
             results: True for values of a rank, False for inputs from the kernel.
             compact: What `wasteful` said after a first pass: storages whose only tensor is copied.
+            found: Only collect sharded tensors here; the pickle is of no use.
         """
+        self._found = found
         self._results = results
         self._compact = compact
         self._storages: dict[int, Any] = {}
@@ -94,6 +100,8 @@ class Tensors:
     def _tensor(self, tensor: Any) -> Any:
         if hasattr(tensor, "device_mesh"):
             return self._sharded(tensor)
+        if self._found is not None:
+            return same, (None,)
         if type(tensor) is not self._torch.Tensor or tensor.device.type == "meta":
             return NotImplemented
         if tensor.layout is not self._torch.strided or tensor.is_quantized:
@@ -121,7 +129,15 @@ class Tensors:
     def _sharded(self, tensor: Any) -> Any:
         if all(placement.is_replicate() for placement in tensor.placements):
             return same, (tensor.to_local().detach().requires_grad_(tensor.requires_grad),)
-        raise pickle.PicklingError(_SHARDED)
+        if self._found is not None:
+            self._found.append(tensor)
+            return same, (None,)
+        if id(tensor) not in whole:
+            raise pickle.PicklingError(_SHARDED)
+        _, gathered = whole[id(tensor)]
+        if gathered is None:
+            raise pickle.PicklingError(_ELSEWHERE)
+        return same, (gathered,)
 
     def _storage(self, storage: Any) -> Any:
         if isinstance(storage, self._torch.TypedStorage):
@@ -149,11 +165,9 @@ class Tensors:
         if sharded is not None and isinstance(module, sharded):
             raise pickle.PicklingError(_SHARDED)
         contract: Any = sys.modules.get("torch.distributed._composable.contract")
-        if getattr(contract, "STATE_KEY", None) not in vars(module):
+        if getattr(contract, "STATE_KEY", None) not in vars(module) and _IN_FSDP not in vars(module):
             return NotImplemented
-        if "fully_shard" in (vars(module).get(contract.REGISTRY_KEY) or ()):
-            raise pickle.PicklingError(_SHARDED)
-        return same, (self._plain.setdefault(id(module), _without_replicate(module, contract)),)
+        return same, (self._plain.setdefault(id(module), _as_it_was(module, contract)),)
 
 
 def _memory(storage: Any) -> pickle.PickleBuffer:
@@ -163,20 +177,20 @@ def _memory(storage: Any) -> pickle.PickleBuffer:
     return pickle.PickleBuffer(array)
 
 
-def _without_replicate(module: Any, contract: Any) -> Any:
-    """A copy of the module as it was before `torch.distributed._composable.replicate`, sharing all its parts.
+def _as_it_was(module: Any, contract: Any) -> Any:
+    """A copy of the module as it was before torch's `replicate` or `fully_shard`, sharing all its parts.
 
-    `replicate` (torch 2.13) leaves a state and a registry in `module.__dict__`, forward hooks bound to the
-    state, and a class with the bases `(DDP, <the user's>)`.
+    They (torch 2.13) leave a state and a registry in `module.__dict__`, hooks of their own, and a class with the bases
+    `(DDP, <the user's>)` or `(FSDPModule, <the user's>)`.
     """
-    state_keys = (contract.STATE_KEY, contract.REGISTRY_KEY)
     cls: Any = type(module)
     first = cls.__bases__[0]
-    if len(cls.__bases__) == 2 and first.__name__ == "DDP" and first.__module__.startswith("torch."):
+    if len(cls.__bases__) == 2 and first.__name__ in {"DDP", "FSDPModule"} and first.__module__.startswith("torch."):
         cls = cls.__bases__[1]
     plain = cls.__new__(cls)
-    attributes = {name: value for name, value in vars(module).items() if name not in state_keys}
-    for name in ("_forward_pre_hooks", "_forward_hooks"):
+    left_out = {contract.STATE_KEY, contract.REGISTRY_KEY, _IN_FSDP, "_fsdp_use_orig_params"}
+    attributes = {name: value for name, value in vars(module).items() if name not in left_out}
+    for name in _HOOKS & attributes.keys():
         attributes[name] = type(attributes[name])(
             (key, hook) for key, hook in attributes[name].items() if not _is_distributed_hook(hook)
         )
@@ -188,10 +202,23 @@ def _without_replicate(module: Any, contract: Any) -> Any:
     return plain
 
 
+_IN_FSDP = "_is_fsdp_managed_module"
+_HOOKS = frozenset(
+    {
+        "_forward_pre_hooks",
+        "_forward_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    }
+)
+
+
 def _is_distributed_hook(hook: Any) -> bool:
+    hook = getattr(hook, "hook", hook)  # torch wraps some
     owner = getattr(hook, "__self__", None)
-    where = getattr(hook, "__module__", "") if owner is None else type(owner).__module__
-    return str(where).startswith("torch.distributed.")
+    where = str(getattr(hook, "__module__", "") if owner is None else type(owner).__module__)
+    return where.startswith(("torch.distributed.", "jupyter_distrib."))
 
 
 # ------------------------------------------------------------------------------------------- named by the pickles

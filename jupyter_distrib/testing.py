@@ -46,6 +46,7 @@ from jupyter_distrib.events import (
     Parcel,
     Returned,
     RunEvent,
+    Sampled,
     Setting,
     Started,
     Stop,
@@ -228,7 +229,8 @@ class Client:
 
 
 def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
-    """Started and one end for each rank, whose output may overtake its start but not its end; one Ended, last."""
+    """Started and one end for each rank, whose output and samples may overtake its start but not its end; one Ended,
+    last."""
     assert sum(isinstance(event, Ended) for event in events) == 1, events
     for rank in ranks:
         mine = [event for event in events if getattr(event, "rank", None) == rank]
@@ -236,7 +238,7 @@ def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
         assert len(ends) == 1, f"rank {rank} has {len(ends)} ends: {mine}"
         starts = [
             index
-            for index, event in enumerate(e for e in mine if not isinstance(e, Wrote))
+            for index, event in enumerate(e for e in mine if not isinstance(e, (Wrote, Sampled)))
             if isinstance(event, Started)
         ]
         assert starts in ([0], []), f"rank {rank}: Started is not first: {mine}"

@@ -1,7 +1,7 @@
-"""A run as text and as static HTML, while it goes on and afterwards. Kernel side; pure functions of a `RunRecord`.
+"""A run as text, while it goes on and afterwards. Kernel side; pure functions of a `RunRecord`.
 
-What is printed here is what a saved notebook holds, so it is short, complete in what it counts, and says where the rest
-is.
+It is what terminals, diffs and logs show of a saved notebook, so it is short, complete in what it counts, and says
+where the rest is. `settled.py` says the same as HTML.
 
     2 ranks · ddp · local · cpu · 0:41
     [0] epoch 1 loss 0.52
@@ -13,15 +13,15 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from math import isnan, nan
 
 from jupyter_distrib.failures import describe_exit, is_consequence
-from jupyter_distrib.record import Line, RankRecord, RunRecord
-from jupyter_distrib.streams import Progress
-from jupyter_distrib.words import clipped, rank_list
+from jupyter_distrib.lines import Line
+from jupyter_distrib.record import RankRecord, RunRecord
+from jupyter_distrib.streams import Progress, visible, without_codes
+from jupyter_distrib.words import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
 """Output lines shown of a run that has ended: so many of its beginning, so many of its end."""
@@ -34,46 +34,39 @@ SOLO_RANKS = 8
 QUIET_S = 1.0
 FOLD_WINDOW = 64
 BAR_CELLS = 8
+DISPLAY_CHARACTERS = 2000
 
 
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
     """Whether there is anything to tell; a run that only ended well, and quickly, is told by its values."""
-    told = record.line_count or record.notes or any(rank.progress or rank.metrics for rank in record.ranks.values())
-    if told or _troubled(record) or any(rank.exited_early for rank in record.ranks.values()):
+    ranks = record.ranks.values()
+    told = record.line_count or record.notes or record.stall
+    if told or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
+        return True
+    if _troubled(record) or any(rank.exited_early for rank in ranks):
         return True
     return not record.ended and (elapsed_s >= QUIET_S or bool(record.partial_lines()))
 
 
-def as_text(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
+def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
     """Give the view of this moment, or the final one once the record has ended; empty if nothing is worth showing.
 
     `elapsed_s` is by the caller's clock (`record.elapsed_s` for a replay); `pool` is how the header calls the pool.
     """
-    if not is_worth_showing(record, elapsed_s):
+    if not always and not is_worth_showing(record, elapsed_s):
         return ""
-    statuses = _statuses(record, elapsed_s)
-    widths = [max((len(row[column]) for row in statuses), default=0) for column in range(2)]
-    return "\n".join(
+    rows = statuses(record, elapsed_s)
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    lines = "\n".join(
         [
             header(record, elapsed_s, pool),
-            *_notes(record),
-            *_output(record),
-            *("  ".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:])).rstrip() for row in statuses),
+            *remarks(record),
+            *output(record),
+            *_displays(record),
+            *("  ".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:])).rstrip() for row in rows),
         ]
     )
-
-
-def as_html(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
-    """Give the same as `as_text` as markup that needs neither scripts nor styles; all text of the user is escaped."""
-    if not is_worth_showing(record, elapsed_s):
-        return ""
-    parts = [f"<div>{escape(header(record, elapsed_s, pool))}</div>"]
-    parts += [f"<div>{escape(note)}</div>" for note in _notes(record)]
-    if lines := _output(record):
-        parts.append("<pre>" + "\n".join(map(escape, lines)) + "</pre>")
-    if statuses := _statuses(record, elapsed_s):
-        parts.append("<table>" + "".join(_row(row) for row in statuses) + "</table>")
-    return f"<div>{''.join(parts)}</div>"
+    return visible(lines)
 
 
 def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:
@@ -103,11 +96,18 @@ def clock(seconds: float) -> str:
 
 
 def _devices(record: RunRecord) -> str:
-    kinds = {rank.device.partition(":")[0] for rank in record.ranks.values() if rank.device}
-    return "/".join(sorted(kinds)) or ("cuda" if record.gpus else "cpu")
+    """`cpu`, `2 × A100`."""
+    names = [device_name(rank.device_name) or rank.device.partition(":")[0] for rank in record.ranks.values()]
+    counts = {name: names.count(name) for name in names if name not in ("", "cpu")}
+    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or ("cuda" if record.gpus else "cpu")
 
 
-def _notes(record: RunRecord) -> list[str]:
+def device_name(name: str) -> str:
+    """`A100` for `NVIDIA A100-SXM4-80GB (GPU 0)`."""
+    return name.partition(" (")[0].removeprefix("NVIDIA ").partition("-")[0].strip()
+
+
+def remarks(record: RunRecord) -> list[str]:
     """What the system has to say, each sentence once with the ranks it is about."""
     about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
     for note in record.notes:
@@ -115,6 +115,8 @@ def _notes(record: RunRecord) -> list[str]:
     early = [rank.rank for rank in record.ranks.values() if rank.exited_early]
     if early:
         about["left the cell early with sys.exit()"] = early
+    if record.stall is not None:
+        about[record.stall.text] = []
     return [f"· {rank_list(ranks)}: {text}" if ranks else f"· {text}" for text, ranks in about.items()]
 
 
@@ -183,7 +185,7 @@ def _ranks(line: Line) -> list[int]:
     return [] if line.rank is None else [line.rank]
 
 
-def _output(record: RunRecord) -> list[str]:
+def output(record: RunRecord) -> list[str]:
     first, last = FINAL_LINES if record.ended else LIVE_LINES
     characters = FINAL_CHARACTERS if record.ended else LIVE_CHARACTERS
     folded = _folded([*record.lines_since(), *record.partial_lines()])
@@ -204,21 +206,34 @@ def _line_text(folded: _Folded, characters: int, run: str = "") -> str:
     return f"[{ranks}{'!' if line.stream == 'stderr' else ''}] {clipped(line.text, characters)}"
 
 
+def _displays(record: RunRecord) -> list[str]:
+    """What ranks displayed, as far as it is text."""
+    lines = []
+    for rank in record.ranks.values():
+        for display in rank.displays.shown:
+            text = clipped(displayed_text(display.data), DISPLAY_CHARACTERS)
+            lines += [f"[{rank.rank}] {line}" for line in text.splitlines()]
+    return lines
+
+
+def displayed_text(data: Mapping[str, str]) -> str:
+    """A display's text, or the names of what it is instead."""
+    kinds = [kind for kind in ("text/plain", "text/markdown", "text/latex") if kind in data]
+    return without_codes(data[kinds[0]]) if kinds else f"({', '.join(sorted(data))})"
+
+
 # ---------------------------------------------------------------------------------------------------- status lines
 
-_Row = tuple[str, str, str, str]
-"""Ranks, state, progress, metrics or what happened."""
-
-
-def _row(row: _Row) -> str:
-    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+COLUMNS = ("ranks", "state", "progress", "metrics", "memory")
+Row = tuple[str, str, str, str, str]
+"""As the columns say; in place of metrics, what happened."""
 
 
 def _troubled(record: RunRecord) -> bool:
     return any(rank.state in ("failed", "lost", "interrupted") for rank in record.ranks.values())
 
 
-def _statuses(record: RunRecord, elapsed_s: float) -> list[_Row]:
+def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
     ranks = list(record.ranks.values())
     telling = any(rank.progress or rank.metrics for rank in ranks) or _troubled(record)
     if not telling and (record.ended or elapsed_s < QUIET_S):
@@ -227,12 +242,18 @@ def _statuses(record: RunRecord, elapsed_s: float) -> list[_Row]:
     for rank in ranks:
         loops = "/".join(bar.label for bar in rank.progress)
         alike = (rank.state, _trouble(rank), loops)
-        key = alike if len(ranks) > SOLO_RANKS else (*alike[:2], str(rank.rank))
+        key = alike if len(ranks) > SOLO_RANKS else (*alike[:2], "" if alike[1] else str(rank.rank))
         groups.setdefault(key, []).append(rank)
-    return [_status(group, elapsed_s) for group in groups.values()]
+    rows = sorted(groups.values(), key=lambda group: not _is_root(group[0]))
+    return [_status(group, ended=record.ended) for group in rows]
 
 
-def _status(group: Sequence[RankRecord], elapsed_s: float) -> _Row:
+def _is_root(rank: RankRecord) -> bool:
+    """It failed or died by itself: such ranks come first."""
+    return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
+
+
+def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
     """One line for ranks in the same state; its bar is that of the slowest."""
     slowest = min(group, key=lambda rank: [bar.step for bar in rank.progress])
     most = max(group, key=lambda rank: [bar.step for bar in rank.progress])
@@ -241,7 +262,21 @@ def _status(group: Sequence[RankRecord], elapsed_s: float) -> _Row:
         for slow, fast in zip(slowest.progress, most.progress, strict=False)
     )
     told = _trouble(slowest) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
-    return rank_list(rank.rank for rank in group), slowest.state, bars, told
+    return rank_list(rank.rank for rank in group), slowest.state, bars, told, _memory(group, ended=ended)
+
+
+def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
+    """What the ranks use, or at the end what they used at most: the largest of the group."""
+    on_gpu = [rank for rank in group if rank.gpu_memory_bytes is not None]
+    if ended:
+        peak = max((rank.peak_gpu_memory_bytes or 0 if on_gpu else rank.peak_rss_bytes) for rank in group)
+        return f"peak {size(peak)}" if peak else ""
+    if on_gpu:
+        used = max(rank.gpu_memory_bytes or 0 for rank in on_gpu)
+        busy = [rank.gpu_percent for rank in on_gpu if rank.gpu_percent is not None]
+        return size(used) + (f", {min(busy):.0f} % busy" if busy else "")
+    used = max(rank.rss_bytes for rank in group)
+    return f"{size(used)}, {max(rank.cpu_percent for rank in group):.0f} % CPU" if used else ""
 
 
 def _trouble(rank: RankRecord) -> str:
@@ -263,7 +298,7 @@ def _metrics(group: Sequence[RankRecord]) -> str:
         values = {rank.rank: rank.metrics[name] for rank in group if name in rank.metrics}
         numbers = [value for value in values.values() if not isnan(value)]
         low, high = (f"{edge(numbers, default=nan):.4g}" for edge in (min, max))
-        texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+        texts.append(f"{short(name)} {low}" if low == high else f"{short(name)} {low} to {high}")
         if numbers and len(numbers) < len(values):
             texts[-1] += f" (nan on {rank_list(rank for rank, value in values.items() if isnan(value))})"
     return "  ".join(texts)
@@ -272,7 +307,7 @@ def _metrics(group: Sequence[RankRecord]) -> str:
 def _bar(slow: Progress, fast: Progress, *, running: bool) -> str:
     """`epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left`."""
     steps = amount(slow.step) if slow.step == fast.step else f"{amount(slow.step)}-{amount(fast.step)}"
-    parts = [slow.label] if slow.label else []
+    parts = [short(slow.label)] if slow.label else []
     parts.append(steps if slow.total is None else f"{steps}/{amount(slow.total)}")
     if slow.total:
         filled = max(0, min(BAR_CELLS, int(BAR_CELLS * slow.step / slow.total)))

@@ -38,6 +38,11 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
+def short(name: str, characters: int = 40) -> str:
+    """A name that is longer than any name should be, with its end left out."""
+    return name if len(name) <= characters else f"{name[: characters - 1]}…"
+
+
 def clipped(text: str, characters: int) -> str:
     """Cut a text that is too long to be read, and say by how much."""
     return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"

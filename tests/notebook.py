@@ -14,6 +14,8 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+from jupyter_distrib import broadcast
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ROOT = Path(__file__).parent.parent
 
@@ -30,14 +32,21 @@ class Outcome:
     result_html: str = ""
     displays: dict[str, str] = field(default_factory=dict)
     """The last `text/plain` of each display."""
+    displays_html: dict[str, str] = field(default_factory=dict)
+    """The last `text/html` of each display."""
     ename: str = ""
     evalue: str = ""
     traceback: str = ""
     """As shown, without colours."""
     kinds: set[str] = field(default_factory=set)
     """Mime types of the displays."""
+    news: list[dict[str, Any]] = field(default_factory=list)
+    """What the kernel told the sidebar meanwhile."""
     page: str = ""
     """What a `?` shows, without colours."""
+    updates: list[dict[str, object]] = field(default_factory=list)
+    """What widgets were told."""
+    open_widgets: set[str] = field(default_factory=set)
     messages: int = 0
     """Messages that carry output."""
     size_bytes: int = 0
@@ -53,6 +62,11 @@ class Outcome:
         """Everything that can be read under the cell."""
         return "\n".join(filter(None, (self.stdout, self.stderr, self.view, self.result, self.traceback)))
 
+    @property
+    def live(self) -> dict[str, object]:
+        """The state of the widgets, all together."""
+        return {name: value for update in self.updates for name, value in update.items()}
+
 
 class Notebook:
     """One kernel. `cell` runs a cell and waits for its end; `start`, `until` and `finish` do the same in steps."""
@@ -66,6 +80,9 @@ class Notebook:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
         self._outcome, self._message, self._began_s = Outcome(), "", 0.0
+        self._bundles: dict[str, dict[str, str]] = {}
+        """The last bundle of each display, whichever cell it was sent from."""
+        self._closed: set[str] = set()
 
     def __enter__(self) -> Notebook:
         return self
@@ -79,8 +96,8 @@ class Notebook:
     def pid(self) -> int:
         return int(self.manager.provisioner.pid)
 
-    def cell(self, code: str, timeout_s: float = 60.0) -> Outcome:
-        self.start(code)
+    def cell(self, code: str, timeout_s: float = 60.0, cell_id: str = "") -> Outcome:
+        self.start(code, cell_id)
         return self.finish(timeout_s)
 
     def ok(self, code: str) -> Outcome:
@@ -102,14 +119,19 @@ class Notebook:
             "    del globals()[_name]"
         )
 
-    def start(self, code: str) -> None:
+    def start(self, code: str, cell_id: str = "") -> None:
+        """Send a cell; with its id, as JupyterLab does it, which then is given widgets."""
         self._outcome, self._began_s = Outcome(), time.monotonic()
-        self._message = self.client.execute(code, allow_stdin=False)
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        metadata = {"cellId": cell_id} if cell_id else {}
+        message = self.client.session.msg("execute_request", {**content, "stop_on_error": True}, metadata=metadata)
+        self.client.shell_channel.send(message)
+        self._message = message["header"]["msg_id"]
 
     def until(self, text: str, timeout_s: float = 60.0) -> Outcome:
         """Wait until this text can be read under the running cell."""
         deadline = time.monotonic() + timeout_s
-        while text not in self._outcome.text:
+        while text not in self._outcome.text and text not in str(self._outcome.live):
             if self._take(deadline):
                 raise AssertionError(f"the cell ended without {text!r}:\n{self._outcome.text}")
         return self._outcome
@@ -133,6 +155,12 @@ class Notebook:
                 outcome.wall_s = time.monotonic() - self._began_s
                 return outcome
 
+    def settled(self, display: str, widget: str) -> dict[str, str]:
+        """What a display of an earlier cell shows in the end, once this widget of it is closed."""
+        while widget not in self._closed:
+            self._note(self.client.get_iopub_msg(timeout=30))
+        return self._bundles[display]
+
     def interrupt(self) -> None:
         self.manager.interrupt_kernel()
 
@@ -152,15 +180,26 @@ class Notebook:
             message = self.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:
             raise AssertionError(f"nothing more came in time:\n{self._outcome.text}") from None
+        self._note(message)
         if message["parent_header"].get("msg_id") != self._message:
             return False
         return self._fold(message["msg_type"], message["content"])
+
+    def _note(self, message: dict[str, Any]) -> None:
+        content = message["content"]
+        if display := content.get("transient", {}).get("display_id"):
+            self._bundles[display] = content["data"]
+        elif message["msg_type"] == "comm_close":
+            self._closed.add(content["comm_id"])
 
     def _fold(self, kind: str, content: dict[str, Any]) -> bool:
         outcome = self._outcome
         if kind == "status":
             return bool(content["execution_state"] == "idle")
         if kind == "execute_input":
+            return False
+        if content.get("comm_id") == broadcast.COMM:  # nothing of it can be seen below the cell
+            outcome.news.append(content["data"])
             return False
         outcome.messages += 1
         outcome.size_bytes += len(str(content))
@@ -172,7 +211,15 @@ class Notebook:
         elif kind in ("display_data", "update_display_data"):
             key = content.get("transient", {}).get("display_id") or f"display {outcome.messages}"
             outcome.displays[key] = content["data"].get("text/plain", "")
+            outcome.displays_html[key] = content["data"].get("text/html", "")
             outcome.kinds |= content["data"].keys()
+        elif kind == "comm_open":
+            outcome.open_widgets.add(content["comm_id"])
+            outcome.updates.append(content["data"].get("state", {}))
+        elif kind == "comm_msg":
+            outcome.updates.append(content["data"].get("state", {}))
+        elif kind == "comm_close":
+            outcome.open_widgets.discard(content["comm_id"])
         elif kind == "error":
             outcome.ename, outcome.evalue = content["ename"], content["evalue"]
             outcome.traceback = _COLOUR.sub("", "\n".join(content["traceback"]))

@@ -17,7 +17,7 @@ from jupyter_distrib.agent import devices, server
 from jupyter_distrib.agent.crew import Crew
 from jupyter_distrib.agent.devices import Gpu, Leases, visible
 from jupyter_distrib.agent.server import Agent, Client
-from jupyter_distrib.events import PROTOCOL, CrewClosed, CrewRefused, Hello, OpenCrew
+from jupyter_distrib.events import PROTOCOL, CloseCrew, CrewClosed, CrewQueued, CrewRefused, Hello, OpenCrew
 from jupyter_distrib.link import Link
 
 GPUS = [
@@ -126,9 +126,16 @@ class Stage:
         return client
 
     def open(
-        self, client: Client, name: str, size: int, *, gpus: bool = True, visible: tuple[str, ...] | None = None
+        self,
+        client: Client,
+        name: str,
+        size: int,
+        *,
+        gpus: bool = True,
+        visible: tuple[str, ...] | None = None,
+        gpu_type: str = "",
     ) -> Crew | str:
-        self.agent._open(client, OpenCrew(crew=name, size=size, gpus=gpus, visible=visible))
+        self.agent._open(client, OpenCrew(crew=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
         if self.told and isinstance(self.told[-1], CrewRefused):
             return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]
         return client.crews[name]
@@ -240,3 +247,80 @@ def test_a_crew_that_ends_gives_its_gpus_back(stage: Stage) -> None:
     assert crew.closed
     assert indices(stage.open(stage.client("b"), "c2", 4)) == [0, 1, 2, 3]
     assert os.listdir(stage.folder)
+
+
+# ---------------------------------------------------------------------------------------------------- types, waiting
+
+
+MIXED = [
+    Gpu(index=i, uuid=f"GPU-{letter * 8}", name=name, memory_bytes=1, used_bytes=0)
+    for i, (letter, name) in enumerate(
+        [("e", "NVIDIA A10"), ("f", "NVIDIA A100-SXM4-80GB"), ("g", "NVIDIA A10"), ("h", "Tesla V100")]
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("A10", [0, 2]), ("a10", [0, 2]), ("A100", [1]), ("nvidia a100 80gb", [1]), ("Tesla V100", [3]), ("H100", [])],
+)
+def test_a_type_is_a_word_of_the_name_in_any_case(wanted: str, found: list[int]) -> None:
+    assert [gpu.index for gpu in devices.of_type(MIXED, wanted)] == found
+
+
+def test_only_gpus_of_the_type_are_given(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.devices, "gpus", lambda: list(MIXED))
+    me = stage.client("a")
+    assert indices(stage.open(me, "c1", 0, gpu_type="a10")) == [0, 2]
+    assert stage.open(me, "c2", 1, gpu_type="H100") == (
+        "--gpu-type H100, but this machine has 2 NVIDIA A10, 1 NVIDIA A100-SXM4-80GB, 1 Tesla V100; "
+        "leave it out, or use another pool."
+    )
+    monkeypatch.setattr(server.devices, "gpus", list)
+    assert "this machine has no GPU at all" in str(stage.open(me, "c3", 1, gpu_type="A10"))
+
+
+def ask(stage: Stage, client: Client, name: str, wait_s: float) -> None:
+    stage.agent._open(client, OpenCrew(crew=name, size=3, gpus=True, wait_s=wait_s))
+
+
+def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
+    first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
+    crew = stage.open(first, "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    ask(stage, second, "c2", 60)
+    ask(stage, second, "c2", 60)
+    (queued,) = stage.told
+    assert isinstance(queued, CrewQueued)
+    assert "GPU 0: a.ipynb (kernel 1) since" in queued.reason
+    assert not second.crews
+    stage.agent._close(crew, force=True)
+    for call in stage.agent._loop._soon:
+        call()
+    assert indices(second.crews["c2"]) == [0, 1, 2]
+    assert stage.agent._waiting == []
+
+
+def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
+    crew = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    ask(stage, stage.client("b"), "c2", 0.001)
+    time.sleep(0.002)
+    stage.agent._look_again()
+    assert [type(event) for event in stage.told] == [CrewQueued, CrewRefused]
+    assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
+    assert stage.agent._waiting == []
+
+
+def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
+    crew = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    gone, stopped = stage.client("b"), stage.client("c")
+    ask(stage, gone, "c2", 60)
+    ask(stage, stopped, "c3", 60)
+    stage.agent._gone(gone)
+    stage.agent._obey(stopped, CloseCrew(crew="c3"), [])
+    assert stage.agent._waiting == []

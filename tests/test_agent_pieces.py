@@ -14,11 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import death, reap
+from jupyter_distrib.agent import death, reap, usage
 from jupyter_distrib.agent import journal as journals
 from jupyter_distrib.agent.journal import Journal
 from jupyter_distrib.agent.loop import Loop
-from jupyter_distrib.events import Cell, Ended, Execute, Frame, Noted, Parcel, Progressed, Returned, Setting, Wrote
+from jupyter_distrib.events import (
+    Cell,
+    Displayed,
+    Ended,
+    Execute,
+    Frame,
+    Noted,
+    Parcel,
+    Progressed,
+    Returned,
+    Sampled,
+    Setting,
+    Wrote,
+)
 from tests.processes import is_alive, wait_until_gone
 
 # ---------------------------------------------------------------------------------------------------- loop
@@ -132,7 +145,7 @@ def detached() -> Execute:
 
 def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    journal = Journal(detached(), 4, gpus=True)
+    journal = Journal(detached(), 4, gpus=True, notebook="")
     with (tmp_path / "value").open("w+b") as value:
         value.write(b"big")
         value.flush()
@@ -153,8 +166,33 @@ def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def sample(rss_bytes: int) -> Sampled:
+    return Sampled(
+        run="s-7", rank=0, rss_bytes=rss_bytes, cpu_percent=1.0, gpu_memory_bytes=None, gpu_memory_total_bytes=None,
+        gpu_percent=None, at_s=0.0,
+    )  # fmt: skip
+
+
+def test_a_long_journal_knows_the_peak() -> None:
+    journal = Journal(detached(), 2, gpus=False, notebook="")
+    for number in range(3 * journals.MAX_ENTRIES):
+        journal.add(sample(10**9 if number == 99 else number), ())
+    samples = [event.rss_bytes for event, _ in journal.entries() if isinstance(event, Sampled)]
+    assert len(samples) <= journals.MAX_ENTRIES
+    assert (max(samples), samples[-1]) == (10**9, 3 * journals.MAX_ENTRIES - 1)
+
+
+def test_a_journal_holds_so_many_bytes_of_displays() -> None:
+    journal = Journal(detached(), 2, gpus=False, notebook="")
+    for number in range(10):
+        data = {"text/plain": str(number), "image/png": "x" * (journals.MAX_DISPLAY_BYTES // 4)}
+        journal.add(Displayed(run="s-7", rank=0, data=data, metadata={}, at_s=0.0), ())
+    kept = [event.data["text/plain"] for event, _ in journal.entries() if isinstance(event, Displayed)]
+    assert kept == ["7", "8", "9"]
+
+
 def test_a_long_journal_loses_old_output_only() -> None:
-    journal = Journal(detached(), 2, gpus=False)
+    journal = Journal(detached(), 2, gpus=False, notebook="")
     journal.add(Noted(run="s-7", rank=None, text="first"), ())
     for number in range(4 * journals.MAX_ENTRIES):
         journal.add(Wrote(run="s-7", rank=0, stream="stdout", text=str(number)), ())
@@ -361,9 +399,55 @@ from jupyter_distrib.agent import reap
 start = lambda: subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 known, spared, stray = start(), start(), start()
 reap.kill_adopted(frozenset([known.pid]), lambda pid: pid == spared.pid)
-print(stray.wait(), known.poll(), spared.poll())
-known.kill(); spared.kill()
+states = stray.wait(), known.poll(), spared.poll()
+known.kill(); spared.kill()  # before anybody reads on and ends this program
+print(*states)
 """
     process = program(text, cwd=Path(__file__).parent.parent)
     assert line_of(process) == "-9 None None"
     end(process)
+
+
+# ---------------------------------------------------------------------------------------------------- usage
+
+
+def test_memory_and_time_of_a_process_and_its_children() -> None:
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'b = bytearray(80_000_000); print(); input()'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = usage.read(process.pid)
+        alone = reap.rss_bytes(process.pid)
+        process.communicate(b"\n")
+    assert used is not None
+    assert used.rss_bytes > alone + 80_000_000
+    assert used.cpu_s > 0
+    assert used.state in "RS"
+    assert not used.stopped
+
+
+def test_a_stopped_process_is_seen_to_be() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        used = usage.read(process.pid)
+        assert used is not None
+        assert used.stopped
+        process.kill()
+    assert usage.read(process.pid) is None
+
+
+def test_where_there_is_no_proc_the_process_itself_is_told() -> None:
+    used = usage._from_psutil(os.getpid())
+    assert used is not None
+    assert used.rss_bytes > 10_000_000
+    assert used.cpu_s > 0
+
+
+def test_a_signal_is_sent_only_to_who_handles_it() -> None:
+    assert usage.catches(os.getpid(), signal.SIGINT)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not usage.catches(process.pid, signal.SIGRTMIN + 10)
+        process.kill()

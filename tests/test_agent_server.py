@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import Answered, Ask, CrewRefused, OpenCrew, Wrote
+from jupyter_distrib.events import Answered, Ask, Attach, Attached, CrewRefused, OpenCrew, Wrote
 from jupyter_distrib.link import Link
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
@@ -186,11 +188,12 @@ def ranks_of(session: str) -> list[int]:
 def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> None:
     """Although a child of it holds the link open."""
     program = """
-    import os, time
+    import os, time, warnings
     from jupyter_distrib.pools.local import LocalPool
     from jupyter_distrib.testing import Client
     client = Client(LocalPool())
     crew = client.crew(2)
+    warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside threads
     child = os.fork()
     if child == 0:
         time.sleep(30)
@@ -310,6 +313,64 @@ def test_an_idle_agent_goes_and_takes_its_socket(folder: Path, monkeypatch: pyte
     client.close()
     assert wait_until_gone([agent], 10) == []
     assert not list(folder.glob("*.sock"))
+
+
+def test_an_idle_agent_that_has_a_detached_run_stays_without_its_template(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record waits for whoever asks; torch's memory is given back, and is there again for the next kernel."""
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    run = client.start(client.crew(2), "rank * 10", detached=True)
+    client.finish(run, (0, 1))
+    client.close()
+
+    assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
+
+    other = Client(LocalPool())
+    assert agent_of(other) == agent
+    other.send(Attach(run=run))
+    assert other.finish(run, (0, 1)).values == {0: 0, 1: 10}
+    assert other.run(other.crew(1), "rank").values == {0: 0}
+    other.close()
+
+
+def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_of(path: str) -> str:
+        monkeypatch.setattr(Client, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path))
+        kernel = Client(LocalPool())
+        run = kernel.start(kernel.crew(1), "rank", detached=True)
+        kernel.finish(run, (0,))
+        kernel.close()
+        return run
+
+    def attached_to(path: str) -> str:
+        monkeypatch.setattr(Client, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path))
+        kernel = Client(LocalPool())
+        kernel.send(Attach(run=""))
+        run = kernel.wait(Attached).run
+        kernel.close()
+        return run
+
+    hello = Client._hello
+    mine, others = run_of("/a/train.ipynb"), run_of("/b/train.ipynb")
+
+    assert attached_to("/a/train.ipynb") == mine
+    assert attached_to("/c/new.ipynb") == others
+    assert attached_to("") == others
+
+
+def test_a_kernel_that_sends_nonsense_loses_its_link_and_nobody_else(client: Client) -> None:
+    crew = client.crew(1)
+    lost = threading.Event()
+    other = LocalPool().connect(client._hello(), lambda *_: None, lambda _: lost.set())
+    other.send(OpenCrew(crew="c", size="two", gpus=None))  # type: ignore[arg-type]
+    assert lost.wait(10)
+    assert client.run(crew, "rank").values == {0: 0}
+    other.close()
 
 
 def test_kernels_that_come_as_it_goes_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

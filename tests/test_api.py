@@ -331,28 +331,14 @@ got = jupyter_distrib.prepare(frozen, optimizer, scheduler)
 
 REFUSED = [
     ("jupyter_distrib.prepare(3)", "takes models, optimizers, schedulers and data loaders, not int."),
+    ("import torch\njupyter_distrib.prepare(torch.nn.ReLU())", "ReLU has no parameters, so there is nothing to train."),
     (
         """
-from torch.utils.data import DataLoader, IterableDataset
-class D(IterableDataset):
-    def __iter__(self): return iter([1])
-jupyter_distrib.prepare(DataLoader(D()))
+import torch
+stale, model = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+jupyter_distrib.prepare(model, torch.optim.SGD(stale.parameters(), lr=1))
 """,
-        "cannot divide a DataLoader over an IterableDataset: have its __iter__ yield",
-    ),
-    (
-        """
-from torch.utils.data import DataLoader, WeightedRandomSampler
-jupyter_distrib.prepare(DataLoader([1, 2], sampler=WeightedRandomSampler([1, 1], 2)))
-""",
-        "cannot divide a DataLoader with its own WeightedRandomSampler: build it in the cell",
-    ),
-    (
-        """
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-jupyter_distrib.prepare(DataLoader([1, 2], batch_sampler=BatchSampler(SequentialSampler([1, 2]), 1, False)))
-""",
-        "cannot divide a DataLoader with its own BatchSampler",
+        "the SGD has no parameter of Linear: build it from the parameters of the model that it is to train.",
     ),
 ]
 

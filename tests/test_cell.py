@@ -265,7 +265,8 @@ def test_a_debugger_that_finds_no_keyboard_fails_the_cell_visibly(book: Notebook
     outcome = book.fails(ON_TWO + "import pdb\npdb.set_trace()\nx = 1")
 
     assert outcome.ename == "BdbQuit"
-    assert "line 4" in outcome.traceback
+    assert "a rank has no keyboard" in outcome.traceback
+    assert re.search("line [34]", outcome.traceback)  # the call itself since Python 3.13, before the line after it
 
 
 def test_any_text_can_be_printed(book: Notebook) -> None:

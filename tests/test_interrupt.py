@@ -194,8 +194,7 @@ def test_it_stops_and_ranks_and_kept_values_live_on(book: Notebook, what: str) -
     outcome = stop(book, f"%%distributed --ranks 2 {flags}\n{HEAD}{body}")
 
     assert_stopped(outcome)
-    if what != "asyncio":  # whose task is not on the stack while it waits
-        assert re.search(r"Rank(s)? 0.*Cell In\[\d+\], line \d+", outcome.traceback), outcome.traceback
+    assert re.search(r"Rank(s)? 0.*Cell In\[\d+\], line \d+", outcome.traceback), outcome.traceback
     after = book.cell(READ)
     assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
     assert pids_in(after) == before
@@ -245,6 +244,37 @@ def test_the_line_each_rank_was_on_is_named(book: Notebook) -> None:
     assert re.search(r"Rank 0.*line 6: dist.all_reduce\(torch.ones\(1\)\)", outcome.traceback)
     assert re.search(r"Rank 1.*line 5: time.sleep\(100\)", outcome.traceback)
     assert "Stopped by you after" in outcome.traceback
+
+
+def test_code_that_ends_the_program_when_interrupted_tells_the_line_that_was_interrupted(book: Notebook) -> None:
+    outcome = stop(
+        book,
+        (
+            f"%%distributed --ranks 2\n{HEAD}def work():\n    time.sleep(100)\n"
+            f"def run():\n    try:\n        work()\n    except KeyboardInterrupt:\n        raise SystemExit(1)\nrun()"
+        ),
+    )
+
+    assert_stopped(outcome)
+    assert "line 5, in work: time.sleep(100)" in outcome.traceback
+
+
+# ------------------------------------------------------------------------------- what a stopped cell leaves
+
+
+def test_signal_handlers_that_a_cell_leaves_do_not_keep_the_next_from_being_stopped(book: Notebook) -> None:
+    """A trainer that ignores SIGINT while it shuts down, and leaves it ignored."""
+    before = pids_in(book.cell(KEEP))
+    book.ok(
+        "%%distributed --ranks 2\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None);"
+    )
+
+    assert_stopped(stop(book, f"%%distributed --ranks 2\n{HEAD}while True:\n    pass"))
+
+    assert pids_in(book.cell(READ)) == before
+    handlers = "signal.getsignal(signal.SIGINT).__name__, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
+    assert book.ok(f"%%distributed --ranks 2\nimport signal\n{handlers}").result == "ranks 0-1: ('on_interrupt', True)"
 
 
 # ------------------------------------------------------------------------------- code that does not let go

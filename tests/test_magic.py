@@ -70,7 +70,7 @@ def test_every_line_magic_has_help(book: Notebook, magic: str) -> None:
 @pytest.mark.parametrize("magic", ["%%distributed", "%%distrib"])
 def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str) -> None:
     assert completions(book, f"{magic} --str") == ["--strategy"]
-    assert completions(book, f"{magic} --gpus 2 --strategy ") == ["ddp", "none"]
+    assert completions(book, f"{magic} --gpus 2 --strategy ") == ["ddp", "fsdp", "none", "tp"]
     assert completions(book, f"{magic} --strategy=d") == ["--strategy=ddp"]
     assert completions(book, f"{magic} --pool l") == ["local"]
     assert "--keep" in completions(book, f"{magic} --")
@@ -85,8 +85,8 @@ def test_the_tab_key_in_the_cells_body_offers_python(book: Notebook) -> None:
 
 def test_the_wrong_use_of_a_line_magic_is_one_line(book: Notebook) -> None:
     for line, message in [
-        ("%distributed_pool bogus", "choose list, use, start, stop, restart or resize"),
-        ("%distributed_pool use nowhere", "pool nowhere is not known: choose local or inline"),
+        ("%distributed_pool bogus", "choose list, use, add, remove, start, stop, restart or resize"),
+        ("%distributed_pool use nowhere", "pool nowhere is not known: choose local, inline or ray"),
         ("%distributed_pool resize", "resize wants one of N, --gpus N or --ranks N; got none of them"),
         ("%distributed_logs --rnk 1", "unknown option --rnk: did you mean --rank?"),
         ("%distributed_logs no-such-run", "there is no run no-such-run"),
@@ -285,13 +285,13 @@ def test_output_is_live(book: Notebook) -> None:
     assert book.finish().ename == "KeyboardInterrupt"
 
 
-def test_the_view_is_one_display_of_plain_text_that_is_drawn_a_few_times_a_second(book: Notebook) -> None:
+def test_the_view_is_one_display_that_is_drawn_a_few_times_a_second(book: Notebook) -> None:
     outcome = book.ok(ON_TWO + "import time\nfor i in range(60):\n    print('line', i)\n    time.sleep(0.01)")
 
     assert len(outcome.displays) == 1
     assert 2 <= outcome.messages <= 8
     assert "[0-1] line 59" in outcome.view
-    assert outcome.kinds == {"text/plain"}
+    assert outcome.kinds == {"text/plain", "text/html"}
 
 
 def test_the_final_view_is_always_drawn(book: Notebook) -> None:
@@ -360,6 +360,16 @@ def test_gpus_on_a_machine_without_any_are_cpu_ranks_and_the_run_says_so(tmp_pat
         assert book.ok("%%distributed --gpus 2\nstr(device)").text == "ranks 0-1: 'cpu'"
         assert sentence in book.ok("%%distributed --gpus 2\nprint('hello')").view
         assert sentence not in book.ok("%%distributed --ranks 2\nprint('hello')").view
+
+
+def test_ranks_asked_for_by_number_serve_cells_that_name_none(tmp_path: Path) -> None:
+    """Where there is no GPU, both mean the same two CPU ranks."""
+    pids = "\nimport os\nos.getpid()"
+    with Notebook(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        first = book.ok("%%distributed --ranks 2" + pids).result
+        assert book.ok("%%distributed" + pids).result == first
+        assert book.ok("%%distributed --gpus 2" + pids).result == first
 
 
 TERMINAL = """

@@ -50,7 +50,7 @@ def line(text: str) -> Options:
 
 
 def call(**keywords: object) -> Options:
-    return from_keywords(strategies=STRATEGIES, pools=POOLS, **keywords)
+    return from_keywords(keywords, strategies=STRATEGIES, pools=POOLS)
 
 
 def completed(text: str) -> list[str]:
@@ -281,8 +281,13 @@ def test_every_field_is_declared_under_its_own_name() -> None:
     assert [field.name for field in dataclasses.fields(Options) if field.name not in own] == [o.name for o in OPTIONS]
 
 
-def test_only_two_keywords_differ_from_their_flags() -> None:
-    assert {o.flag: o.name for o in OPTIONS if o.flag != "--" + o.name} == {"--with": "with_", "--timeout": "timeout_s"}
+def test_few_keywords_differ_from_their_flags() -> None:
+    assert {o.flag: o.name for o in OPTIONS if o.flag != "--" + o.name.replace("_", "-")} == {
+        "--with": "with_",
+        "--timeout": "timeout_s",
+        "--hang-timeout": "hang_timeout_s",
+        "--wait": "wait_s",
+    }
 
 
 def test_no_synonym_belongs_to_two_options_or_hides_one() -> None:
@@ -311,7 +316,7 @@ def test_the_help_begins_with_the_usage() -> None:
 def test_the_help_has_one_aligned_line_for_each_option() -> None:
     text = help_text(strategies=STRATEGIES, pools=POOLS)
     lines = [each for each in text.splitlines() if each.startswith("  --")]
-    assert len(lines) == len(OPTIONS) + 6
+    assert len(lines) == len(OPTIONS) + 5
     assert len({re.match(r"  --.*?  +(?=\S)", each).end() for each in lines}) == 1  # type: ignore[union-attr]
 
 
@@ -320,14 +325,15 @@ def test_the_help_names_choices_and_defaults() -> None:
     assert "; one of local, ray (default: local)" in text
 
 
-def test_the_help_puts_a_strategys_own_options_under_its_name() -> None:
+def test_the_help_puts_own_options_under_the_names_of_those_that_declare_them() -> None:
     text = help_text(strategies=STRATEGIES, pools=POOLS)
-    assert "\n\nWith --strategy fsdp:\n  --batch N " in text
+    assert "\n\nWith --strategy fsdp:\n  --fsdp-unit CLASS " in text
+    assert "\n\nWith --strategy ddp or fsdp:\n  --batch N " in text
 
 
 def test_the_table_has_one_row_of_four_cells_for_each_option() -> None:
     rows = markdown_table(strategies=STRATEGIES, pools=POOLS).splitlines()
-    assert len(rows) == 2 + len(OPTIONS) + 6
+    assert len(rows) == 2 + len(OPTIONS) + 5
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
 
 
@@ -341,10 +347,10 @@ def test_the_table_says_flag_keyword_meaning_and_default() -> None:
     [
         ("", FLAGS),
         ("%%distributed ", FLAGS),
-        ("--g", ["--gpus"]),
+        ("--g", ["--gpus", "--gpu-type"]),
         ("--e", ["--env", "--explain"]),
-        ("--gpus 2 --g", []),
-        ("--gpus=2 --g", []),
+        ("--gpus 2 --g", ["--gpu-type"]),
+        ("--gpus=2 --g", ["--gpu-type"]),
         ("--env A=1 --keep a --with b --", FLAGS),
         ("--gpus ", []),
         ("--gpus 2", []),
@@ -402,6 +408,11 @@ def test_status_takes_nothing() -> None:
         ("", PoolRequest(action="list")),
         ("list", PoolRequest(action="list")),
         ("use ray", PoolRequest(action="use", name="ray")),
+        ("remove ray", PoolRequest(action="remove", name="ray")),
+        (
+            "add lab --kind ray --address head:6379",
+            PoolRequest(action="add", name="lab", kind="ray", values={"address": "head:6379"}),
+        ),
         ("start", PoolRequest(action="start")),
         ("start ray --gpus 2", PoolRequest(action="start", name="ray", gpus=2)),
         ("stop", PoolRequest(action="stop")),
@@ -411,14 +422,24 @@ def test_status_takes_nothing() -> None:
     ],
 )
 def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest) -> None:
-    assert parse_pool(text, pools=POOLS) == request_
+    assert parse_pool(text, pools=POOLS, of_kinds=POOLS) == request_
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("stat", "%distributed_pool stat is not known: did you mean start?"),
-        ("xyz", "%distributed_pool xyz is not known: choose list, use, start, stop, restart or resize"),
+        ("xyz", "%distributed_pool xyz is not known: choose list, use, add, remove, start, stop, restart or resize"),
+        ("remove", "remove needs the name of a pool: choose local or ray"),
+        ("add", "add needs the kind of the pool: write add NAME --kind local|ray"),
+        ("add lab --kind rya", "--kind rya is not known: did you mean ray?"),
+        ("add --kind ray", "add wants one name for the pool; got none"),
+        ("add a b --kind ray", "add wants one name for the pool; got 'a b'"),
+        ("add lab --kind ray --adress x", "unknown option --adress: did you mean --address?"),
+        (
+            "add lab --kind local --address x",
+            "--address is an option of --kind ray: choose that, or leave --address out",
+        ),
         ("use", "use needs the name of a pool: choose local or ray"),
         ("use rya", "pool rya is not known: did you mean ray?"),
         ("use 4", "use wants the name of a pool, not 4: did you mean resize 4?"),
@@ -435,14 +456,14 @@ def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest
             "stop local now",
             (
                 "'now' is one word too many: the line is "
-                "%distributed_pool list|use|start|stop|restart|resize [NAME or N] [--gpus N | --ranks N]"
+                "%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N | --ranks N]"
             ),
         ),
     ],
 )
 def test_a_wrong_pool_line_is_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(OptionsError) as caught:
-        parse_pool(text, pools=POOLS)
+        parse_pool(text, pools=POOLS, of_kinds=POOLS)
     assert str(caught.value) == message
 
 
@@ -453,8 +474,8 @@ def test_a_wrong_pool_line_is_refused_in_one_sentence(text: str, message: str) -
         (parse_logs, "--ranks 1", "unknown option --ranks: did you mean --rank?"),
         (parse_logs, "a b", "'b' is one word too many: the line is %distributed_logs [RUN] [--rank R]"),
         (parse_attach, "a b", "'b' is one word too many: the line is %distributed_attach [RUN]"),
-        (parse_status, "a", "'a' is one word too many: the line is %distributed_status"),
-        (parse_status, "--all", "unknown option --all: there are none here"),
+        (parse_status, "a", "'a' is one word too many: the line is %distributed_status [--doctor]"),
+        (parse_status, "--all", "unknown option --all: choose --doctor"),
     ],
 )
 def test_a_wrong_line_of_another_magic_is_refused(parse, text: str, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import email.parser
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,20 +18,70 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from jupyter_distrib.worker.failure import EXTRAS
+
 TOP = Path(__file__).parent.parent
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
 
 
+def build(top: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Build the wheel in this environment, so without a network."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(top)]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built in this environment, so without a network."""
+    """The wheel, with the sidebar if that is built."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(TOP)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = build(TOP, folder, JUPYTER_DISTRIB_SIDEBAR="skip")
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.glob("*.whl")
     with zipfile.ZipFile(file) as archive:
         yield archive
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A fresh checkout, where nothing is built."""
+    top = tmp_path / "checkout"
+    leave = shutil.ignore_patterns(".*", "node_modules", "lib", "artifacts", "tests", "benchmarks", "__pycache__")
+    shutil.copytree(TOP, top, ignore=leave)
+    shutil.copy(TOP / "labextension" / ".yarnrc.yml", top / "labextension" / ".yarnrc.yml")
+    shutil.rmtree(top / "jupyter_distrib" / "labextension", ignore_errors=True)
+    return top
+
+
+def without_node(tmp_path: Path) -> str:
+    """A search path on which node is not found."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_without_node_and_without_what_is_built_the_wheel_goes_without_the_sidebar(checkout, tmp_path):
+    done = build(checkout, tmp_path, PATH=without_node(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.whl")
+    assert not [name for name in zipfile.ZipFile(file).namelist() if "labextension" in name]
+
+    refused = build(checkout, tmp_path / "second", PATH=without_node(tmp_path), JUPYTER_DISTRIB_SIDEBAR="require")
+    assert refused.returncode != 0
+    assert "The sidebar is not built, and node is not there to build it." in refused.stdout + refused.stderr
+
+
+@pytest.mark.slow
+def test_a_sidebar_that_is_built_is_where_jupyterlab_looks_for_it(checkout, tmp_path):
+    output = checkout / "jupyter_distrib" / "labextension"
+    output.mkdir()
+    (output / "package.json").write_text("{}")
+    done = build(checkout, tmp_path, JUPYTER_DISTRIB_SIDEBAR="skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.whl")
+    there = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(file).namelist() if ".data/" in name}
+    place = "share/jupyter/labextensions/jupyter-distrib"
+    assert there == {f"{place}/package.json", f"{place}/install.json"}
 
 
 @pytest.mark.slow
@@ -40,7 +91,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
         for path in (TOP / "jupyter_distrib").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name}
     assert packed == sources
     assert "jupyter_distrib/py.typed" in packed  # without it, type checkers see no types in the installed package
 
@@ -66,6 +117,12 @@ def test_the_constraints_pin_everything_asked_for_and_torch_first():
     assert asked - {normal(PROJECT["name"])} <= pinned
 
 
+def test_modules_that_an_extra_installs_are_asked_for_by_that_extra():
+    for module, extra in EXTRAS.items():
+        asked = PROJECT["optional-dependencies"][extra]
+        assert module in [re.split(r"[^\w-]", line)[0] for line in asked], module
+
+
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -74,12 +131,20 @@ def test_the_two_commands_of_the_readme_are_there():
     first_screen = (TOP / "README.md").read_text().split("## Install")[0]
     commands = re.findall(r"^sh (\S+)$", first_screen, flags=re.MULTILINE)
     assert commands == [".ci/demo", ".ci/test"]
-    for command in [*commands, ".ci/run", ".ci/setup", ".ci/wheel"]:
+    for command in [*commands, ".ci/browser", ".ci/frameworks", ".ci/run", ".ci/setup", ".ci/sidebar", ".ci/wheel"]:
         subprocess.run(["sh", "-n", str(TOP / command)], check=True)
     assert "sh .ci/test" in (TOP / ".ci/run").read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md")),
+    ],
+)
 def test_links_between_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (TOP / page).read_text())
     assert [link for link in links if not (TOP / page).parent.joinpath(link).exists()] == []

@@ -90,9 +90,9 @@ def test_a_long_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pyte
 def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
     folder = tmp_path / ("y" * 100)
     program = (
-        "from jupyter_distrib.pools.local import _connect\n"
+        "from jupyter_distrib.pools.local import Home\n"
         "from jupyter_distrib.errors import PoolError\n"
-        "try:\n    _connect()\nexcept PoolError as error:\n    print(error)"
+        "try:\n    Home.of('').reach()\nexcept PoolError as error:\n    print(error)"
     )
     env = {**os.environ, "JUPYTER_DISTRIB_RUNTIME_DIR": str(folder)}
     done = subprocess.run(

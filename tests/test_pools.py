@@ -120,7 +120,8 @@ print(client.run(client.crew(1), "secret = 21\\nbreakpoint()\\nsecret").values)
         check=True,
     )
     assert "42" in done.stdout
-    assert "Cell In[1](3)<module>()" in done.stdout
+    stops_at = 2 if sys.version_info >= (3, 13) else 3  # the call itself, or the line after it
+    assert f"Cell In[1]({stops_at})<module>()" in done.stdout
     assert "{0: 21}" in done.stdout
 
 

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from jupyter_distrib.displays import KEPT, KEPT_BYTES
 from jupyter_distrib.events import (
+    Cleared,
+    Displayed,
     Ended,
     Exited,
     Failed,
@@ -17,11 +20,14 @@ from jupyter_distrib.events import (
     Frame,
     Interrupted,
     Measured,
+    Moved,
     Noted,
     Parcel,
     Progressed,
     Returned,
     RunEvent,
+    Sampled,
+    Stalled,
     Started,
     TimedOut,
     WorkerInfo,
@@ -29,6 +35,7 @@ from jupyter_distrib.events import (
 )
 from jupyter_distrib.record import HISTORY, RunRecord
 from jupyter_distrib.streams import LINE_CHARACTERS, Progress, parse_bar
+from tests import golden_run
 
 
 def a_record(*events: RunEvent, ranks: int = 2) -> RunRecord:
@@ -141,6 +148,17 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
         Ended(run="r-7", at_s=13.0),
     )
     state = json.loads(json.dumps(record.to_state(), allow_nan=False))
+    unused = {
+        "rss_bytes": 0,
+        "peak_rss_bytes": 0,
+        "cpu_percent": 0.0,
+        "gpu_memory_bytes": None,
+        "peak_gpu_memory_bytes": None,
+        "gpu_memory_total_bytes": None,
+        "gpu_percent": None,
+        "displays": [],
+        "skipped_displays": 0,
+    }
     assert state.pop("ranks") == [
         {
             "rank": 0,
@@ -157,6 +175,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
             "exit": None,
             "kept": {},
             "exited_early": False,
+            **unused,
             "started_s": 0.0,
             "ended_s": 2.0,
         },
@@ -175,6 +194,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
             "exit": {"code": -9, "asked": False, "out_of_memory": False},
             "kept": {},
             "exited_early": False,
+            **unused,
             "started_s": None,
             "ended_s": 2.5,
         },
@@ -188,10 +208,14 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
         "remark": "",
         "ended": True,
         "limit_s": None,
+        "hung": False,
         "ok": False,
         "elapsed_s": 3.0,
         "log_directory": "",
         "line_count": 1,
+        "peak_rss_bytes": 0,
+        "peak_gpu_memory_bytes": None,
+        "stall": None,
         "notes": [{"rank": None, "text": "utils.py changed"}],
         "lines": [{"rank": 0, "stream": "stdout", "text": "hello", "skipped": 0}],
     }
@@ -437,3 +461,81 @@ def test_any_text_in_any_pieces_is_folded_without_an_exception() -> None:
     for size in range(1, 40):
         record = a_record(*(wrote(text[k : k + size]) for k in range(0, len(text), size)), Ended(run="r-7", at_s=1.0))
         assert all("\x1b" not in line.text and "\n" not in line.text for line in record.lines_since())
+
+
+# ---------------------------------------------------------------------------------------------------- what views get
+
+
+def test_the_golden_state_is_what_javascript_is_tested_with() -> None:
+    assert golden_run.golden_text() == golden_run.FILE.read_text(encoding="utf-8")
+
+
+def sampled(*, rss: int, gpu: int | None = None) -> Sampled:
+    return Sampled(
+        run="r-7",
+        rank=0,
+        rss_bytes=rss,
+        cpu_percent=50.0,
+        gpu_memory_bytes=gpu,
+        gpu_memory_total_bytes=None,
+        gpu_percent=None,
+        at_s=11.0,
+    )
+
+
+def test_peaks_are_the_most_that_was_seen() -> None:
+    record = a_record(started(0), sampled(rss=30, gpu=7), sampled(rss=10, gpu=2))
+    rank = record.ranks[0]
+    assert (rank.rss_bytes, rank.peak_rss_bytes, rank.gpu_memory_bytes, rank.peak_gpu_memory_bytes) == (10, 30, 2, 7)
+    assert (record.peak_rss_bytes, record.peak_gpu_memory_bytes) == (30, 7)
+
+
+def test_the_system_knows_the_peak_of_a_rank_that_died_better_than_samples() -> None:
+    record = a_record(started(0), sampled(rss=30))
+    record.apply(Exited(run="r-7", rank=0, pid=1, exit_code=-9, asked=False, peak_rss_bytes=99, at_s=12.0))
+    assert (record.peak_rss_bytes, record.peak_gpu_memory_bytes) == (99, None)
+
+
+def test_a_stall_that_was_over_or_did_no_harm_is_forgotten() -> None:
+    stalled = Stalled(run="r-7", text="rank 0 sleeps", places=(), at_s=11.0)
+    record = a_record(started(0), stalled, ranks=1)
+    assert record.stall == stalled
+    record.apply(Moved(run="r-7", at_s=12.0))
+    assert record.stall is None
+    record = a_record(started(0), stalled, returned(0), Ended(run="r-7", at_s=13.0), ranks=1)
+    assert record.stall is None
+
+
+def test_a_stall_that_a_run_was_stopped_in_is_kept() -> None:
+    stalled = Stalled(run="r-7", text="rank 0 sleeps", places=(), at_s=11.0)
+    stopped = Interrupted(run="r-7", rank=0, frames=(), at_s=12.0)
+    assert a_record(started(0), stalled, stopped, Ended(run="r-7", at_s=13.0), ranks=1).stall == stalled
+
+
+def displayed(text: str, *, display_id: str = "", update: bool = False) -> Displayed:
+    data = {"text/plain": text}
+    return Displayed(run="r-7", rank=0, data=data, metadata={}, display_id=display_id, update=update, at_s=11.0)
+
+
+def shown(record: RunRecord) -> list[str]:
+    return [display.data["text/plain"] for display in record.ranks[0].displays.shown]
+
+
+def test_an_updated_display_stays_in_its_place() -> None:
+    record = a_record(
+        displayed("a", display_id="x"), displayed("b"), displayed("c", display_id="x"),
+        displayed("new", display_id="x", update=True), displayed("of nothing", display_id="y", update=True),
+    )  # fmt: skip
+    assert shown(record) == ["new", "b", "new"]
+
+
+def test_clearing_takes_displays_and_leaves_lines() -> None:
+    record = a_record(wrote("line\n"), displayed("a"), Cleared(run="r-7", rank=0, at_s=11.0), displayed("b"))
+    assert (shown(record), texts(record)) == (["b"], ["0: line"])
+
+
+def test_many_or_large_displays_push_the_oldest_out() -> None:
+    record = a_record(*(displayed(str(n)) for n in range(KEPT + 5)))
+    assert (len(shown(record)), shown(record)[0], record.ranks[0].displays.skipped) == (KEPT, "5", 5)
+    record.apply(displayed("x" * KEPT_BYTES))
+    assert (len(shown(record)), record.ranks[0].displays.skipped) == (1, KEPT + 5)

@@ -42,10 +42,20 @@ def test_the_status_shows_ranks_kept_values_and_runs_as_text(book: Notebook) -> 
 
     assert text.startswith("pool local, strategy none; agent ")
     assert re.search(r"^model: int on ranks 0-1 \(local pool, kept since Cell In\[\d+\]\)$", text, re.MULTILINE)
-    assert re.search(r"^rank +state +device +pid +memory +pool$", text, re.MULTILINE)
+    assert re.search(r"^rank +state +device +pid +memory +load +pool$", text, re.MULTILINE)
     assert re.search(r"^1 +idle +cpu +\d+ +\d+\.\d MB +local$", text, re.MULTILINE)
     assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +failed +\d", text, re.MULTILINE)
     assert text.index("failed") < text.index("done")
+
+
+def test_the_status_shows_what_a_run_uses_and_has_used(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --detach --out job\nheld = bytearray(60_000_000)\nwhile True: pass")
+    seen = "import time\nwhile not job.record.peak_rss_bytes: time.sleep(0.05)"
+    text = book.ok(f"{seen}\nget_ipython().run_line_magic('distributed_status', '')").result
+    assert re.search(r"^1 +running +cpu +\d+ +\d+\.\d MB +\d+ % cpu +local$", text, re.MULTILINE)
+    book.ok("job.cancel()\nwhile not job.done(): time.sleep(0.05)")
+    text = book.ok("%distributed_status").result
+    assert re.search(r" interrupted +[\d.]+ s +2 +\d+\.\d MB$", text, re.MULTILINE)
 
 
 def test_the_status_shows_itself_as_html(book: Notebook) -> None:
@@ -104,8 +114,8 @@ def test_the_pools_are_listed_with_what_is_up(book: Notebook) -> None:
     outcome = book.ok("%distributed_pool")
 
     head, *rows = [re.split(r" {2,}", line) for line in outcome.result.splitlines()]
-    assert head == ["pool", "in use", "ranks", "keeps"]
-    assert ["local", "yes", "2 CPU", "model"] in rows
+    assert head == ["pool", "kind", "in use", "ranks", "keeps", "from"]
+    assert ["local", "local", "yes", "2 CPU", "model", "built in"] in rows
     assert "<td>local</td>" in outcome.result_html
     assert book.ok("%distributed_pool list").result == outcome.result
 
@@ -157,10 +167,11 @@ def test_the_pool_is_resized(book: Notebook) -> None:
 
 def test_another_pool_can_be_used(book: Notebook) -> None:
     try:
-        assert re.search(r"^inline +yes", book.ok("%distributed_pool use inline").result, re.MULTILINE)
+        assert re.search(r"^inline +inline +yes", book.ok("%distributed_pool use inline").result, re.MULTILINE)
         assert book.ok("import os\nmine = os.getpid()").status == "ok"
         assert book.ok("%%distributed --ranks 2\nimport os\nos.getpid() == mine").result == "ranks 0-1: True"
     finally:
+        book.ok("%distributed_pool stop inline")
         book.ok("%distributed_pool use local")
     assert book.ok(ON_TWO + "import os\nos.getpid() == mine").result == "ranks 0-1: False"
 

@@ -19,7 +19,8 @@ from jupyter_distrib.events import (
     Wrote,
 )
 from jupyter_distrib.record import RunRecord
-from jupyter_distrib.view import amount, as_html, as_text, clock, header, is_worth_showing, stream_lines
+from jupyter_distrib.settled import as_html
+from jupyter_distrib.view import amount, as_text, clock, header, is_worth_showing, stream_lines
 
 
 def a_record(*events: RunEvent, ranks: int = 2, world_size: int | None = None, strategy: str = "ddp") -> RunRecord:
@@ -214,7 +215,7 @@ def test_a_failure_is_told_and_ranks_that_fell_over_it_are_not_blamed() -> None:
 
 def test_a_death_is_told() -> None:
     record = a_record(Exited(run="r-7", rank=1, pid=1, exit_code=-11, asked=False, at_s=2.0))
-    assert body(record)[1].endswith("crashed with SIGSEGV (segmentation fault)")
+    assert body(record)[0].endswith("crashed with SIGSEGV (segmentation fault)")
 
 
 def test_an_interrupted_run_is_told_also_when_it_printed_nothing() -> None:
@@ -230,8 +231,8 @@ def test_many_ranks_in_the_same_state_share_a_line() -> None:
         ranks=64,
     )
     assert body(record) == [
-        "ranks 0-4, 6-63  running  epoch 45-47/100 ▓▓▓░░░░░  loss 0.3 to 0.93  epoch 1",
         "rank 5           lost     epoch 47/100 ▓▓▓░░░░░  was killed by SIGKILL",
+        "ranks 0-4, 6-63  running  epoch 45-47/100 ▓▓▓░░░░░  loss 0.3 to 0.93  epoch 1",
     ]
 
 

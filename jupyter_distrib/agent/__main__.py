@@ -1,9 +1,10 @@
-"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME`: started by `pools/local.py`, which has bound the
-socket."""
+"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME [--alone]`: started by `pools/local.py` or `gate/host.py`,
+which has bound the socket. With `--alone` it leaves its parent, and removes the directory in the end."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -13,15 +14,20 @@ from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.worker.process import become_subreaper
 
 
-def main(socket_fd: int, directory: str, name: str) -> None:
+def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> None:
     os.umask(0o077)
+    if alone and os.fork():
+        os._exit(0)
     become_subreaper()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # threads of an engine block signals, and ranks would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's or a kernel's, never meant for us
         signal.signal(number, signal.SIG_IGN)
     agent = Agent(socket.socket(fileno=socket_fd), Path(directory), name)
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())
     agent.run()
+    if alone:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], alone="--alone" in sys.argv[4:])

@@ -25,7 +25,9 @@ from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.templates import Templates
+from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.events import (
+    Connected,
     CrewChanged,
     CrewOpened,
     CrewRefused,
@@ -38,10 +40,14 @@ from jupyter_distrib.events import (
     Forget,
     Fork,
     Interrupted,
+    Meet,
     Message,
     OpenCrew,
+    Part,
+    Probed,
     Ready,
     Regroup,
+    Regrouped,
     Returned,
     TimedOut,
     WorkerInfo,
@@ -79,15 +85,25 @@ class NodeRun:
     clean: bool = True
     sequences: set[int] = field(default_factory=set)
     timers: list[Timer] = field(default_factory=list)
+    watch: Watch | None = None
 
 
 class Crew:
     """The workers that one `OpenCrew` asked for."""
 
     def __init__(
-        self, command: OpenCrew, *, loop: Loop, templates: Templates, gpus: list[Gpu], logs: Path, tell: Tell
+        self,
+        command: OpenCrew,
+        *,
+        loop: Loop,
+        templates: Templates,
+        gpus: list[Gpu],
+        node_has_gpus: bool,
+        logs: Path,
+        tell: Tell,
     ) -> None:
         self.command, self.gpus, self.tell = command, gpus, tell
+        self._node_has_gpus = node_has_gpus
         self.kept: dict[str, float] = {}
         """Keys of values that live on the ranks, and since when (seconds since 1970)."""
         self.run: NodeRun | None = None
@@ -142,8 +158,14 @@ class Crew:
         return self.current is not None and self.current.run == run
 
     @property
+    def spans(self) -> bool:
+        """Ranks of other nodes belong to it too: whoever holds it together decides when a new store is due."""
+        return self.command.world_size > self.command.size
+
+    @property
     def early(self) -> bool:
-        return any(rank.early for rank in self._ranks.values())
+        """Its ranks may be exchanged for better ones; not one node's alone, whose group the other nodes are in."""
+        return not self.spans and any(rank.early for rank in self._ranks.values())
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         return tuple(rank.info(self._device_name(rank)) for _, rank in sorted(self._ranks.items()))
@@ -179,7 +201,8 @@ class Crew:
             ranks.append(rank)
             if self.command.load_env:
                 rank.post(Fork(orders=(rank.order,)))
-        self._regroup()
+        if not self.spans or not self._opened:
+            self._regroup()
         if self.command.load_env:
             for rank in ranks:
                 self._exec(rank)
@@ -209,6 +232,8 @@ class Crew:
             world_size=self.command.world_size or size,
             local_rank=local_rank,
             local_world_size=size,
+            node_rank=self.command.node_rank,
+            interface=self.command.interface,
             device=f"cuda:{local_rank}" if self.gpus else "cpu",
             visible_devices=",".join(gpu.uuid for gpu in self.gpus) if self.gpus else None,
             threads=max(1, (cores or 1) // size),
@@ -233,13 +258,23 @@ class Crew:
 
     def _regroup(self) -> None:
         """A new store for whatever groups are made from now on; its socket is bound here and listens in rank 0."""
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024) if self.command.first_rank == 0 else None
-        self._port = listener.getsockname()[1] if listener else self._port
-        for number, rank in self._ranks.items():
-            fds = [listener.fileno()] if listener and number == 0 else []
-            rank.post(Regroup(port=self._port), fds)
-        if listener:
-            listener.close()
+        if self.command.first_rank:
+            return
+        with socket.create_server((self.command.host, 0), backlog=1024) as listener:
+            port = listener.getsockname()[1]
+            for number, rank in self._ranks.items():
+                rank.post(Regroup(host=self.command.host, port=port), [] if number else [listener.fileno()])
+        if self.spans:
+            self.tell(Regrouped(crew=self.name, host=self.command.host, port=port), ())
+
+    def renew(self) -> None:
+        """A new store, because ranks of other nodes need one."""
+        self._regroup()
+
+    def meet(self, command: Meet) -> None:
+        """The store is on another node."""
+        for rank in self._ranks.values():
+            rank.post(Regroup(host=command.host, port=command.port))
 
     def refuse(self, reason: str) -> None:
         """Starting failed: end what there is and say why. Once."""
@@ -254,7 +289,15 @@ class Crew:
             return
         if not self._opened:
             self._opened = True
-            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=bool(self.gpus)), ())
+            self.tell(
+                CrewOpened(
+                    crew=self.name,
+                    workers=self.infos(),
+                    gpus=bool(self.gpus),
+                    node_has_gpus=self._node_has_gpus,
+                ),
+                (),
+            )
         if self._lost:
             lost, self._lost = tuple(sorted(self._lost)), set()
             self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=lost), ())
@@ -288,8 +331,19 @@ class Crew:
         for fd in fds:
             os.close(fd)
         run.oom_kills = death.out_of_memory_kills()  # a slow read, so while the ranks are at it already
+        run.watch = self._watch(run)
         if command.timeout_s is not None:
             run.timers.append(self._loop.later(command.timeout_s, lambda: self._time_out(run, command.timeout_s or 0)))
+
+    def _watch(self, run: NodeRun) -> Watch:
+        return Watch(
+            run.command,
+            self._loop,
+            ranks=lambda: {rank.number: rank for rank in self._pending(run)},
+            gpus={rank.number: self.gpus[rank.order.local_rank].uuid for rank in self._pending(run) if self.gpus},
+            tell=lambda event: run.tell(event, ()),
+            stop=self.stop,
+        )
 
     def _time_out(self, run: NodeRun, limit_s: float) -> None:
         run.tell(TimedOut(run=run.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
@@ -308,6 +362,8 @@ class Crew:
         if run.stopping:
             return
         run.stopping = True
+        if run.watch is not None:
+            run.watch.close()  # where ranks were before they were stopped is what helps
         for delay_s in (0.0, *AGAIN_AFTER_S):
             run.timers.append(self._loop.later(delay_s, partial(self._interrupt, run, whole_group=delay_s > 0)))
             run.timers.append(self._loop.later(delay_s + CUT_AFTER_S, lambda: self._cut(run)))
@@ -330,9 +386,19 @@ class Crew:
 
     def _cut(self, run: NodeRun) -> None:
         if run.pending and self.run is run:
-            inodes = reap.sockets_between(self.pids)
-            for rank in self._pending(run):
-                rank.post(Cut(run=run.command.run, inodes=inodes))
+            self._post_cut(run, reap.sockets_between(self.pids))
+            if self.spans:
+                run.tell(Connected(run=run.command.run, ends=reap.ends_outside(self.pids)), ())
+
+    def _post_cut(self, run: NodeRun, inodes: tuple[int, ...]) -> None:
+        for rank in self._pending(run):
+            rank.post(Cut(run=run.command.run, inodes=inodes))
+
+    def part(self, command: Part) -> None:
+        """Ranks of another node are gone, or on their way: free those here that wait for them."""
+        if self.run is not None and (inodes := reap.sockets_towards(self.pids, command.ends)):
+            for rank in self._pending(self.run):
+                rank.post(Cut(run=command.run, inodes=inodes, stop=False))
 
     def _kill_pending(self, run: NodeRun) -> None:
         run.stopping = True
@@ -350,6 +416,9 @@ class Crew:
                 self._ready(rank, event)
             case Wrote():
                 self._wrote_late(rank, event)
+            case Probed():
+                if self.run is not None and self.run.watch is not None and self.run.command.run == event.run:
+                    self.run.watch.heard(event)
             case Returned() | Failed() | Interrupted():
                 self._ended(rank, event, fds)
             case _:
@@ -369,7 +438,7 @@ class Crew:
         if isinstance(event, Returned):
             run.sequences.add(event.sequence)
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
-            if event.exited_early and run.pending:
+            if event.exited_early and (run.pending or self.spans):
                 self._part(run, rank)
         else:
             run.clean = False
@@ -382,16 +451,27 @@ class Crew:
         for it is told, who does not goes on."""
         run.clean = False
         rank.post(Cut(run=run.command.run, inodes=reap.sockets_between(self.pids)))
+        if self.spans:
+            run.tell(Connected(run=run.command.run, ends=reap.ends_outside([rank.pid])), ())
 
     def _finish_if_over(self, run: NodeRun) -> None:
         if run.pending or self.run is not run:
             return
         for timer in run.timers:
             timer.cancel()
+        if run.watch is not None:
+            run.watch.close()
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
         run.output.flush()
-        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.output.log_directory), ())
+        ended = Ended(
+            run=run.command.run,
+            at_s=time.monotonic(),
+            log_directory=run.output.log_directory,
+            clean=run.clean,
+            sequences=tuple(run.sequences),
+        )
+        run.tell(ended, ())
         self.on_ended(run)
         if not self.closed:
             self._repair(run)
@@ -401,7 +481,7 @@ class Crew:
         gone = [rank.order.local_rank for rank in self._ranks.values() if rank.state == "gone"]
         if gone:
             self._start(gone)
-        elif not run.clean or len(run.sequences) > 1:
+        elif not self.spans and (not run.clean or len(run.sequences) > 1):
             self._regroup()
 
     def _wrote(self, rank: Rank, stream: str, data: bytes) -> None:
@@ -475,6 +555,8 @@ class Crew:
     def close(self, *, force: bool) -> None:
         """End every rank: at once, or after its exit handlers."""
         self.closed = True
+        if self.run is not None and self.run.watch is not None:
+            self.run.watch.close()
         if self._queued is not None:
             self._cancel_queued()
         for rank in self._ranks.values():

@@ -37,8 +37,12 @@ def last_lines(tail: bytes) -> tuple[str, ...]:
 
 def crash_frames(tail: bytes) -> tuple[Frame, ...]:
     """The Python lines of a report by faulthandler, outermost first, without this package's own."""
-    text = tail.decode("utf-8", "replace")
-    matches = [_CRASH_FRAME.match(line) for line in text.partition(_REPORT)[2].splitlines()]
+    return frames_in(tail.decode("utf-8", "replace").partition(_REPORT)[2])
+
+
+def frames_in(report: str) -> tuple[Frame, ...]:
+    """The Python lines of what faulthandler wrote, outermost first, without this package's own."""
+    matches = [_CRASH_FRAME.match(line) for line in report.splitlines()]
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches

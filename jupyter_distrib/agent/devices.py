@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,21 @@ def visible(found: list[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
         if gpu not in out:
             out.append(gpu)
     return out
+
+
+def of_type(found: list[Gpu], wanted: str) -> list[Gpu]:
+    """Those whose name has every word of `wanted`, in any case: `A10` is in `NVIDIA A10`, not in `NVIDIA A100-SXM4`."""
+    return [gpu for gpu in found if set(_words(wanted)) <= set(_words(gpu.name))]
+
+
+def types(found: list[Gpu]) -> str:
+    """What there is, for a sentence: `2 NVIDIA A10, 1 NVIDIA L4`; empty if nothing is."""
+    names = [gpu.name for gpu in found]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
 
 
 class Leases:

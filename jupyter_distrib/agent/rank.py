@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from jupyter_distrib.agent import reap
+from jupyter_distrib.agent import reap, usage
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.agent.output import Pipe
 from jupyter_distrib.events import Leave, Message, WorkerInfo, WorkerOrder
@@ -139,6 +139,20 @@ class Rank:
         """Every rank leads a process group of its own."""
         with suppress(ProcessLookupError):
             os.kill(-self.pid if whole_group else self.pid, number)
+
+    def ask_place(self) -> None:
+        """Have it write where its main thread is, though it may answer nobody; `place` has it a moment later.
+
+        A process that does not handle the signal, because user code has put another program in its place, would die.
+        """
+        number = last_words.PLACE_SIGNAL
+        if number is not None and self._loading_fd >= 0 and usage.catches(self.pid, number):
+            last_words.clear_place(self._loading_fd)
+            self.signal(number)
+
+    @property
+    def place(self) -> str:
+        return last_words.place(self._loading_fd) if self._loading_fd >= 0 else ""
 
     def dismiss(self, after_s: float) -> None:
         """Have it run its exit handlers and end, a while from now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,6 +69,24 @@ def sockets_between(pids: list[int]) -> tuple[int, ...]:
     A user's own connections, to a database or a tracking server, have another process at the other end and are left
     alone.
     """
+    ends = _connections(pids)
+    return tuple(inode for (local, remote), inode in ends.items() if (remote, local) in ends)
+
+
+def ends_outside(pids: list[int]) -> tuple[tuple[str, str], ...]:
+    """Local and remote address of the connections of these processes that none of them has the other end of."""
+    ends = _connections(pids)
+    return tuple((local, remote) for local, remote in ends if (remote, local) not in ends)
+
+
+def sockets_towards(pids: list[int], ends: Iterable[tuple[str, str]]) -> tuple[int, ...]:
+    """Inodes of those connections of these processes whose other ends `ends_outside` has found elsewhere."""
+    found = _connections(pids)
+    return tuple(found[remote, local] for local, remote in ends if (remote, local) in found)
+
+
+def _connections(pids: list[int]) -> dict[tuple[str, str], int]:
+    """By local and remote address, the inodes of the connected TCP sockets of these processes."""
     owned = {inode for pid in pids for inode in _socket_inodes(pid)}
     ends: dict[tuple[str, str], int] = {}
     for table in ("tcp", "tcp6"):
@@ -77,7 +95,7 @@ def sockets_between(pids: list[int]) -> tuple[int, ...]:
                 local, remote, state, inode = _tcp_row(line)
                 if state == "01" and inode in owned:  # 01: established
                     ends[_mapped(local), _mapped(remote)] = inode
-    return tuple(inode for (local, remote), inode in ends.items() if (remote, local) in ends)
+    return ends
 
 
 def _tcp_row(line: str) -> tuple[str, str, str, int]:

@@ -17,6 +17,7 @@ import platform
 import resource
 import socket
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from jupyter_distrib.events import (
     Attach,
     CloseCrew,
     CrewClosed,
+    CrewQueued,
     CrewRefused,
     Ended,
     Event,
@@ -41,9 +43,12 @@ from jupyter_distrib.events import (
     Exited,
     Forget,
     Hello,
+    Meet,
     Message,
     NotAttached,
     OpenCrew,
+    Part,
+    Renew,
     Stop,
     Welcomed,
 )
@@ -52,6 +57,8 @@ from jupyter_distrib.link import Link, LinkError, encode, peer_uid
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
 KEEP_DETACHED_S = 24 * 3600
+LOOK_AGAIN_S = 1.0
+"""For GPUs that another agent holds, of whose end nothing tells."""
 DEFAULT_CPU_RANKS = 2
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
@@ -70,6 +77,15 @@ class Client:
     crews: dict[str, Crew] = field(default_factory=dict)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiting:
+    """A crew that its notebook has agreed to wait for."""
+
+    client: Client
+    command: OpenCrew
+    until_s: float
+
+
 class Agent:
     """Everything that lives on this node on behalf of the user's kernels with one environment."""
 
@@ -81,6 +97,10 @@ class Agent:
         self._clients: list[Client] = []
         self._crews: list[Crew] = []
         self._closing: list[Crew] = []
+        self._waiting: list[Waiting] = []
+        self._told: dict[str, str] = {}
+        """By crew, what it was last told to wait for."""
+        self._look_timer: Timer | None = None
         self._detached: dict[str, Journal] = {}
         self._idle_timer: Timer | None = None
         self._named = True
@@ -89,6 +109,10 @@ class Agent:
 
     def run(self) -> None:
         self._templates.start()
+        self.serve()
+
+    def serve(self) -> None:
+        """Take kernels in until nobody needs this process any more."""
         self._listener.setblocking(False)
         self._loop.watch(self._listener.fileno(), self._accept)
         self._loop.later(KEEP_DETACHED_S / 24, self._prune)
@@ -146,12 +170,16 @@ class Agent:
                 self._obey(client, message, fds)
         except (EOFError, OSError, LinkError):
             self._gone(client)
+        except Exception:  # noqa: BLE001 - whatever one kernel sends, the ranks of the others live on
+            traceback.print_exc()  # into the agent's log
+            self._gone(client)
 
     def _gone(self, client: Client) -> None:
         """The kernel has left or died: its ranks end now, so that its GPU memory is free."""
         if client not in self._clients:
             return
         self._clients.remove(client)
+        self._waiting = [each for each in self._waiting if each.client is not client]
         self._loop.watch(client.link.fileno(), None)
         client.link.close()
         if client.pidfd >= 0:
@@ -181,9 +209,20 @@ class Agent:
                 if (crew := client.crews.get(command.crew)) is not None:
                     crew.forget(command)
             case CloseCrew():
+                self._waiting = [each for each in self._waiting if each.command.crew != command.crew]
                 if (crew := client.crews.get(command.crew)) is not None:
                     self._close(crew, force=False)
                     self._tell(client, CrewClosed(crew=command.crew))
+            case Renew():
+                if (crew := client.crews.get(command.crew)) is not None:
+                    crew.renew()
+            case Meet():
+                if (crew := client.crews.get(command.crew)) is not None:
+                    crew.meet(command)
+            case Part():
+                for crew in client.crews.values():
+                    if crew.is_for(command.run):
+                        crew.part(command)
             case Ask():
                 self._tell(client, Answered(question=command.question, answer=self._answer()))
             case Attach():
@@ -193,6 +232,7 @@ class Agent:
         if hello.protocol != PROTOCOL:
             return self._gone(client)
         client.hello = hello
+        self._templates.start()  # gone if this agent has rested
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):
                 client.pidfd = os.pidfd_open(hello.pid)
@@ -204,11 +244,17 @@ class Agent:
 
     def _open(self, client: Client, command: OpenCrew) -> None:
         gpus: list[devices.Gpu] = []
-        found = devices.visible(devices.gpus(), command.visible) if command.gpus else []
-        command = replace(command, gpus=bool(found), size=command.size or len(found) or DEFAULT_CPU_RANKS)
-        reason = _too_many(command.size)
-        if not reason and found:
-            gpus, reason = self._lease(client, command, found)
+        visible = devices.visible(devices.gpus(), command.visible)
+        found = visible if command.gpus else []
+        fitting = devices.of_type(found, command.gpu_type)
+        wanted = command
+        command = replace(command, gpus=bool(found), size=command.size or len(fitting) or DEFAULT_CPU_RANKS)
+        reason = _too_many(command.size) if fitting or not command.gpu_type else _no_such_type(command.gpu_type, found)
+        if not reason and fitting:
+            gpus, reason, busy = self._lease(client, command, fitting)
+            if busy and wanted.wait_s:
+                return self._wait(client, wanted, reason)
+        self._told.pop(command.crew, None)
         if reason:
             return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
         crew = Crew(
@@ -216,6 +262,7 @@ class Agent:
             loop=self._loop,
             templates=self._templates,
             gpus=gpus,
+            node_has_gpus=bool(visible),
             logs=paths.log_directory(),
             tell=lambda event, fds: self._tell(client, event, fds),
         )
@@ -225,13 +272,33 @@ class Agent:
         self._crews.append(crew)
         crew.open()
 
-    def _lease(self, client: Client, command: OpenCrew, found: list[devices.Gpu]) -> tuple[list[devices.Gpu], str]:
-        """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has
-        them."""
+    def _wait(self, client: Client, command: OpenCrew, reason: str) -> None:
+        """Try again whenever a GPU may have become free, and refuse when the time is over."""
+        until_s = time.monotonic() + command.wait_s
+        self._waiting.append(Waiting(client=client, command=command, until_s=until_s))
+        if reason != self._told.get(command.crew):
+            self._told[command.crew] = reason
+            self._tell(client, CrewQueued(crew=command.crew, reason=reason))
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
+        self._look_timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self._look_again)
+
+    def _look_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            left_s = max(0.0, each.until_s - time.monotonic())
+            self._open(each.client, replace(each.command, wait_s=left_s))
+
+    def _lease(
+        self, client: Client, command: OpenCrew, found: list[devices.Gpu]
+    ) -> tuple[list[devices.Gpu], str, bool]:
+        """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has them,
+        and whether waiting can help."""
         assert client.hello is not None
         if len(found) < command.size:
             visible = f"{len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here"
-            return [], f"--gpus {command.size} but {visible}; ask for at most that many."
+            return [], f"--gpus {command.size} but {visible}; ask for at most that many.", False
         taken: list[devices.Gpu] = []
         holders: list[str] = []
         for gpu in found:
@@ -242,12 +309,11 @@ class Agent:
             else:
                 taken.append(gpu)
         if len(taken) == command.size:
-            return taken, ""
+            return taken, "", False
         for gpu in taken:
             self._leases.give_back(gpu)
-        return [], f"--gpus {command.size} but only {len(taken)} of {len(found)} GPUs are free. " + "; ".join(
-            holders
-        ) + "."
+        reason = f"--gpus {command.size} but only {len(taken)} of {len(found)} GPUs are free. {'; '.join(holders)}."
+        return [], reason, True
 
     def _yielded(self, gpu: devices.Gpu, label: str) -> bool:
         """Take a GPU from a crew that neither runs nor keeps anything."""
@@ -282,6 +348,8 @@ class Agent:
         for gpu in crew.gpus:
             self._leases.give_back(gpu)
         crew.gpus = []
+        if self._waiting:
+            self._loop.soon(self._look_again)
 
     def _exchange_early(self) -> None:
         """The fuller template is ready: give crews that nobody will miss the better ranks."""
@@ -300,7 +368,8 @@ class Agent:
             return self._tell_no_crew(client, command)
         if not command.detached:
             return crew.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
-        journal = Journal(command, self._world(crew), gpus=bool(crew.gpus))
+        assert client.hello is not None
+        journal = Journal(command, self._world(crew), gpus=bool(crew.gpus), notebook=client.hello.notebook)
         self._detached[command.run] = journal
         journal.listeners.append(client)
 
@@ -338,7 +407,7 @@ class Agent:
             self._exchange_early()
 
     def _attach(self, client: Client, command: Attach) -> None:
-        run = command.run or next(reversed(self._detached), "")
+        run = command.run or self._newest_detached(client)
         matches = [name for name in self._detached if name == run or name.endswith(f"-{run}")] if run else []
         if len(matches) != 1:
             known = ", ".join(self._detached) or "none"
@@ -351,10 +420,22 @@ class Agent:
         if not journal.ended and client not in journal.listeners:
             journal.listeners.append(client)
 
+    def _newest_detached(self, client: Client) -> str:
+        """The newest detached run of the client's notebook, else of any; empty if there is none."""
+        assert client.hello is not None
+        notebook, newest_first = client.hello.notebook, [*reversed(self._detached)]
+        return next(
+            (run for run in newest_first if notebook and self._detached[run].notebook == notebook),
+            next(iter(newest_first), ""),
+        )
+
     # ------------------------------------------------------------------------------------------------ housekeeping
 
     def _answer(self) -> dict[str, object]:
         return {
+            "name": platform.node(),
+            "cpus": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "pid": os.getpid(),
             "up_s": time.monotonic() - self._started_s,
             "template": self._templates.state,
@@ -427,8 +508,12 @@ class Agent:
             self._idle_timer.cancel()
             self._idle_timer = None
         elif not busy and self._idle_timer is None:
-            wait_s = KEEP_DETACHED_S if self._detached else IDLE_S
-            self._idle_timer = self._loop.later(wait_s, self._retire)
+            self._idle_timer = self._loop.later(IDLE_S, self._rest if self._detached else self._retire)
+
+    def _rest(self) -> None:
+        """Nobody is here, but the records of detached runs are: stay for those, without the template's memory."""
+        self._templates.stop()
+        self._idle_timer = self._loop.later(KEEP_DETACHED_S, self._retire)
 
     def _retire(self) -> None:
         """End, unless a kernel connects at this very moment.
@@ -466,6 +551,11 @@ class Agent:
             runs = sorted(paths.log_directory().iterdir(), key=lambda path: path.lstat().st_mtime)
             for old in runs[:-keep]:
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _no_such_type(wanted: str, found: list[devices.Gpu]) -> str:
+    there = devices.types(found) or "no GPU at all"
+    return f"--gpu-type {wanted}, but this machine has {there}; leave it out, or use another pool."
 
 
 def _too_many(size: int) -> str:

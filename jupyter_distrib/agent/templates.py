@@ -85,6 +85,13 @@ class Templates:
             self._pending.append(link)
             self._watch(link)
 
+    def stop(self) -> None:
+        """End the template; the next order, or `start`, has another one made."""
+        for link in [link for link in (self._link, *self._pending) if link is not None]:
+            self._drop(link)
+        self._link, self._pending = None, []
+        self._forget()
+
     def fork(
         self,
         orders: tuple[WorkerOrder, ...],
@@ -175,7 +182,7 @@ class Templates:
         if self._link is not None or self._pending or self._process is None:
             return
         if self._proved:
-            self._process, self._proved, self.fuller = None, False, False
+            self._forget()
             if self._waiting:
                 self.start()
         else:
@@ -183,7 +190,7 @@ class Templates:
 
     def _fail(self) -> None:
         """No template can be had: tell everybody who waits why, and try anew next time."""
-        self._process, self._proved, self.fuller = None, False, False
+        self._forget()
         self._log.seek(0)
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
         self._log.seek(0)
@@ -194,6 +201,9 @@ class Templates:
         for order in orders:
             order.close()
             order.failed(f"the ranks could not be started:\n{reason}")
+
+    def _forget(self) -> None:
+        self._process, self._proved, self.fuller = None, False, False
 
     def _drop(self, link: Link) -> None:
         if link.fileno() >= 0:

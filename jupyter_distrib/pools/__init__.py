@@ -1,14 +1,21 @@
 """Where ranks come from. A pool places processes and gives a link to whoever looks after them; it does not know cells.
 
+A package adds a kind by an entry point of the group `jupyter_distrib.pools`: the kind's name, and a class whose
+instances are pools, called with the options that were given (docs/writing-a-pool.md).
+
 `session.py` calls `connect` once per pool and kernel, from the thread that runs the cell, and talks to the node in the
 commands and events of `events.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol
 
+from jupyter_distrib.arguments import Declared
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import Command, Event, Hello
 
@@ -17,7 +24,7 @@ Sink = Callable[[Event, Sequence[int]], None]
 Lost = Callable[[str], None]
 """Called once, with a sentence, when the node cannot be reached any more."""
 
-KINDS = ("local", "inline")
+GROUP = "jupyter_distrib.pools"
 ECHOING = frozenset({"inline"})
 """Kinds whose ranks print straight into the notebook: there is nothing left for a live view to draw."""
 
@@ -45,15 +52,38 @@ class Pool(Protocol):
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
 
 
-def open_pool(kind: str) -> Pool:
-    """A pool of this kind, not yet connected."""
+def kinds(own: Declared) -> Declared:
+    """Our own kinds, and those that installed packages bring, by name, with the options of each."""
+    return {**own, **{name: tuple(getattr(cls, "options", ())) for name, cls in _brought().items() if name not in own}}
+
+
+def open_pool(kind: str, options: Mapping[str, str]) -> Pool:
+    """A pool of this kind, not yet connected; `options` are those that the kind declares, as far as given."""
     match kind:
         case "local":
             from jupyter_distrib.pools.local import LocalPool
 
-            return LocalPool()
+            return LocalPool(**options)
         case "inline":
             from jupyter_distrib.pools.inline import InlinePool
 
             return InlinePool()
-    raise PoolError(f"there is no pool of the kind {kind!r}; there are: {', '.join(KINDS)}.")
+        case "ray":
+            from jupyter_distrib.pools.ray import RayPool
+
+            return RayPool(**options)
+    if (cls := _brought().get(kind)) is not None:
+        pool: Pool = cls(**options)
+        return pool
+    raise PoolError(f"there is no pool of the kind {kind!r}.")
+
+
+@cache
+def _brought() -> dict[str, Any]:
+    found = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:  # noqa: BLE001 - foreign code; the other pools must stay usable
+            warnings.warn(f"the pool kind {entry.name} ({entry.value}) cannot be loaded: {error}", stacklevel=2)
+    return found

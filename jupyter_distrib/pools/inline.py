@@ -60,7 +60,7 @@ from jupyter_distrib.events import (
     WorkerOrder,
 )
 from jupyter_distrib.pools import Lost, Sink
-from jupyter_distrib.worker import cell, identity, surroundings
+from jupyter_distrib.worker import cell, identity, strategies, surroundings
 from jupyter_distrib.worker.outcome import outcome
 
 DEFAULT_RANKS = 2
@@ -139,6 +139,9 @@ class InlineNode:
         if command.load_env:
             names = ", ".join(command.load_env)
             reason = f"{names}: read when a program loads, too late for this process. Use --pool local."
+            return CrewRefused(crew=command.crew, reason=reason)
+        if command.gpu_type:
+            reason = f"--gpu-type {command.gpu_type}, but the inline pool has no GPU; use another pool."
             return CrewRefused(crew=command.crew, reason=reason)
         if not 0 < size <= MAX_RANKS:
             return CrewRefused(crew=command.crew, reason=f"the inline pool has 1 to {MAX_RANKS} ranks, not {size}.")
@@ -319,9 +322,7 @@ class _InlineRun:
         namespace |= surroundings.provided(namespace)
         data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)
         payload.unpack_inputs(data, buffers, namespace, device="cpu")
-        from jupyter_distrib.worker.strategies import none
-
-        identity.strategy = none
+        identity.strategy = strategies.load("none")()
         reporting.current = reporting.Reporter(command.run, identity.rank(), self._tell)
 
     @contextmanager

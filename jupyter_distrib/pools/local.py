@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_distrib import paths
@@ -43,21 +44,38 @@ LOAD_TIME = (
     "JUPYTER_DISTRIB_",
 )
 """Variables that programs and libraries read when they load: kernels that differ in one get an agent of their own."""
-NOT_LOAD_TIME = ("CUDA_VISIBLE_DEVICES", "PYTHONSTARTUP", "PYDEVD", "PYTHONBREAKPOINT", "PYTEST")
+NOT_LOAD_TIME = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHONSTARTUP",
+    "PYDEVD",
+    "PYTHONBREAKPOINT",
+    "PYTEST",
+    "JUPYTER_DISTRIB_POOL",
+    "JUPYTER_DISTRIB_STRATEGY",
+    "JUPYTER_DISTRIB_CONFIG",
+)
 
 
 class LocalPool:
-    """This machine."""
+    """This machine.
+
+    Args:
+        python: The interpreter that agent and ranks run under; empty: the kernel's own.
+    """
 
     kind = "local"
+
+    def __init__(self, python: str = "") -> None:
+        self._python = python
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if sys.platform == "win32":
             raise PoolError("jupyter_distrib does not run on Windows itself; run JupyterLab inside WSL.")
-        sock = _connect()
+        home = Home.of(self._python)
+        sock = home.reach()
         if peer_uid(sock) not in (None, os.getuid()):
             raise PoolError("the agent's socket belongs to another user; remove it and try again.")
-        node = LocalNode(Link(sock), sink, lost)
+        node = LocalNode(Link(sock), sink, lambda reason: lost(home.explained(reason)))
         node.send(hello)
         return node
 
@@ -101,10 +119,106 @@ class LocalNode:
             self._lost("the agent that looks after the ranks has ended")
 
 
-def fingerprint() -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where an agent is found, and how it is started."""
+
+    name: str
+    python: str = ""
+    """Its interpreter; empty: the kernel's own."""
+    module: str = "jupyter_distrib.agent"
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, python: str) -> Home:
+        """Raises `PoolError` if there is no such interpreter."""
+        if not python:
+            return cls(name=f"agent-{fingerprint()}")
+        path = os.path.abspath(os.path.expanduser(python))
+        if not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise PoolError(f"there is no interpreter at {path}: give --python that of an environment with torch.")
+        info = os.stat(path)
+        return cls(python=path, name=f"agent-{fingerprint(path, info.st_mtime_ns, info.st_size)}")
+
+    @property
+    def log(self) -> Path:
+        return paths.runtime_directory() / f"{self.name}.log"
+
+    def reach(self) -> socket.socket:
+        """A connection to the agent, which is started if need be. Raises `PoolError`."""
+        directory = paths.runtime_directory()
+        path = directory / f"{self.name}.sock"
+        if len(str(path)) > paths.SOCKET_PATH_LIMIT:
+            raise PoolError(f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a shorter folder.")
+        if (sock := _try(path)) is not None:
+            return sock
+        with (directory / f"{self.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (sock := _try(path)) is not None:
+                return sock
+            self._start(path, directory)
+            if (sock := _try(path)) is not None:
+                return sock
+        raise PoolError(f"the agent could not be started; see {self.log}.")
+
+    def _start(self, path: Path, directory: Path) -> None:
+        """Exec the agent, in a session of its own so that the kernel's signals do not reach it; it inherits the bound
+        socket."""
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, self.log.open("wb") as log:
+            listener.bind(str(path))
+            listener.listen(64)
+            fd = listener.fileno()
+            process = subprocess.Popen(
+                [self.python or sys.executable, "-m", self.module, str(fd), str(directory), self.name, *self.arguments],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env=self._environment(directory),
+            )
+        # It usually outlives this kernel; if not, it must not stay a zombie.
+        threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        """The kernel's environment, with this package importable from anywhere, also from a source folder."""
+        root = Path(__file__).parent.parent.parent
+        if self.python:
+            root = _alone(directory)
+        before = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            "PYTHONPATH": str(root) if not before else f"{root}{os.pathsep}{before}",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+
+    def explained(self, reason: str) -> str:
+        """Why the agent has ended, as far as another interpreter has told."""
+        if not self.python:
+            return reason
+        with suppress(OSError):
+            if lines := self.log.read_text("utf-8", "replace").split("\n")[-8:]:
+                last = " ".join(filter(None, map(str.strip, lines[-2:])))
+                return f"{reason}; under {self.python} it said: {last}" if last else reason
+        return reason
+
+
+def _alone(directory: Path) -> Path:
+    """A folder that holds this package and nothing else, for an interpreter that has its own of all the rest."""
+    package = Path(__file__).parent.parent
+    folder = paths.private(directory / f"source-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}")
+    with suppress(FileExistsError):
+        (folder / package.name).symlink_to(package)
+    return folder
+
+
+def fingerprint(*more: object) -> str:
     """Names what an agent and its kernels must have in common."""
     parts = [
         PROTOCOL,
+        *more,
         sys.executable,
         sys.prefix,
         sys.version,
@@ -148,24 +262,6 @@ def _version(name: str) -> str:
         return ""
 
 
-def _connect() -> socket.socket:
-    directory = paths.runtime_directory()
-    name = f"agent-{fingerprint()}"
-    path = directory / f"{name}.sock"
-    if len(str(path)) > paths.SOCKET_PATH_LIMIT:
-        raise PoolError(f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a shorter folder.")
-    if (sock := _try(path)) is not None:
-        return sock
-    with (directory / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (sock := _try(path)) is not None:
-            return sock
-        _start_agent(path, directory, name)
-        if (sock := _try(path)) is not None:
-            return sock
-    raise PoolError(f"the agent could not be started; see {directory / f'{name}.log'}.")
-
-
 def _try(path: Path) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -174,37 +270,3 @@ def _try(path: Path) -> socket.socket | None:
         sock.close()
         return None
     return sock
-
-
-def _start_agent(path: Path, directory: Path, name: str) -> None:
-    """Exec the agent, in a session of its own so that the kernel's signals do not reach it; it inherits the bound
-    socket."""
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, (directory / f"{name}.log").open("wb") as log:
-        listener.bind(str(path))
-        listener.listen(64)
-        fd = listener.fileno()
-        command = [sys.executable, "-m", "jupyter_distrib.agent", str(fd), str(directory), name]
-        process = subprocess.Popen(
-            command,
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env=_agent_environment(),
-        )
-    # It usually outlives this kernel; if not, it must not stay a zombie.
-    threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
-
-
-def _agent_environment() -> dict[str, str]:
-    """The kernel's environment, with this package importable from anywhere, also from a source folder."""
-    root = str(Path(__file__).parent.parent.parent)
-    before = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONPATH": root if not before else f"{root}{os.pathsep}{before}",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }

@@ -45,6 +45,8 @@ def execute(cell: Cell, namespace: dict[str, object]) -> object:
         _run(eval(code, namespace))  # noqa: S307 - the user's cell
     else:
         exec(code, namespace)
+    if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
+        del linecache.cache[cell.filename]  # no function or class is left that could want its source
     return namespace.pop(_VALUE, None)
 
 
@@ -53,17 +55,33 @@ def _run(coroutine: Any) -> None:
     waits meanwhile."""
     outer = asyncio._get_running_loop()  # noqa: SLF001 - asyncio has no public way to step out of a loop
     if outer is None:
-        asyncio.run(coroutine)
+        _run_in_new_loop(coroutine)
         return
     task = asyncio.tasks._swap_current_task(outer, None) if sys.version_info >= (3, 12) else None  # type: ignore[attr-defined]  # noqa: SLF001
     asyncio._set_running_loop(None)  # noqa: SLF001
     try:
-        asyncio.run(coroutine)
+        _run_in_new_loop(coroutine)
     finally:
         asyncio.set_event_loop(outer)
         asyncio._set_running_loop(outer)  # noqa: SLF001
         if sys.version_info >= (3, 12):
             asyncio.tasks._swap_current_task(outer, task)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _run_in_new_loop(coroutine: Any) -> None:
+    """`asyncio.run`, but an interrupt that finds the cell waiting tells at which line."""
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(coroutine)
+        except KeyboardInterrupt as interrupt:
+            raise interrupt.with_traceback(_waiting_at(coroutine) or interrupt.__traceback__) from None
+
+
+def _waiting_at(coroutine: Any) -> types.TracebackType | None:
+    """The stack of a coroutine that waits, which is on no thread's stack; None if it has ended."""
+    if coroutine is None or (frame := getattr(coroutine, "cr_frame", None)) is None:
+        return None
+    return types.TracebackType(_waiting_at(coroutine.cr_await), frame, frame.f_lasti, frame.f_lineno)
 
 
 def end_loaders(values: Iterable[object]) -> None:

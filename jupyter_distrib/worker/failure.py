@@ -10,22 +10,33 @@ from collections.abc import Iterator
 
 from jupyter_distrib import payload
 from jupyter_distrib.events import Failure, Frame
+from jupyter_distrib.worker.process import NO_KEYBOARD
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_FRAMES = 60
 _MAX_CAUSES = 5
 _MAX_MESSAGE = 20_000
 
+EXTRAS = {
+    "accelerate": "accelerate",
+    "datasets": "trl",
+    "lightning": "lightning",
+    "transformers": "transformers",
+    "trl": "trl",
+}
+"""Modules that a cell may import, and the extra of this package that installs each."""
 _HINTS = {
     "Default process group has not been initialized": (
         "This cell has no process group: add --strategy ddp to its first line (or call init_process_group in it)."
     ),
+    "bdb.BdbQuit": NO_KEYBOARD,
+    **{f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'" for name, x in EXTRAS.items()},
 }
 
 
 def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) -> Failure:
     """Everything about the exception that can be told without the object."""
-    message = _text_of(error)
+    name, message = type_name(type(error)), _text_of(error)
     packed = payload.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
     parcel = None
     if packed is not None:
@@ -35,10 +46,10 @@ def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) 
             parcel = None
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return Failure(
-        type_name=type_name(type(error)),
+        type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
-        notes=(*_notes(error), *(hint for text, hint in _HINTS.items() if text in message)),
+        notes=(*_notes(error), *(hint for text, hint in _HINTS.items() if text in f"{name}: {message}")),
         parcel=parcel,
         cause=describe(cause, run=run, by_value=by_value, depth=depth + 1) if cause and depth < _MAX_CAUSES else None,
         code=_exit_status(error) if isinstance(error, SystemExit) else None,
@@ -47,6 +58,13 @@ def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) 
 
 def type_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
+    """Where a rank was when it was stopped, also if code that caught the interrupt has then ended the program."""
+    frames = frames_of(error.__traceback__)
+    caught = error.__context__ if isinstance(error, SystemExit) else None
+    return frames if caught is None else frames + frames_of(caught.__traceback__)
 
 
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:

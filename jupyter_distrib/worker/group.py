@@ -16,9 +16,12 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
+
+from jupyter_distrib.worker.followers import follow
 
 HOST = "127.0.0.1"
 
@@ -31,24 +34,33 @@ class Rendezvous:
         self.automatic = False
         """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the
         next run."""
+        self.asked = False
+        """The cell itself has called `init_process_group`."""
         self._hidden: Any = None
         """The strategy's group, while a cell runs that has asked for none."""
         self._store: Any = None
-        self._port, self._listen_fd = 0, -1
+        self._host, self._port, self._listen_fd = HOST, 0, -1
         self._run, self._inits = "", 0
+        self._debug_level: str | None = None
+        """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
+        self._made_with: str | None = None
 
-    def regroup(self, port: int, listen_fd: int) -> None:
+    def regroup(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""
         self.drop()
-        self._store, self._port = None, port
+        self._store, self._host, self._port = None, host, port
         if self._listen_fd >= 0:
             os.close(self._listen_fd)
         self._listen_fd = listen_fd
 
     def begin(self, run: str) -> None:
         """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
-        self._run, self._inits = run, 0
+        self._run, self._inits, self.asked = run, 0, False
         self.hide()
+        level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
+        if level != self._debug_level:  # torch reads it once, when it is imported
+            dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # public, but not exported for checkers
+            self._debug_level = level
 
     def drop(self) -> None:
         """Destroy the default group and its subgroups, if there are any."""
@@ -60,7 +72,7 @@ class Rendezvous:
         distributed_c10d._world.group_count = 0  # noqa: SLF001
 
     def environment(self) -> dict[str, str]:
-        return {"MASTER_ADDR": HOST, "MASTER_PORT": str(self._port)}
+        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
 
     def store(self) -> Any:
         """The store under a prefix that no earlier group has used."""
@@ -69,11 +81,19 @@ class Rendezvous:
         self._inits += 1
         return _PrefixStore(f"{self._run}/{self._inits}", self._store)
 
+    def board(self) -> Any:
+        """A place for words between the ranks of this run, which no group uses; None if they have never met."""
+        return None if self._store is None else _PrefixStore(f"{self._run}/board", self._store)
+
     def _open_store(self) -> Any:
+        if not self._port:
+            raise RuntimeError(
+                "this rank was replaced a moment ago and has not met the others yet: run the cell again."
+            )
         leads = self._listen_fd >= 0
         fd, self._listen_fd = self._listen_fd, -1
         return _TCPStore(
-            HOST,
+            self._host,
             self._port,
             self.world_size,
             is_master=leads,
@@ -83,14 +103,16 @@ class Rendezvous:
             master_listen_fd=fd if leads else None,
         )
 
-    def ensure(self, backend: str) -> None:
-        """Have a default group with this backend: the kept one if it is still fit, else a new one."""
+    def ensure(self, backend: str) -> bool:
+        """Have a default group with this backend: the kept one if it is still fit, else a new one (then True)."""
         self._show()
-        if self.automatic and dist.is_initialized():
-            return
+        if self.automatic and dist.is_initialized() and self._made_with == self._debug_level:
+            return False
         self.drop()
         _torch_init(backend, store=self.store(), rank=self.rank, world_size=self.world_size)
-        self.automatic = True
+        self.automatic, self._made_with = True, self._debug_level
+        follow()
+        return True
 
     def hide(self) -> None:
         """Have no default group, as if no strategy had ever made one; the next `ensure` finds it again."""
@@ -136,6 +158,11 @@ def install(mine: Rendezvous) -> None:
     _replace("new_group", _new_group)
 
 
+def default_backend(device: torch.device) -> str:
+    """For a strategy's group: object collectives work with it on GPU ranks, too."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
 def _replace(name: str, function: Callable[..., Any]) -> None:
     for module in (dist, distributed_c10d):
         setattr(module, name, function)
@@ -153,11 +180,13 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: o
 
 @wraps(_torch_init)
 def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any) -> None:
+    current.asked = True
     if current.automatic and dist.is_initialized():
         check_backend(backend, str(dist.get_backend_config()))
         return
     current.drop()
     _torch_init(backend, *args, **keywords)
+    follow()
 
 
 def check_backend(asked: str | None, have: str) -> None:

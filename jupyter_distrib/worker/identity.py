@@ -12,7 +12,7 @@ from jupyter_distrib.events import WorkerOrder
 
 _order: WorkerOrder | None = None
 strategy: Any = None
-"""The strategy's module while a cell runs."""
+"""The strategy of the run while a cell runs."""
 
 
 def take(order: WorkerOrder) -> None:
@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
         "LOCAL_WORLD_SIZE": me.local_world_size,
         "GROUP_RANK": me.node_rank,
         "NODE_RANK": me.node_rank,
-        "GROUP_WORLD_SIZE": me.world_size // me.local_world_size,
+        "GROUP_WORLD_SIZE": -(-me.world_size // me.local_world_size),
         "ROLE_RANK": me.rank,
         "ROLE_WORLD_SIZE": me.world_size,
         "ROLE_NAME": "default",
@@ -82,9 +82,10 @@ def environment() -> dict[str, str]:
 
 def defaults() -> dict[str, str]:
     """Variables that are set unless the user has set them: threads share the cores, and local ranks meet on the
-    loopback interface."""
+    loopback interface, those of several nodes on the one between them."""
     threads = str(order().threads)
-    return {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    interface = order().interface
+    return {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def is_rank() -> bool:

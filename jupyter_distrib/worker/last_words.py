@@ -1,15 +1,23 @@
-"""What a rank was loading when it crashed: a few bytes of memory that agent and rank share, and that outlive the rank.
+"""What a rank leaves for its agent in memory that both share, and that outlives the rank: what it is loading, and where
+its main thread is.
 
 A crash while a variable is unpickled leaves no Python line of the user's; the name of the variable is what helps. The
 rank notes it before each one, which costs a microsecond and no message; the agent reads it only when the rank has died.
+
+A rank in which C code holds Python's lock can answer nobody. On a signal, Python's faulthandler still writes where its
+main thread is, without the lock, behind the first `SIZE_BYTES`.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import tempfile
 
 SIZE_BYTES = 256
+PLACE_SIGNAL: int | None = getattr(signal, "SIGRTMIN", None) and signal.SIGRTMIN + 10
+"""A signal that nobody else uses; None where the system has no such signals."""
 
 
 def create() -> int:
@@ -28,3 +36,20 @@ def note(fd: int, name: str) -> None:
 def read(fd: int) -> str:
     """The variable that was being loaded; empty if none was."""
     return os.pread(fd, SIZE_BYTES, 0).rstrip(b"\0").decode("utf-8", "ignore")
+
+
+def tell_place_on_signal(fd: int) -> None:
+    """Called once in the rank."""
+    if PLACE_SIGNAL is not None:
+        faulthandler.register(PLACE_SIGNAL, file=fd, all_threads=False)
+
+
+def clear_place(fd: int) -> None:
+    """Called in the agent before it sends the signal; both sides share the position in the file."""
+    os.ftruncate(fd, SIZE_BYTES)
+    os.lseek(fd, SIZE_BYTES, os.SEEK_SET)
+
+
+def place(fd: int) -> str:
+    """What faulthandler has written since, innermost frame first; empty if it has not come to it yet."""
+    return os.pread(fd, 1 << 16, SIZE_BYTES).decode("utf-8", "replace")

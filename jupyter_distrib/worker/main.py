@@ -26,7 +26,7 @@ from collections import deque
 from functools import partial
 from typing import Any, NoReturn
 
-from jupyter_distrib import payload, reporting
+from jupyter_distrib import payload, reporting, tensors
 from jupyter_distrib.errors import ValueLost
 from jupyter_distrib.events import (
     Cut,
@@ -35,6 +35,7 @@ from jupyter_distrib.events import (
     Leave,
     Message,
     Noted,
+    Probe,
     Ready,
     Regroup,
     RunEvent,
@@ -42,10 +43,11 @@ from jupyter_distrib.events import (
     WorkerOrder,
 )
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import cell, identity, last_words, process, strategies, surroundings
+from jupyter_distrib.worker import cell, displaying, identity, last_words, leftovers, process, strategies, surroundings
 from jupyter_distrib.worker.late import LateThreads
 from jupyter_distrib.worker.modules import LocalModules, drop_orphans
 from jupyter_distrib.worker.outcome import outcome
+from jupyter_distrib.worker.probe import Prober
 
 ANNOUNCE_S = 0.02
 CLEAN_AFTER_S = 0.02
@@ -64,6 +66,7 @@ def run_worker(
     os.environ["CUDA_VISIBLE_DEVICES"] = order.visible_devices or ""
     worker = Worker(order, Link(socket.socket(fileno=link_fd)), loading_fd)
     signal.signal(signal.SIGINT, worker.on_interrupt)
+    last_words.tell_place_on_signal(loading_fd)
     process.die_with_parent(order.agent_pid)
     worker.serve(early=early)
 
@@ -77,6 +80,7 @@ class Worker:
         self.link = link
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
         self.modules = LocalModules()
+        self.prober = Prober(order.rank)
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
         self._in_cycles = False
@@ -135,8 +139,10 @@ class Worker:
         random.seed()
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(int.from_bytes(os.urandom(4)))
+        self.handlers = leftovers.Handlers()
         self.group = group.Rendezvous(self.order.rank, self.order.world_size)
         group.install(self.group)
+        displaying.install()
         if self.order.visible_devices is not None:
             torch.cuda.set_device(identity.device())
 
@@ -145,7 +151,7 @@ class Worker:
             case Execute():
                 self._execute(command, fds)
             case Regroup():
-                self.group.regroup(command.port, fds[0] if fds else -1)
+                self.group.regroup(command.host, command.port, fds[0] if fds else -1)
             case Forget():
                 for key in command.keys:
                     payload.kept_values.pop(key, None)
@@ -174,15 +180,24 @@ class Worker:
 
     def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
         """The cell's value, or what it raised. Nothing that user code raises gets past this."""
+        strategy, ok = None, False
         try:
             try:
                 self.interruptible = True
                 if self.asked.is_set():
                     raise KeyboardInterrupt
                 self._prepare(command, fds, module)
-                return cell.execute(command.cell, module.__dict__), None
+                strategy = identity.strategy = strategies.load(command.setting.strategy)()
+                strategy.begin(self._strategy_run(command, module.__dict__))
+                self.prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
+                value = cell.execute(command.cell, module.__dict__)
+                strategy.returning(value)
+                ok = True
             finally:
                 self.interruptible = False
+                if strategy is not None:
+                    strategy.end(ok=ok)
+            return value, None
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             self.interruptible = False
             return None, error
@@ -190,6 +205,7 @@ class Worker:
             reporter, reporting.current = reporting.current, None
             if reporter is not None:
                 reporter.close()
+            displaying.close()
 
     def _outcome(
         self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
@@ -211,8 +227,12 @@ class Worker:
             return told(None, broken)
 
     def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
-        run, setting = command.run, command.setting
+        import torch
+
+        run = command.run
+        torch.set_grad_enabled(True)  # an interrupt may have come where a step was about to switch it on again
         self._take_surroundings(command)
+        leftovers.forget_singletons()
         for path in self.modules.refresh():
             self._tell(Noted(run=run, rank=self.order.rank, text=f"{path} has changed and is imported again"))
         self.late.begin()
@@ -222,16 +242,28 @@ class Worker:
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
         payload.unpack_inputs(data, buffers, namespace, device=self.order.device, loading=self._loading)
         self._loading("")
+        leftovers.resume_singletons(namespace.values(), payload.kept_values.values())
         self.group.begin(run)
-        identity.strategy = strategies.load(setting.strategy)
-        identity.strategy.begin()
+        self.prober.begin(run, command.cell.filename)
         reporting.current = reporting.Reporter(run, self.order.rank, self._tell)
+        displaying.current = displaying.Displayer(run, self.order.rank, self._tell)
+
+    def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategies.StrategyRun:
+        return strategies.StrategyRun(
+            options=command.setting.strategy_options,
+            filename=command.cell.filename,
+            everyone=len(command.ranks) == self.order.world_size,
+            names=names,
+            note=lambda text: self._tell(Noted(run=command.run, rank=None, text=text)),
+        )
 
     def _take_surroundings(self, command: Execute) -> None:
         """The kernel's directory, environment and path, as they are now, and this rank's own variables."""
         setting = command.setting
-        wanted = {**identity.defaults(), **setting.env, **identity.environment(), **self.group.environment()}
-        wanted.pop("MPLBACKEND", None)
+        own = surroundings.environment if setting.own_environment else {}
+        wanted = {**own, **identity.defaults(), **setting.env, **identity.environment(), **self.group.environment()}
+        if wanted.get("MPLBACKEND", "module:").startswith("module:"):  # the kernel's own would find no kernel here
+            wanted["MPLBACKEND"] = displaying.BACKEND
         surroundings.take(setting, wanted)
         self._use_threads(wanted["OMP_NUM_THREADS"])
 
@@ -250,6 +282,7 @@ class Worker:
     def _clear(self, command: Execute, namespace: dict[str, object]) -> None:
         """Between runs, after the notebook has its answer: drop the cell's own data, keep what was asked for."""
         keep = command.setting.keep
+        tensors.whole.clear()
         cell.end_loaders(value for name, value in namespace.items() if name not in keep)
         if keep:
             cell.keep_only(namespace, keep)
@@ -258,6 +291,7 @@ class Worker:
             namespace.pop("get_ipython", None)  # it holds the namespace
             self._in_cycles = cell.defines_code(namespace)
         self.modules.remember()
+        self.handlers.restore()
         self._littered = True
 
     def _tell(self, event: RunEvent) -> None:
@@ -286,6 +320,8 @@ class Worker:
                 return
             if isinstance(message, Cut):
                 self._cut(message)
+            elif isinstance(message, Probe):
+                self._answer(message)
             else:
                 if isinstance(message, Execute):
                     self.asked.clear()
@@ -294,6 +330,10 @@ class Worker:
                 if isinstance(message, Execute) and not self.link.wait(ANNOUNCE_S):
                     self._announce()
 
+    def _answer(self, probe: Probe) -> None:
+        if probe.run == self.running:
+            self.link.send(self.prober.look(deep=probe.deep), after=self._take_unannounced())
+
     def _announce(self) -> None:
         for event in self._take_unannounced():
             self.link.send(event)
@@ -301,7 +341,7 @@ class Worker:
     def _cut(self, command: Cut) -> None:
         if command.run not in (self.running, self._left):
             return
-        if command.run == self.running:
+        if command.stop and command.run == self.running:
             self.asked.set()
         shut_sockets(frozenset(command.inodes))
         if command.inodes:

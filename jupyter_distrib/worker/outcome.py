@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jupyter_distrib import payload
 from jupyter_distrib.events import Execute, Failed, Interrupted, Returned
-from jupyter_distrib.worker import failure
+from jupyter_distrib.worker import failure, identity
 
 
 def outcome(
@@ -30,15 +30,24 @@ def outcome(
         kept = {name: type(namespace[name]).__name__ for name in command.setting.keep if name in namespace}
         for name in kept:
             payload.kept_values[f"{run}/{name}"] = namespace[name]
+        shards = getattr(identity.strategy, "shards", False)
+        sharded = tuple(name for name in kept if shards and payload.sharded_in(namespace[name]))
         parcel, fd = None, None
         if value is not None:
             parcel, fd = payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
         returned = Returned(
-            run=run, rank=rank, value=parcel, kept=kept, at_s=time.monotonic(), exited_early=left, sequence=sequence
+            run=run,
+            rank=rank,
+            value=parcel,
+            kept=kept,
+            sharded=sharded,
+            at_s=time.monotonic(),
+            exited_early=left,
+            sequence=sequence,
         )
         return returned, [] if fd is None else [fd]
     if stopped(error):
-        return Interrupted(run=run, rank=rank, frames=failure.frames_of(error.__traceback__), at_s=time.monotonic()), []
+        return Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=time.monotonic()), []
     at_s = time.monotonic()
     described = failure.describe(error, run=run, by_value=by_value)
     return Failed(run=run, rank=rank, failure=described, at_s=at_s), []

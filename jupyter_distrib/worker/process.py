@@ -93,6 +93,12 @@ def _text(fd: int) -> io.TextIOWrapper:
     )
 
 
+NO_KEYBOARD = (
+    "a rank has no keyboard: input() and breakpoint() do not work under %%distributed. Ask in an earlier cell and use "
+    "the value here, or run this cell with --pool inline."
+)
+
+
 class _NoInput(io.TextIOBase):
     """Standard input of a rank: nobody can type there, and a prompt must not hang."""
 
@@ -100,10 +106,7 @@ class _NoInput(io.TextIOBase):
         return True
 
     def readline(self, size: int = -1) -> str:  # type: ignore[override]
-        raise EOFError(
-            "a rank has no keyboard: input() and breakpoint() do not work under %%distributed. Ask in an earlier cell "
-            "and use the value here, or run this cell with --pool inline."
-        )
+        raise EOFError(NO_KEYBOARD)
 
     read = readline  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""What `get_ipython()` and `display()` are on a rank: enough for `!command`, `%time`, `%cd` and `%env`.
+"""What `get_ipython()` is on a rank: enough for `!command`, `%time`, `%cd` and `%env`.
 
 `capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main thread.
 """
@@ -81,9 +81,3 @@ class RankShell:
     def _variable(self, word: str) -> str:
         name = word[: next((i for i, c in enumerate(word) if not (c.isalnum() or c == "_")), len(word))]
         return str(self.user_ns[name]) + word[len(name) :] if name and name in self.user_ns else "$" + word
-
-
-def display(*objects: object, **_: object) -> None:
-    """Print what the objects say of themselves."""
-    for item in objects:
-        print(item if isinstance(item, str) else repr(item))

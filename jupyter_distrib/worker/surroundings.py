@@ -11,7 +11,12 @@ import sys
 
 import jupyter_distrib
 from jupyter_distrib.events import Setting
-from jupyter_distrib.worker import identity, shell
+from jupyter_distrib.worker import displaying, identity, shell
+
+_libraries = tuple(folder for folder in sys.path if folder)
+"""As this process began with them."""
+environment = dict(os.environ)
+"""Likewise."""
 
 
 def take(setting: Setting, env: dict[str, str]) -> None:
@@ -22,7 +27,7 @@ def take(setting: Setting, env: dict[str, str]) -> None:
         if os.environ.get(name) != value:
             os.environ[name] = value
     os.chdir(setting.directory or ".")
-    sys.path[:] = setting.path
+    sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
     sys.argv[:] = [""]
 
 
@@ -36,5 +41,5 @@ def provided(namespace: dict[str, object]) -> dict[str, object]:
         "world_size": order.world_size,
         "device": identity.device(),
         "get_ipython": lambda: here,
-        "display": shell.display,
+        "display": displaying.display,
     }

@@ -39,6 +39,9 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
         process.die_with_parent(agent_pid)
         for name in FULLER:
             importlib.import_module(name)
+        from jupyter_distrib.worker import strategies
+
+        strategies.load_built_in()
         serve(Link(socket.socket(fileno=fuller_fd)), agent_pid, early=False)
     else:
         os.close(fuller_fd)

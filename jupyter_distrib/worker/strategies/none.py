@@ -3,16 +3,8 @@ or none."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.strategies import Strategy
 
 
-def begin() -> None:
-    """Nothing to do before the cell."""
-
-
-def prepare(*_: object) -> Any:
-    raise DistributedError(
-        "jupyter_distrib.prepare() needs a strategy to prepare for: add --strategy ddp to the first line of this cell."
-    )
+class NoStrategy(Strategy):
+    """Does nothing to anything."""

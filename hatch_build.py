@@ -1,0 +1,108 @@
+"""Puts the sidebar into the wheel. Called by hatchling when the package is built.
+
+What is built already (`sh .ci/sidebar`, or in a source distribution) is taken. Else it is built, if node is there. Else
+the wheel goes without the sidebar: all of the rest works, and `%distributed_status` says what is missing.
+JUPYTER_DISTRIB_SIDEBAR=require makes that an error, for CI and releases; =skip takes only what is built already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+STAMP = "sources.txt"
+
+
+class SidebarHook(BuildHookInterface):  # type: ignore[type-arg, misc]
+    """Builds `labextension/` into `jupyter_distrib/labextension/`."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """The builder is asked for only where something is going to be built."""
+        return ["jupyter-builder>=1.3"] if self._what_to_do() == "build" else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        match self._what_to_do(editable=version == "editable"):
+            case "build":
+                self._build()
+            case "nothing" if os.environ.get("JUPYTER_DISTRIB_SIDEBAR") == "require":
+                raise RuntimeError("The sidebar is not built, and node is not there to build it.")
+            case "nothing":
+                self.app.display_warning(
+                    "Installing without the sidebar: it is not built, and node is not there to build it."
+                )
+        if not self._built():
+            return
+        place = "share/jupyter/labextensions/jupyter-distrib"
+        build_data["artifacts"].append("jupyter_distrib/labextension")
+        if self.target_name == "wheel":
+            shared = build_data.setdefault("shared_data", {})
+            shared[str(self._output)] = place
+            shared[str(self._sources / "install.json")] = f"{place}/install.json"
+
+    @property
+    def _sources(self) -> Path:
+        return Path(self.root) / "labextension"
+
+    @property
+    def _output(self) -> Path:
+        return Path(self.root) / "jupyter_distrib" / "labextension"
+
+    def _what_to_do(self, *, editable: bool = False) -> str:
+        """`take` what is there, `build`, or `nothing`."""
+        wanted = os.environ.get("JUPYTER_DISTRIB_SIDEBAR", "")
+        if self._built() and (wanted == "skip" or editable or self._is_current()):
+            return "take"
+        if wanted == "skip" or editable or not self._sources.is_dir() or shutil.which("node") is None:
+            return "nothing"
+        return "build"
+
+    def _built(self) -> bool:
+        return (self._output / "package.json").is_file()
+
+    def _is_current(self) -> bool:
+        stamp = self._output / STAMP
+        return not self._sources.is_dir() or (stamp.is_file() and stamp.read_text() == digest(self._sources))
+
+    def _build(self) -> None:
+        jlpm = [sys.executable, "-c", "from jupyter_builder.jlpm import main; main()"]
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        for command in ([*jlpm, "install", "--immutable"], [*jlpm, "build"]):
+            done = subprocess.run(
+                command,
+                cwd=self._sources,
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                if os.environ.get("JUPYTER_DISTRIB_SIDEBAR") == "require":
+                    raise RuntimeError(f"The sidebar cannot be built:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+                self.app.display_warning(f"Installing without the sidebar, which cannot be built: {done.stdout[-400:]}")
+                return
+        (self._output / STAMP).write_text(digest(self._sources))
+
+
+def digest(sources: Path) -> str:
+    """Of everything that the sidebar is made from."""
+    summed = hashlib.sha256()
+    for path in sorted(_files(sources)):
+        summed.update(f"{path.relative_to(sources)}\0".encode() + path.read_bytes() + b"\0")
+    return summed.hexdigest()
+
+
+def _files(sources: Path) -> Iterator[Path]:
+    for name in ("package.json", "yarn.lock", "tsconfig.json", ".yarnrc.yml"):
+        yield sources / name
+    for folder in ("src", "style", "schema"):
+        yield from (path for path in (sources / folder).rglob("*") if path.is_file())

@@ -1,0 +1,184 @@
+"""`jupyter_distrib.save` and `jupyter_distrib.load`: checkpoints by `torch.distributed.checkpoint` that do not depend
+on how many ranks wrote them.
+
+Runs wherever it is called: on every rank of a run, or in a plain notebook or script, where there is no process group.
+
+    save("ckpt", model=model, optimizer=optimizer, epoch=3)     4 ranks, sharded
+    load("ckpt", model=model, optimizer=optimizer)  -> {"epoch": 3}     2 ranks, or none
+
+Loading needs no collective: each rank reads its own pieces.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+
+from jupyter_distrib.api import in_rank
+from jupyter_distrib.checkpoints import contents, layout, optimizers
+from jupyter_distrib.checkpoints.folder import Writer, refusal_to_read, refusal_to_write
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.results import RankValue
+
+
+def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
+    """Write a checkpoint folder; an earlier checkpoint there stays whole until this one takes its place.
+
+    In a distributed cell every rank calls it, since each writes its own shards; what is not sharded is written as rank
+    0 has it.
+
+    Args:
+        path: The folder. Relative to the notebook's folder.
+        objects: Under the names they will be loaded by: models, optimizers (with the models they train), whatever has a
+            `state_dict()`, tensors by name, and plain values.
+
+    Raises:
+        DistributedError: What cannot be written, and why. The earlier checkpoint is as it was.
+    """
+    folder = Path(path)
+    _check_callable_here("save", objects)
+    state = {name: contents.state_of(name, value, objects) for name, value in objects.items()}
+    writer = Writer(folder)
+    try:
+        if refusal := _said_by_rank_0(refusal_to_write(folder) if _leads() else None):
+            raise DistributedError(refusal)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Not spread over the ranks: rank 0's buffers, for instance, belong together.
+            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+            save_sharded(state, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        raise _told(error, f"{folder} could not be written") from None
+    finally:
+        if _leads():
+            writer.clean_up()
+
+
+def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
+    """Load models, optimizers and whatever has a `load_state_dict()` in place, whoever wrote the checkpoint.
+
+    Unpickles what is not a tensor: load only what you trust.
+
+    Args:
+        path: The folder that `save` wrote.
+        objects: Under the names they were saved by; an optimizer together with the models it trains.
+
+    Returns:
+        The plain values of the checkpoint by name; without any `objects`, everything that is in it, on the CPU.
+
+    Raises:
+        DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
+    """
+    folder = Path(path)
+    _check_handles("load", objects)
+    metadata = _metadata(folder)
+    if not objects:
+        return _plain(
+            _read(folder, {name: layout.nested(layout.entries(metadata, name)) for name in layout.names(metadata)})
+        )
+    contents.check(metadata, objects)
+    trained = {
+        name: optimizers.names_of(name, value, objects)
+        for name, value in objects.items()
+        if isinstance(value, torch.optim.Optimizer)
+    }
+    small = _read(folder, {name: optimizers.groups_place(metadata, name) for name in trained})
+    places: dict[str, Any] = contents.plain_places(metadata, objects)
+    for name, value in objects.items():
+        if name in trained:
+            optimizers.check_groups(name, small[name]["param_groups"], value, trained[name])
+            places[name] = optimizers.state_place(metadata, name, value, trained[name])
+        else:
+            places[name] = contents.place(metadata, name, value)
+    read = _read(folder, places)
+    for name, value in objects.items():
+        if name in trained:
+            optimizers.give(value, {**small[name], **read.pop(name)}, trained[name])
+        else:
+            contents.give(value, read.pop(name))
+    return _plain(read)
+
+
+def _plain(read: dict[str, Any]) -> dict[str, Any]:
+    return {name: contents.unwrapped(value) for name, value in read.items()}
+
+
+# ------------------------------------------------------------------------------------------------ who calls
+
+
+def _leads() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _said_by_rank_0(text: str | None) -> str | None:
+    if not dist.is_initialized():
+        return text
+    said = [text]
+    dist.broadcast_object_list(said)
+    return said[0]
+
+
+def _check_callable_here(name: str, objects: Mapping[str, Any]) -> None:
+    _check_handles(name, objects)
+    if not objects:
+        raise DistributedError(f"jupyter_distrib.{name}() was given nothing: {name}(path, model=model), for instance.")
+    if in_rank() and not dist.is_initialized():
+        from jupyter_distrib.worker import identity  # only in a rank
+
+        if identity.world_size() > 1 and identity.rank() != 0:
+            raise DistributedError(
+                f"jupyter_distrib.{name}() was called on rank {identity.rank()}, and the ranks have no process group "
+                "to write together: add --strategy ddp to the cell, or call it on rank 0 alone."
+            )
+
+
+def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
+    for key, value in objects.items():
+        if isinstance(value, RankValue):
+            raise DistributedError(
+                f"`{key}` lives on the ranks: call jupyter_distrib.{name}() in a %%distributed cell."
+            )
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def _metadata(folder: Path) -> Metadata:
+    if refusal := refusal_to_read(folder):
+        raise DistributedError(refusal)
+    try:
+        return FileSystemReader(folder).read_metadata()
+    except Exception as error:  # a damaged pickle raises anything
+        raise DistributedError(f"{folder}/.metadata cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Fill the template's tensors in place, and put the other values where it has None."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_sharded(state, storage_reader=FileSystemReader(folder), no_dist=True)
+    except CheckpointException as error:
+        raise _told(error, f"{folder} could not be read") from None
+    return state
+
+
+def _told(error: CheckpointException, what: str) -> BaseException:
+    """One sentence for what happened on some ranks."""
+    rank, (cause, _) = min(error.failures.items())
+    if isinstance(cause, KeyboardInterrupt):
+        return cause
+    where = f" on rank {rank}" if dist.is_initialized() else ""
+    return DistributedError(f"{what}{where}: {type(cause).__name__}: {cause}")

@@ -1,0 +1,119 @@
+"""What goes into a checkpoint and comes out of it, by kind of object.
+
+    model                 name.<parameter>               each tensor by itself, sharded as it is
+    optimizer             name.state.<parameter>.<key>, name.param_groups.<n>.<option>
+    tensors by name       name.<key>
+    anything else         name                           one pickle, as rank 0 has it
+
+The first two are named as `torch.distributed.checkpoint.state_dict` names them, so that torch's own functions can read
+the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from jupyter_distrib.checkpoints import layout, optimizers
+from jupyter_distrib.errors import DistributedError
+
+# ------------------------------------------------------------------------------------------------ to be written
+
+
+def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
+    """What `torch.distributed.checkpoint.save` is given for one of the objects."""
+    if isinstance(value, Module):
+        return get_model_state_dict(value)
+    if isinstance(value, Optimizer):
+        return optimizers.state_of(value, optimizers.names_of(name, value, objects))
+    if callable(getattr(value, "state_dict", None)):
+        value = value.state_dict()
+    if isinstance(value, torch.Tensor):
+        return value
+    return dict(value) if _are_tensors_by_name(value) else _pickled(name, value)
+
+
+def _are_tensors_by_name(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(key, str) and isinstance(item, torch.Tensor) for key, item in value.items())
+    )
+
+
+def _pickled(name: str, value: Any) -> Any:
+    """Torch would take dicts and lists apart, make their keys texts and lose empty ones: in a tuple they stay whole."""
+    if any(isinstance(item, DTensor) for item in tree_leaves(value)):
+        raise DistributedError(
+            f"`{name}` has sharded tensors among other things: give jupyter_distrib.save() the model or optimizer "
+            "itself, or a dict with tensors only."
+        )
+    value = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
+    return (value,) if isinstance(value, (Mapping, list, tuple)) else value
+
+
+def unwrapped(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+# ------------------------------------------------------------------------------------------------ to be read
+
+
+def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
+    """Refuse what the checkpoint does not have, or what cannot be loaded in place."""
+    there = layout.names(metadata)
+    for name, value in objects.items():
+        if name not in there:
+            layout.refuse(f"the checkpoint has no `{name}`, it holds {', '.join(there)}")
+        if not isinstance(value, (Module, Optimizer)) and not callable(getattr(value, "load_state_dict", None)):
+            layout.refuse(
+                f"`{name}` is {type(value).__name__}, which cannot be loaded in place (leave it out, and "
+                "jupyter_distrib.load() returns it)"
+            )
+
+
+def place(metadata: Metadata, name: str, value: Any) -> Any:
+    """Where the tensors of a model, or of whatever else has a state, will be put: a model's are its own.
+
+    Raises:
+        DistributedError: The checkpoint does not fit the model.
+    """
+    found = layout.entries(metadata, name)
+    if not isinstance(value, Module):
+        return layout.nested(found)
+    state: dict[str, Any] = get_model_state_dict(value)
+    saved = {str(path[0]): entry for path, entry in found.items() if path}
+    layout.refuse_if_any(
+        f"`{name}.{key}` is {layout.size(entry)} in the checkpoint and {tuple(state[key].shape)} in the model"
+        for key, entry in saved.items()
+        if layout.is_tensor(entry) and key in state and layout.size(entry) != tuple(state[key].shape)
+    )
+    layout.refuse_if_any(
+        f"the checkpoint has nothing for `{name}.{key}` of the model" for key in state if key not in saved
+    )
+    layout.refuse_if_any(
+        f"the model has no place for `{name}.{key}` of the checkpoint" for key in saved if key not in state
+    )
+    return state
+
+
+def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, None]:
+    """The small things that nobody has asked for by name: those that are one pickle."""
+    found = {name: layout.entries(metadata, name).get(()) for name in layout.names(metadata) if name not in objects}
+    return {name: None for name, entry in found.items() if entry is not None and not layout.is_tensor(entry)}
+
+
+def give(value: Any, state: Any) -> None:
+    """Hand an object what was read for it."""
+    if isinstance(value, Module):
+        set_model_state_dict(value, state)
+    else:
+        value.load_state_dict(unwrapped(state))

@@ -1,0 +1,71 @@
+"""`python -m jupyter_distrib.gate SOCKET_FD DIRECTORY NAME OPTIONS`: started by `pools/ray.py`, which has bound the
+socket; the options are JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from jupyter_distrib.gate import cluster
+from jupyter_distrib.gate.calls import Calls
+from jupyter_distrib.gate.placing import RayPlace, Wanted
+from jupyter_distrib.gate.server import Gate
+
+DEFAULT_IDLE_S = 600.0
+TELL_S = 1.0
+"""Who asked before it was known that there is no cluster is told within this."""
+
+
+def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> None:
+    os.umask(0o077)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    idle_s = float(options.get("idle", DEFAULT_IDLE_S))
+    gate = Gate(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
+    calls, wanted = Calls(gate.loop), _wanted(options)
+    joined = _join(options, gate, calls)
+    gate.make_place = lambda client: RayPlace(calls, client.hello, wanted, joined)  # type: ignore[arg-type]
+    signal.signal(signal.SIGTERM, lambda *_: gate.stop())
+    gate.run()
+    os._exit(0)  # Ray's own threads take seconds to leave, and have nothing of ours
+
+
+def _join(options: dict[str, str], gate: Gate, calls: Calls) -> Future[cluster.Address]:
+    """Join the cluster in a thread, since Ray may take its time or for ever. If it fails, whoever asks is told, and the
+    gate goes, so that the next cell tries anew."""
+    joined: Future[cluster.Address] = Future()
+
+    def join() -> None:
+        try:
+            address = cluster.connect(options.get("address", "auto"), insecure="insecure" in options)
+        except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
+            joined.set_exception(error)
+            calls.put(lambda: gate.give_up(TELL_S))
+        else:
+            gate.title = f"Ray at {address.shown}"
+            joined.set_result(address)
+
+    threading.Thread(target=join, name="jupyter_distrib-join", daemon=True).start()
+    return joined
+
+
+def _wanted(options: dict[str, str]) -> Wanted:
+    environment = json.loads(options.get("runtime_env", "{}"))
+    if python := options.get("python"):
+        environment["py_executable"] = python
+    return Wanted(
+        nodes=int(options.get("nodes", "0")),
+        cpus_per_rank=float(options.get("cpus_per_rank", "1")),
+        runtime_env=environment or None,
+        copy_files="copy_files" in options,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))

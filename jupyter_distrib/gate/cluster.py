@@ -1,0 +1,217 @@
+"""Reaching a Ray cluster, or saying in one sentence why not. Runs in the gate before its loop; blocks for seconds.
+
+What Ray itself does about a missing cluster or token is to wait for half a minute and then to raise something else, so
+the port and the token are tried first (measured with Ray 2.60).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.errors import PoolError
+
+CONNECT_S = 3.0
+GCS_PORT = "6379"
+_CHECKS = {"gcs": "/ray.rpc.NodeInfoGcsService/CheckAlive", "client": "/ray.rpc.RayletDriver/ClusterInfo"}
+"""Calls that a cluster with tokens answers with UNAUTHENTICATED, and one without with anything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a cluster is."""
+
+    shown: str
+    host: str
+    port: int
+    client: bool
+    """`ray://`: through Ray Client's one port."""
+
+    @property
+    def url(self) -> str:
+        return f"{'ray://' * self.client}{self.host}:{self.port}"
+
+
+def connect(address: str, *, insecure: bool) -> Address:
+    """Join the cluster. Raises `PoolError` within seconds, before anything of the user's was sent."""
+    found = resolve(address)
+    _check_port(found)
+    _check_token(found, insecure=insecure)
+    _join(found)
+    return found
+
+
+def resolve(address: str) -> Address:
+    """`auto`, `host:port` or `ray://host:port`. Raises `PoolError`."""
+    text = address
+    if address == "auto":
+        text = os.environ.get("RAY_ADDRESS") or _running_here()
+    client = text.startswith("ray://")
+    host, _, port = text.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise PoolError(
+            f"address = {address!r} is not an address of a Ray cluster: write auto, HOST:{GCS_PORT} or ray://HOST:10001."
+        )
+    return Address(shown=text, host=host.strip("[]"), port=int(port), client=client)
+
+
+def _running_here() -> str:
+    from ray._private import services  # its `ray.init("auto")` waits and retries
+
+    found = sorted(services.find_gcs_addresses())
+    if not found:
+        raise PoolError(
+            "no Ray cluster runs on this machine: start one with `ray start --head`, or give --address HOST:PORT."
+        )
+    return str(found[0])
+
+
+def _check_port(address: Address) -> None:
+    try:
+        socket.create_connection((address.host, address.port), timeout=CONNECT_S).close()
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise PoolError(
+            f"no Ray cluster can be reached at {address.shown} ({reason}): start it, or correct the address."
+        ) from None
+
+
+def _check_token(address: Address, *, insecure: bool) -> None:
+    """A cluster that asks for no token runs anybody's code; it must be wanted."""
+    if _asks_for_token(address):
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if not has_token():
+            raise PoolError(
+                f"the Ray cluster at {address.shown} asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN."
+            )
+    elif not insecure:
+        raise PoolError(
+            f"the Ray cluster at {address.shown} asks for no token, so that whoever reaches it can run code on it: "
+            "start it with RAY_AUTH_MODE=token, or say --insecure (insecure = true) if only you can reach it."
+        )
+    else:
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+
+
+def _asks_for_token(address: Address) -> bool:
+    import grpc  # comes with ray[client]
+
+    with grpc.insecure_channel(f"{address.host}:{address.port}") as channel:
+        call = channel.unary_unary(
+            _CHECKS["client" if address.client else "gcs"], request_serializer=bytes, response_deserializer=bytes
+        )
+        try:
+            call(b"", timeout=CONNECT_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return True
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise PoolError(
+                    f"what answers at {address.shown} is no Ray cluster ({error.details()}): correct the address."
+                ) from None
+        return False
+
+
+def has_token() -> bool:
+    """Whether Ray will find one (docs.ray.io, token authentication)."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token")
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or (os.path.isfile(path) and os.path.getsize(path) > 0)
+
+
+def _join(address: Address) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address=address.url,
+            namespace="jupyter_distrib",
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=not address.client,
+        )
+    except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+        raise PoolError(explained(address, str(error))) from None
+
+
+def explained(address: Address, text: str) -> str:
+    """One sentence for what Ray said."""
+    import ray
+
+    there = dict(re.findall(r"(Ray|Python):? ?(?:version )?v?(\d+\.\d+\.\d+)", text.partition("This process")[0]))
+    if "ersion mismatch" in text:
+        return (
+            f"the Ray cluster at {address.shown} has Ray {there.get('Ray')} and Python {there.get('Python')}, "
+            f"the notebook has Ray {ray.__version__} and Python {platform.python_version()}: install the same versions."
+        )
+    if "uthentication" in text or "UNAUTHENTICATED" in text:
+        return f"the Ray cluster at {address.shown} does not take this token: put the right one into ~/.ray/auth_token."
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
+    return f"the Ray cluster at {address.shown} cannot be joined: {first}"
+
+
+def package_archive() -> bytes:
+    """This package, for nodes that do not have it or have another version."""
+    import io
+    import zipfile
+
+    root = Path(__file__).parent.parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*.py")):
+            archive.write(path, f"{root.name}/{path.relative_to(root)}")
+    return buffer.getvalue()
+
+
+def actor_class() -> Any:
+    """What Ray starts on a node: it unpacks this package there and hands on to `Host`.
+
+    Defined in a function, so that Ray sends its code and does not look for this module on the node.
+    """
+    import ray
+
+    class HostActor:
+        def __init__(self, package: bytes, label: str, session: str) -> None:
+            import importlib
+            import io
+            import os
+            import sys
+            import tempfile
+            import zipfile
+
+            os.umask(0o077)
+            short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - a socket's path has 107 bytes
+            folder = tempfile.mkdtemp(prefix="jupyter_distrib-ray-", dir=short)
+            with zipfile.ZipFile(io.BytesIO(package)) as archive:
+                archive.extractall(f"{folder}/source")
+            sys.path.insert(0, f"{folder}/source")
+            for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
+                del sys.modules[name]
+            self._host = importlib.import_module("jupyter_distrib.gate.host").Host(folder, label, session)
+
+        def describe(self, directory: str, stamp: tuple[int, int]) -> str:
+            return str(self._host.describe(ray.util.get_node_ip_address(), directory, stamp))
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def send(self, frame: bytes, content: Any = None) -> None:
+            self._host.send(frame, content)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def bring(self, files: Any, gone: Any) -> None:
+            self._host.bring(files, gone)
+
+        @ray.method(concurrency_group="events")  # type: ignore[untyped-decorator]
+        def receive(self) -> Any:
+            return self._host.receive()
+
+        def logs(self, run: str) -> Any:
+            return self._host.logs(run)
+
+        def end(self) -> None:
+            self._host.end()
+
+    return ray.remote(concurrency_groups={"commands": 1, "events": 1}, max_restarts=0)(HostActor)

@@ -1,0 +1,414 @@
+"""One crew whose ranks are on several nodes, each looked after by an agent of its own. Runs in the gate's loop.
+
+    gate: Crew --OpenCrew, Execute, Stop, Meet, ...--> node 0: agent, ranks 0, 1     (and the store)
+               <--CrewOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
+
+To the gate's clients it is what `agent/crew.py` is to an agent's: one crew, one stream of events, one end of each run.
+What only somebody who sees all nodes can do is done here: the others are stopped when ranks of one node fail, far ends
+of connections are cut, and a new store is made when the group of any node is not fit any more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.events import (
+    CloseCrew,
+    Command,
+    Connected,
+    CrewChanged,
+    CrewClosed,
+    CrewOpened,
+    CrewQueued,
+    CrewRefused,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Failed,
+    Forget,
+    Interrupted,
+    Meet,
+    OpenCrew,
+    Part,
+    Regrouped,
+    Renew,
+    Returned,
+    Stop,
+    TimedOut,
+    WorkerInfo,
+)
+
+FAILURE_GRACE_S = 0.1
+"""How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
+RENEW_LIMIT_S = 20.0
+Tell = Callable[[Event, tuple[int, ...]], None]
+
+
+class Node(Protocol):
+    """The agent of one node, reachable. Nothing here blocks."""
+
+    name: str
+    """How a person knows it: `node 10.0.0.7`."""
+    host: str
+    interface: str
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        """Deliver in order; `fds` stay the caller's."""
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        """Bring what the node's ranks wrote into this folder, then call `done` in the loop; also if it fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One node's part of a crew."""
+
+    node: Node
+    size: int
+    gpus: bool
+
+
+class Place(Protocol):
+    """Where the nodes of one crew come from."""
+
+    def start(self, command: OpenCrew, crew: Crew) -> None:
+        """Find nodes; calls `crew.placed`, `crew.queued` or `crew.refuse` in the loop, and later `crew.heard` and
+        `crew.lost`."""
+
+    def give_back(self, *, force: bool) -> None:
+        """Let the nodes go, also while they are still being looked for."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SpreadRun:
+    """A run, as far as its nodes execute it."""
+
+    command: Execute
+    tell: Tell
+    ranks: dict[int, set[int]]
+    """By node, those that have not ended."""
+    nodes: set[int]
+    """Those that have not said that they have ended."""
+    started_s: float = field(default_factory=time.monotonic)
+    clean: bool = True
+    sequences: set[int] = field(default_factory=set)
+    wrote: bool = False
+    fetching: int = 0
+    timers: list[Timer] = field(default_factory=list)
+
+
+class Crew:
+    """The workers that one `OpenCrew` asked for, on as many nodes as it takes."""
+
+    early = False
+    gpus: tuple[()] = ()
+    """Leased by whoever places crews, not by the gate."""
+    living = False
+    pids: tuple[int, ...] = ()
+    marks: frozenset[str] = frozenset()
+
+    def __init__(self, command: OpenCrew, *, loop: Loop, place: Place, logs: Path, tell: Tell) -> None:
+        self.command, self.tell = command, tell
+        self.kept: dict[str, float] = {}
+        self.run: SpreadRun | None = None
+        self.ran_s = 0.0
+        self.closed = False
+        self.on_ended: Callable[[SpreadRun], None] = lambda run: None
+        self.on_closed: Callable[[], None] = lambda: None
+        self._loop, self._place, self._logs = loop, place, logs
+        self._shares: list[Share] = []
+        self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
+        self._renewing: Timer | None = None
+        self._ending = False
+        self._queued: tuple[Execute, list[int], Tell] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.command.crew
+
+    @property
+    def idle(self) -> bool:
+        return self.run is None and self._queued is None
+
+    @property
+    def current(self) -> Execute | None:
+        return self.run.command if self.run else self._queued[0] if self._queued else None
+
+    @property
+    def detached(self) -> bool:
+        return self.current is not None and self.current.detached
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(share.node.name for share in self._shares)
+
+    def is_for(self, run: str) -> bool:
+        return self.current is not None and self.current.run == run
+
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        running = self.run.ranks if self.run else {}
+        return tuple(
+            replace(info, state="running") if info.rank in running.get(node, ()) else info
+            for node in sorted(self._infos)
+            for info in self._infos[node]
+        )
+
+    def find(self, pid: int) -> None:
+        """Ranks are no children of the gate."""
+
+    # ------------------------------------------------------------------------------------------------ starting
+
+    def open(self) -> None:
+        self._place.start(self.command, self)
+
+    def queued(self, reason: str) -> None:
+        if not self.closed:
+            self.tell(CrewQueued(crew=self.name, reason=reason), ())
+
+    def placed(self, shares: Sequence[Share]) -> None:
+        """The nodes are there: start ranks on each."""
+        if self.closed:
+            return
+        self._shares = list(shares)
+        size, first = sum(share.size for share in shares), self.command.first_rank
+        world_size = self.command.world_size or size
+        self.command = replace(self.command, size=size, gpus=any(share.gpus for share in shares))
+        for number, share in enumerate(shares):
+            command = replace(
+                self.command,
+                size=share.size,
+                gpus=share.gpus,
+                first_rank=first,
+                world_size=world_size,
+                node_rank=number,
+                host=share.node.host,
+                interface=share.node.interface,
+                wait_s=0.0,
+            )
+            share.node.send(command)
+            first += share.size
+
+    def refuse(self, reason: str) -> None:
+        if self.closed:
+            return
+        self.on_closed()
+        self.tell(CrewRefused(crew=self.name, reason=reason), ())
+
+    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+        """Something came from a node; `fds` stay the caller's."""
+        if self.closed:
+            return
+        match event:
+            case CrewOpened():
+                self._opened(node, event)
+            case CrewRefused():
+                self.refuse(self._on_node(node, event.reason))
+            case CrewClosed():
+                self.lost(node, event.reason or "its ranks were taken away")
+            case CrewChanged():
+                self._infos[node] = event.workers
+                self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=event.lost), ())
+                self._renew()
+            case Regrouped():
+                self._regrouped(event)
+            case _:
+                self._run_event(node, event, fds)
+
+    def _on_node(self, node: int, reason: str) -> str:
+        return reason if len(self._shares) == 1 else f"{self._shares[node].node.name}: {reason}"
+
+    def _opened(self, node: int, event: CrewOpened) -> None:
+        self._infos[node] = event.workers
+        if len(self._infos) == len(self._shares):
+            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=self.command.gpus), ())
+
+    # ------------------------------------------------------------------------------------------------ the store
+
+    def _renew(self) -> None:
+        """Groups of some node are not fit any more: a new store for all. The next cell waits for it."""
+        if len(self._shares) > 1 and self._renewing is None:
+            self._renewing = self._loop.later(RENEW_LIMIT_S, lambda: self.lost(0, "it made no new store in time"))
+            self._shares[0].node.send(Renew(crew=self.name))
+
+    def _regrouped(self, event: Regrouped) -> None:
+        for share in self._shares[1:]:
+            share.node.send(Meet(crew=self.name, host=event.host, port=event.port))
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            self.execute(*queued)
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
+        """Hand the cell to the nodes of its ranks. Takes `fds`."""
+        if self._renewing is not None:
+            self._queued = (command, fds, tell)
+            return
+        ranks = {
+            node: mine
+            for node, infos in self._infos.items()
+            if (mine := set(command.ranks) & {info.rank for info in infos})
+        }
+        self.run = SpreadRun(command=command, tell=tell, ranks=ranks, nodes=set(ranks))
+        for node, mine in ranks.items():
+            part = replace(command, ranks=tuple(sorted(mine)), detached=False, timeout_s=None)
+            self._shares[node].node.send(part, fds)
+        for fd in fds:
+            os.close(fd)
+        if command.timeout_s is not None:
+            self._after(command.timeout_s, self._time_out)
+
+    def _after(self, delay_s: float, call: Callable[[SpreadRun], None]) -> None:
+        run = self.run
+        assert run is not None
+        run.timers.append(self._loop.later(delay_s, lambda: call(run) if self.run is run else None))
+
+    def _time_out(self, run: SpreadRun) -> None:
+        limit_s = run.command.timeout_s or 0.0
+        run.tell(TimedOut(run=run.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.stop()
+
+    def stop(self, *, force: bool = False) -> None:
+        if self._queued is not None:
+            return self._cancel_queued()
+        if self.run is not None:
+            self._stop_nodes(self.run, force=force)
+
+    def _stop_nodes(self, run: SpreadRun, *, force: bool = False, but: int = -1) -> None:
+        for node in run.nodes - {but}:
+            self._shares[node].node.send(Stop(run=run.command.run, force=force))
+
+    def _cancel_queued(self) -> None:
+        assert self._queued is not None
+        (command, fds, tell), self._queued = self._queued, None
+        for fd in fds:
+            os.close(fd)
+        now = time.monotonic()
+        for number in command.ranks:
+            tell(Interrupted(run=command.run, rank=number, frames=(), at_s=now), ())
+        tell(Ended(run=command.run, at_s=now), ())
+
+    def _run_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+        run = self.run
+        if run is None or getattr(event, "run", "") != run.command.run:
+            return
+        if hasattr(event, "at_s"):  # nodes have clocks of their own; the record wants one
+            event = replace(event, at_s=time.monotonic())  # type: ignore[arg-type]
+        match event:
+            case Connected():
+                for other in run.nodes - {node}:
+                    self._shares[other].node.send(Part(run=event.run, ends=event.ends))
+            case Ended():
+                self._ended(run, node, event)
+            case Returned() | Failed() | Interrupted() | Exited():
+                run.ranks[node].discard(event.rank)
+                run.tell(event, fds)
+                self._follow(run, node, event)
+            case _:
+                run.tell(event, fds)
+
+    def _follow(self, run: SpreadRun, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
+        """What the end of one rank means for other nodes."""
+        match event:
+            case Returned():
+                self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+            case Failed():
+                self._after(FAILURE_GRACE_S, lambda run: self._stop_nodes(run, but=node))
+            case Exited():
+                self._stop_nodes(run, but=node)
+
+    def _ended(self, run: SpreadRun, node: int, event: Ended) -> None:
+        run.nodes.discard(node)
+        run.clean &= event.clean
+        run.sequences |= set(event.sequences)
+        if event.log_directory:
+            run.wrote = True
+            run.fetching += 1
+            self._shares[node].node.fetch_logs(event.run, self._logs / event.run, lambda: self._fetched(run))
+        self._finish_if_over(run)
+
+    def _fetched(self, run: SpreadRun) -> None:
+        run.fetching -= 1
+        self._finish_if_over(run)
+
+    def _finish_if_over(self, run: SpreadRun) -> None:
+        if run.nodes or run.fetching or self.run is not run:
+            return
+        for timer in run.timers:
+            timer.cancel()
+        self.run = None
+        self.ran_s += time.monotonic() - run.started_s
+        if not self._ending and (not run.clean or len(run.sequences) > 1):
+            self._renew()
+        directory = str(self._logs / run.command.run) if run.wrote else ""
+        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=directory), ())
+        self.on_ended(run)
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def lost(self, node: int, reason: str) -> None:
+        """A node cannot be reached any more. The crew ends with it, since a world of ranks is whole or not at all."""
+        if self.closed:
+            return
+        name = self._shares[node].node.name if self._shares else "the cluster"
+        self.end(f"{name} was lost: {reason}", {node})
+
+    def end(self, reason: str, dead: set[int]) -> None:
+        """Give the crew up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""
+        run = self.run
+        if not self._infos or len(self._infos) < len(self._shares):
+            return self.refuse(reason)
+        if self._queued is not None:
+            self._cancel_queued()
+        if run is not None:
+            self._end_run(run, reason, dead)
+        self.on_closed()
+        self.tell(CrewClosed(crew=self.name, reason=reason), ())
+
+    def _end_run(self, run: SpreadRun, reason: str, dead: set[int]) -> None:
+        now = time.monotonic()
+        for node, ranks in sorted(run.ranks.items(), key=lambda entry: entry[0] not in dead):
+            for rank in sorted(ranks):
+                pid = next((info.pid for info in self._infos[node] if info.rank == rank), 0)
+                lines = (reason,) if node in dead else ()
+                gone = Exited(
+                    run=run.command.run,
+                    rank=rank,
+                    pid=pid,
+                    exit_code=None if node in dead else -9,
+                    asked=node not in dead,
+                    last_lines=lines,
+                    at_s=now,
+                )
+                run.tell(gone, ())
+        run.nodes.clear()
+        run.fetching = 0
+        self._ending = True
+        self._finish_if_over(run)
+
+    def forget(self, command: Forget) -> None:
+        for key in command.keys:
+            self.kept.pop(key, None)
+        for share in self._shares:
+            share.node.send(command)
+
+    def close(self, *, force: bool) -> None:
+        self.closed = True
+        if self._queued is not None:
+            self._cancel_queued()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        if not force:
+            for share in self._shares:
+                share.node.send(CloseCrew(crew=self.name))
+        self._place.give_back(force=force)

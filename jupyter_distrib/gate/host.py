@@ -1,0 +1,262 @@
+"""One node's side of a crew that spans nodes: starts an agent there, and passes frames between it and the gate.
+Runs in a process of the engine on that node; knows no engine.
+
+    gate ==engine's own calls==> Host --link--> agent --> ranks
+
+`send` and `receive` block and are called in one thread each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib import shared_memory
+from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Returned, Welcomed
+from jupyter_distrib.link import Link, decode_frame
+
+IDLE_S = 3.0
+"""The agent ends this long after its host has gone."""
+Answer = list[tuple[bytes, Any]]
+"""Frames, each with the content of its shared memory, or None."""
+
+
+class Host:
+    """An agent of this crew's own, in a folder that goes with it.
+
+    Args:
+        folder: Private to it; removed in the end.
+        label: Of the notebook.
+    """
+
+    def __init__(self, folder: str, label: str, session: str) -> None:
+        self._folder = Path(folder)
+        self._link = Link(self._start())
+        self._inbox: queue.SimpleQueue[tuple[bytes, Any] | None] = queue.SimpleQueue()
+        self._over = False
+        self._mapped = False
+        hello = Hello(
+            protocol=PROTOCOL,
+            session=session,
+            pid=os.getpid(),
+            label=label,
+            python=platform.python_version(),
+            torch=_version("torch"),
+            cloudpickle=_version("cloudpickle"),
+        )
+        self._link.send(hello)
+        welcomed, _ = self._link.receive()
+        if not isinstance(welcomed, Welcomed):
+            raise RuntimeError(f"the agent answered {type(welcomed).__name__}")
+        self._welcomed = welcomed
+        threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
+
+    def describe(self, address: str, directory: str, stamp: tuple[int, int]) -> str:
+        """What whoever placed it must know, as JSON.
+
+        Args:
+            address: By which the engine knows this node.
+            directory: The notebook's folder.
+            stamp: Of that folder, on the kernel's machine.
+        """
+        self._mapped = _stamp(directory) != tuple(stamp)
+        about = {
+            "pid": os.getpid(),
+            "agent": self._welcomed.pid,
+            "python": self._welcomed.python,
+            "torch": self._welcomed.torch,
+            "cloudpickle": self._welcomed.cloudpickle,
+            "host": address,
+            "interface": _interface_of(address),
+            "shared": not self._mapped,
+            "gpus": _gpu_names(),
+        }
+        return json.dumps(about)
+
+    def bring(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> None:
+        """The project's files that have changed, by path, time of change and content; and those that are gone."""
+        for name in gone:
+            (self._project / name).unlink(missing_ok=True)
+        for name, mtime_ns, content in files:
+            path = self._project / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
+
+    def send(self, frame: bytes, content: Any = None) -> None:
+        """A command for the agent, with the content of its shared memory."""
+        command, _ = decode_frame(frame)
+        match command:
+            case OpenCrew():
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+                words = None if visible is None else tuple(filter(None, visible.split(",")))
+                command = replace(command, visible=words)
+            case Execute() if self._mapped:
+                command = self._in_project(command)
+        if content is None:
+            return self._link.send(command)
+        fd = shared_memory.write([memoryview(content).cast("B")])
+        try:
+            self._link.send(command, [fd])
+        finally:
+            os.close(fd)
+
+    def _in_project(self, command: Execute) -> Execute:
+        """Folders of the kernel's machine are numbered copies here."""
+        setting = command.setting
+        there = dict.fromkeys((setting.directory, *setting.path))
+        here = {folder: str(self._project / str(number)) for number, folder in enumerate(there)}
+        for folder in here.values():
+            os.makedirs(folder, exist_ok=True)
+        path = tuple(here[folder] for folder in setting.path)
+        return replace(command, setting=replace(setting, path=path, directory=here[setting.directory]))
+
+    @property
+    def _project(self) -> Path:
+        return self._folder / "project"
+
+    def receive(self) -> Answer:
+        """All that has come since the last call; waits for something. Empty: the agent has ended."""
+        if self._over:
+            return []
+        answer: Answer = []
+        while (entry := self._next(wait=not answer)) is not None:
+            answer.append(entry)
+        return answer
+
+    def _next(self, *, wait: bool) -> tuple[bytes, Any] | None:
+        try:
+            entry = self._inbox.get(block=True) if wait else self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if entry is None:
+            self._over = True
+            self._inbox.put(None)
+        return entry
+
+    def _read(self) -> None:
+        while True:
+            try:
+                event, fds = self._link.receive()
+            except (EOFError, OSError):
+                self._inbox.put(None)
+                return
+            content = None
+            if fds:
+                assert isinstance(event, Returned)
+                content = _content(fds[0])
+            for fd in fds:
+                os.close(fd)
+            self._inbox.put((self._link.frame, content))
+
+    def logs(self, run: str) -> list[tuple[str, Any]]:
+        """Name and content of each rank's log."""
+        found = []
+        for path in sorted((self._folder / "logs" / run).glob("rank*.log")):
+            with path.open("rb") as file:
+                if path.stat().st_size:
+                    found.append((path.name, _content(file.fileno())))
+            path.unlink()
+        return found
+
+    def end(self) -> None:
+        """Take the agent, its ranks and the folder away."""
+        with suppress(OSError):
+            self._link.sock.shutdown(socket.SHUT_RDWR)
+        with suppress(ProcessLookupError):
+            os.kill(self._welcomed.pid, signal.SIGTERM)
+
+    def _start(self) -> socket.socket:
+        """As `pools/local.py` starts one, but for these: the agent leaves its parent, so that an engine which kills the
+        children of its processes does not end it before it has ended its ranks; and it removes the folder when it goes.
+        """
+        path = self._folder / "agent.sock"
+        with socket.socket(socket.AF_UNIX) as listener, (self._folder / "agent.log").open("wb") as log:
+            listener.bind(str(path))
+            listener.listen(4)
+            fd = listener.fileno()
+            subprocess.run(
+                [sys.executable, "-m", "jupyter_distrib.agent", str(fd), str(self._folder), "agent", "--alone"],
+                check=True,
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env=self._environment(),
+            )
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(path))
+        return sock
+
+    def _environment(self) -> dict[str, str]:
+        """The node's own, without what the engine set for its own process."""
+        source = str(Path(__file__).parent.parent.parent)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OMP_NUM_THREADS"))}
+        before = os.environ.get("PYTHONPATH")
+        return {
+            **kept,
+            "PYTHONPATH": source if not before else f"{source}{os.pathsep}{before}",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "JUPYTER_DISTRIB_RUNTIME_DIR": str(self._folder),
+            "JUPYTER_DISTRIB_LOG_DIR": str(self._folder / "logs"),
+            "JUPYTER_DISTRIB_IDLE_S": str(IDLE_S),
+        }
+
+
+def _content(fd: int) -> Any:
+    """What lies behind a descriptor, for a pickle that does not copy it."""
+    import pickle
+
+    size = os.fstat(fd).st_size
+    return pickle.PickleBuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ) if size else b"")
+
+
+def _stamp(directory: str) -> tuple[int, int] | None:
+    """Tells a folder that both machines share from one of the same name."""
+    try:
+        info = os.stat(directory)
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns
+
+
+def _gpu_names() -> list[str]:
+    from jupyter_distrib.agent import devices
+
+    return [gpu.name for gpu in devices.gpus()]
+
+
+def _interface_of(address: str) -> str:
+    """The network interface that has this address; loopback's name if none has it."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
+            request = struct.pack("256s", name[:15].encode())
+            answer = fcntl.ioctl(sock, 0x8915, request)  # SIOCGIFADDR, netdevice(7)
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "lo"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

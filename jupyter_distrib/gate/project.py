@@ -1,0 +1,78 @@
+"""The notebook's own files, for nodes that do not share its folders. Runs in the gate, on the kernel's machine.
+
+The folder of the notebook is copied to `0/` and the other folders of its path to `1/`, `2/`, ...: what is small, and
+has changed since the last run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+FILE_LIMIT_BYTES = 1 << 20
+"""Larger files are data, which nodes read from where data is."""
+TOTAL_LIMIT_BYTES = 100 << 20
+COUNT_LIMIT = 5000
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+Stamp = tuple[int, int]
+
+
+class Project:
+    """What one set of nodes has already."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Stamp] = {}
+        self.left_out = ""
+        """A sentence, if not everything was taken along."""
+
+    def changes(self, directory: str, path: Sequence[str]) -> tuple[list[tuple[str, int, bytes]], list[str]]:
+        """Files that are new or changed, and names of those that are gone."""
+        found = dict(self._found(directory, path))
+        files = []
+        for name, (full, stamp) in found.items():
+            if self._known.get(name) != stamp:
+                try:
+                    with open(full, "rb") as file:
+                        files.append((name, stamp[0], file.read()))
+                except OSError:  # gone or not readable: the rank will say so if it needs it
+                    continue
+        gone = [name for name in self._known if name not in found]
+        self._known = {name: stamp for name, (_, stamp) in found.items()}
+        return files, gone
+
+    def _found(self, directory: str, path: Sequence[str]) -> Iterator[tuple[str, tuple[str, Stamp]]]:
+        count = total = 0
+        self.left_out = ""
+        for number, folder in enumerate(dict.fromkeys((directory, *path))):
+            for name, full in _files(folder):
+                try:
+                    info = os.stat(full)
+                except OSError:
+                    continue
+                if info.st_size > FILE_LIMIT_BYTES:
+                    continue
+                count, total = count + 1, total + info.st_size
+                if count > COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
+                    self.left_out = (
+                        f"{folder} has more than {COUNT_LIMIT} files or {TOTAL_LIMIT_BYTES >> 20} MB: not all of it is "
+                        "on the nodes; start the notebook in a folder of its own."
+                    )
+                    return
+                yield f"{number}/{name}", (full, (info.st_mtime_ns, info.st_size))
+
+
+def _files(folder: str) -> Iterator[tuple[str, str]]:
+    """Relative and full names; not what is hidden, made by Python or npm, or an environment."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if not name.startswith(".")
+            and name not in _LEFT_OUT
+            and not os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
+        ]
+        for name in sorted(names):
+            if not name.startswith(".") and not name.endswith((".ipynb", ".pyc")):
+                full = os.path.join(parent, name)
+                yield os.path.relpath(full, folder), full

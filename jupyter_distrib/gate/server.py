@@ -1,0 +1,98 @@
+"""The gate: an agent whose crews are on other machines. Kernels reach it as they reach an agent, by a socket of the
+user's; it outlives them, so that a detached run goes on and is found by the next one.
+
+    kernel A --link--\\            /--> node 0: agent, ranks
+                       gate -----+
+    kernel B --link--/            \\--> node 1: agent, ranks
+
+The kernel itself never talks to the engine, whose library starts threads, takes over signals, and ends the process when
+its cluster goes away. Single-threaded, in one `Loop`.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from jupyter_distrib import paths
+from jupyter_distrib.agent.loop import Timer
+from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent, Client
+from jupyter_distrib.events import Event, OpenCrew
+from jupyter_distrib.gate.crew import Crew, Place, SpreadRun
+
+MakePlace = Callable[[Client], Place]
+
+
+class Gate(Agent):
+    """Everything on other machines that belongs to the user's kernels with one environment and one pool.
+
+    Args:
+        listener: Bound by the kernel that started it.
+        directory: Of sockets and locks.
+        name: Of this gate's.
+        idle_s: Ranks that nobody uses and that keep nothing are given back after so long.
+    """
+
+    def __init__(self, listener: socket.socket, directory: Path, name: str, *, idle_s: float) -> None:
+        super().__init__(listener, directory, name)
+        self._templates.start = lambda: None  # type: ignore[method-assign]  # no rank is forked here
+        self.loop = self._loop
+        self.make_place: MakePlace
+        self.title = "not connected"
+        self._idle_s = idle_s
+        self._unused: dict[str, Timer] = {}
+
+    def run(self) -> None:
+        """Until nobody needs it."""
+        self.serve()
+
+    def give_up(self, after_s: float) -> None:
+        """No cluster can be had: take no new kernels, and end when those that are here have been told."""
+        self._unlink()
+        self._loop.later(after_s, self.stop)
+
+    def _open(self, client: Client, command: OpenCrew) -> None:
+        size = command.size or (0 if command.gpus else DEFAULT_CPU_RANKS)
+        crew = Crew(
+            replace(command, size=size),
+            loop=self._loop,
+            place=self.make_place(client),
+            logs=paths.log_directory(),
+            tell=lambda event, fds: self._heard(client, event, fds),
+        )
+        crew.on_ended = lambda run: self._has_ended(client, crew, run)
+        crew.on_closed = lambda: self._close(crew, force=True)  # type: ignore[arg-type]
+        client.crews[command.crew] = crew  # type: ignore[assignment]
+        self._crews.append(crew)  # type: ignore[arg-type]
+        crew.open()
+
+    def _heard(self, client: Client, event: Event, fds: tuple[int, ...]) -> None:
+        self._tell(client, event, fds)
+
+    def _has_ended(self, client: Client, crew: Crew, run: SpreadRun) -> None:
+        self._run_ended(client, crew, run)  # type: ignore[arg-type]
+        self._count_idle(crew)
+
+    def _count_idle(self, crew: Crew) -> None:
+        """Start counting anew."""
+        if (timer := self._unused.pop(crew.name, None)) is not None:
+            timer.cancel()
+        if not crew.closed:
+            ended_s = time.monotonic()
+            self._unused[crew.name] = self._loop.later(self._idle_s, lambda: self._release(crew, ended_s))
+
+    def _release(self, crew: Crew, since_s: float) -> None:
+        if crew.closed or crew.kept:
+            return
+        if not crew.idle:
+            return self._count_idle(crew)
+        crew.end(f"released after {self._idle_s:g} s without a cell", set())
+
+    def _reap(self) -> None:
+        """Ranks are no children of the gate."""
+
+    def _answer(self) -> dict[str, object]:
+        return {**super()._answer(), "template": self.title, "gpus": ()}

@@ -1,0 +1,191 @@
+"""What a front end shows of this kernel, as JSON can carry it: the pools, the ranks that are up, the last runs, and
+what the next run would use. Kernel side; a pure function of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jupyter_distrib import failures
+from jupyter_distrib.connection import Crew
+from jupyter_distrib.events import WorkerInfo
+from jupyter_distrib.options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, to_line
+from jupyter_distrib.record import RankRecord, RunRecord
+from jupyter_distrib.run import Run
+from jupyter_distrib.session import Session
+from jupyter_distrib.settings import NamedPool, Settings
+from jupyter_distrib.words import clipped
+
+PROTOCOL = 1
+LINE_CHARACTERS = 200
+
+
+def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe this moment.
+
+    Args:
+        session: What the kernel holds.
+        here: Its pools and defaults.
+        answers: By pool, what its agent said last, as `Connection.ask` gives it, and `at_s`, when that was.
+    """
+    return {
+        "protocol": PROTOCOL,
+        "session": session.name,
+        "label": session.hello().label,
+        "pid": session.pid,
+        "next": _next(session, here),
+        "strategies": list(here.strategies),
+        "pools": [_pool(session, pool, answers.get(pool.name)) for pool in here.pools.values()],
+        "runs": [_run(run) for run in reversed(list(session.history))],
+    }
+
+
+def _next(session: Session, here: Settings) -> dict[str, Any]:
+    """What a bare `%%distributed` uses, and the line that says the same."""
+    filled = here.filled(Options())
+    gpus, ranks = filled.gpus, filled.ranks
+    if filled.pool in session.sizes:
+        size, on_gpus = session.sizes[filled.pool]
+        gpus, ranks = (size, None) if on_gpus else (None, size)
+    said = Options(
+        gpus=gpus,
+        ranks=ranks,
+        gpu_type=filled.gpu_type,
+        strategy=filled.strategy if filled.strategy != DEFAULT_STRATEGY else None,
+        pool=filled.pool if filled.pool != DEFAULT_POOL else None,
+    )
+    return {
+        "pool": filled.pool,
+        "strategy": filled.strategy,
+        "gpus": gpus,
+        "ranks": ranks,
+        "gpu_type": filled.gpu_type,
+        "origins": here.origins(Options()),
+        "line": to_line(said),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- pools
+
+
+def _pool(session: Session, pool: NamedPool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    crews = [_crew(crew) for crew in session.crews() if crew.connection.pool == pool.name]
+    return {
+        "name": pool.name,
+        "kind": pool.kind,
+        "origin": pool.origin,
+        "crews": crews,
+        "node": answer and _node(session, answer),
+    }
+
+
+def _crew(crew: Crew) -> dict[str, Any]:
+    return {
+        "name": crew.name,
+        "state": crew.state,
+        "size": crew.size,
+        "gpus": crew.gpus,
+        "kept": sorted({handle.name for handle in crew.kept}),
+        "run": crew.run.id if crew.run is not None and not crew.run.done() else None,
+        "ranks": [_worker(info) for info in crew.workers],
+    }
+
+
+def _worker(info: WorkerInfo) -> dict[str, Any]:
+    return {
+        "rank": info.rank,
+        "state": info.state,
+        "pid": info.pid,
+        "device": info.device,
+        "device_name": info.device_name,
+        "rss_bytes": info.rss_bytes,
+    }
+
+
+def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "at_s": answer["at_s"],
+        "name": answer.get("name", ""),
+        "cpus": answer.get("cpus"),
+        "memory_bytes": answer.get("memory_bytes"),
+        "gpus": [
+            {key: gpu[key] for key in ("index", "name", "memory_bytes", "used_bytes", "holder")}
+            for gpu in answer["gpus"]
+        ],
+        "others": [
+            {"holder": crew["holder"], "ranks": len(crew["workers"]), "running": crew["label"]}
+            for crew in answer["crews"]
+            if crew["session"] != session.name
+        ],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+def _run(run: Run) -> dict[str, Any]:
+    record = run.record
+    return {
+        "run": run.id,
+        "label": record.label,
+        "cell": run.cell_id,
+        "state": run.state,
+        "pool": run.pool,
+        "strategy": record.strategy,
+        "ranks": len(record.ranks),
+        "world_size": record.world_size,
+        "gpus": record.gpus,
+        "detached": run.detached,
+        "began_at_s": run.began_at_s,
+        "elapsed_s": run.elapsed_s if run.done() else None,
+        "stop_asked_at_s": run.stop_asked_at_s,
+        "peak_rss_bytes": record.peak_rss_bytes,
+        "peak_gpu_memory_bytes": record.peak_gpu_memory_bytes,
+        "stall": record.stall.text if record.stall else "",
+        "trouble": _trouble(record),
+        "progress": _slowest(record),
+        "line": _last_line(record),
+        # An ended run is told in one line; the ranks of a running one are what people watch.
+        "members": [] if run.done() else [_member(rank) for rank in record.ranks.values()],
+    }
+
+
+def _member(rank: RankRecord) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "state": rank.state,
+        "device": rank.device_name or rank.device,
+        "rss_bytes": rank.rss_bytes,
+        "cpu_percent": rank.cpu_percent,
+        "gpu_memory_bytes": rank.gpu_memory_bytes,
+        "gpu_memory_total_bytes": rank.gpu_memory_total_bytes,
+        "gpu_percent": rank.gpu_percent,
+    }
+
+
+def _slowest(record: RunRecord) -> dict[str, Any] | None:
+    """The outermost loop of the rank that is least far."""
+    bars = [rank.progress[0] for rank in record.ranks.values() if rank.progress]
+    if not bars:
+        return None
+    bar = min(bars, key=lambda each: each.step)
+    return {"label": bar.label, "step": bar.step, "total": bar.total}
+
+
+def _trouble(record: RunRecord) -> str:
+    """The first failure in one line."""
+    number = failures.cause(record)
+    if number is None:
+        return ""
+    rank = record.ranks[number]
+    if rank.failure is not None:
+        first = rank.failure.message.strip().partition("\n")[0]
+        told = f"{rank.failure.type_name.rpartition('.')[2]}: {first}"
+    else:
+        told = failures.describe_exit(rank.exit) if rank.exit is not None else rank.state
+    return f"rank {number}: {clipped(told, LINE_CHARACTERS)}"
+
+
+def _last_line(record: RunRecord) -> str:
+    return next((clipped(rank.last_line, LINE_CHARACTERS) for rank in record.ranks.values() if rank.last_line), "")

@@ -1,0 +1,79 @@
+"""`--strategy fsdp`: each rank holds its part of every parameter and sees its share of the data.
+
+Makes the default process group and a mesh over all ranks before the cell, which finds it as `mesh`, and shards the
+model of an unchanged training cell by torch's `fully_shard` when its optimizer is built. What `prepare` is given is
+treated as what is found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from jupyter_distrib.arguments import Option, switch
+from jupyter_distrib.worker.strategies import StrategyRun, TrainingStrategy
+from jupyter_distrib.worker.strategies.ddp import BATCH, SHARD_EVAL
+
+if TYPE_CHECKING:
+    from jupyter_distrib.worker.training.sharded import ShardedTraining
+
+UNIT = Option(
+    flag="--fsdp-unit",
+    metavar="CLASS",
+    meaning="gather and free modules of this class (or of these, joined by commas) one at a time",
+    default="the blocks that the model repeats, if they are large",
+    synonyms=("wrap", "auto-wrap-policy", "transformer-layer"),
+)
+PRECISION = Option(
+    flag="--precision",
+    metavar="TYPE",
+    meaning="compute in this type; the sharded weights and the sums of gradients stay as they are",
+    choices=("fp32", "bf16"),
+    default="the type of the weights",
+    synonyms=("mixed-precision", "dtype"),
+)
+CPU_OFFLOAD = Option(
+    flag="--cpu-offload",
+    meaning="keep shards, gradients and optimizer state in the CPU's memory",
+    read=switch,
+    synonyms=("offload",),
+)
+
+
+class FullyShardedStrategy(TrainingStrategy):
+    """Sharded data parallelism."""
+
+    options: ClassVar[tuple[Option, ...]] = (UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL)
+    shards = True
+    summary = "sharded over the ranks"
+    training: ShardedTraining | None = None
+
+    def begin(self, run: StrategyRun) -> None:
+        from jupyter_distrib.worker import identity
+
+        self.training = begun(run, (("data", identity.world_size()),))
+
+    def returning(self, value: object) -> None:
+        assert self.training is not None
+        self.training.returning(value)
+
+
+def begun(run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> ShardedTraining:
+    """Have the group and the mesh, and watch the cell."""
+    from jupyter_distrib.worker import group, identity, meshes
+    from jupyter_distrib.worker.training.sharded import How, ShardedTraining
+
+    group.current.ensure(group.default_backend(identity.device()))
+    regrouped = meshes.follow()
+    mesh = meshes.mesh(shape)
+    run.names.setdefault("mesh", mesh)
+    names = mesh.mesh_dim_names or ()
+    how = How(
+        data=mesh["data"] if "data" in names else None,
+        model=names != ("data",),
+        unit=run.options.get("fsdp_unit", ""),
+        bf16=run.options.get("precision") == "bf16",
+        offload="cpu_offload" in run.options,
+    )
+    training = ShardedTraining(run, how)
+    training.begin(regrouped=regrouped)
+    return training

@@ -1,0 +1,12 @@
+"""What strategies share that turn unchanged training code into distributed training. Runs in a rank's main thread.
+
+conversion.py   the moments at which something has to be done: an optimizer is built, a backward pass, a loader is read
+modules.py      whose parameters an optimizer has
+replica.py      gradients are averaged by torch's own reducer (`ddp`)
+agreement.py    ranks begin with the same weights, or say that they do not
+objects.py      what ranks tell one another
+loaders.py      which loaders are divided among the ranks
+shares.py       how one is divided
+patches.py      functions of torch that are replaced for the time of a run
+places.py       which line of the user's it is about
+"""

@@ -1,0 +1,167 @@
+"""Which data loaders of an unchanged cell are divided among the ranks, decided whenever one begins to be read.
+
+nothing is trained yet                          whole
+under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
+a sampler that knows of ranks                   left alone
+else                                            a share of equal length on every rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.worker import cell
+from jupyter_distrib.worker.training.patches import Patches
+from jupyter_distrib.worker.training.shares import Part, is_divided_by_others, share
+
+Reading = Literal["whole", "divided", "evaluated"]
+
+
+class State(Protocol):
+    """What the decision depends on; a `Spread` is one."""
+
+    @property
+    def active(self) -> bool: ...
+    @property
+    def in_training(self) -> bool: ...
+
+
+class Loaders:
+    """The data loaders of one run.
+
+    Args:
+        state: Whether anything is trained.
+        part: This rank's share.
+        shard_eval: Divide what is read for an evaluation as well.
+        told: Called when a loader is divided for the first time, with itself and with this rank's share.
+        here: Says which line of the user's is being executed.
+        note: Shows a sentence to the user.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        part: Part,
+        *,
+        shard_eval: bool = False,
+        told: Callable[[DataLoader[Any], DataLoader[Any]], None] = lambda loader, mine: None,
+        here: Callable[[], str] = lambda: "",
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._state, self._part, self.shard_eval, self._told = state, part, shard_eval, told
+        self._here, self._note = here, note
+        self._shares: WeakKeyDictionary[DataLoader[Any], dict[Reading, DataLoader[Any]]] = WeakKeyDictionary()
+        self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
+        self._ours: WeakSet[DataLoader[Any]] = WeakSet()
+        self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
+        """Loaders whose length was asked for before anything was trained, and where."""
+        self._look_around: Callable[[], None] = lambda: None
+        self.backwards = 0
+        """Backward passes of this run."""
+        self.device: torch.device | None = None
+        """Where batches are put; None leaves them where the loader has made them."""
+
+    def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
+        """Have every loader ask here; `look_around` is called before it is decided."""
+        self._look_around = look_around
+        patches.replace(DataLoader, "__iter__", self._reading)
+        patches.replace(DataLoader, "__len__", self._measuring)
+
+    def close(self) -> None:
+        """End the workers of all shares."""
+        cell.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
+
+    def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """This rank's share, or the loader itself if somebody has divided it already."""
+        return loader if is_divided_by_others(loader) else self._share(loader, "divided")
+
+    def _reading(self, original: Any) -> Any:
+        def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            if loader in self._ours:
+                return self._placed(original(loader))
+            self._look_around()
+            how = self._last[loader] = self._decided(loader)
+            if how != "whole":
+                mine = iter(self._share(loader, how))
+                return self._watched_share(loader, mine) if how == "divided" else mine
+            batches = self._placed(original(loader))
+            if self._state.active and torch.is_grad_enabled() and not is_divided_by_others(loader):
+                return self._watched_whole(batches)
+            return batches
+
+        return __iter__
+
+    def _measuring(self, original: Any) -> Any:
+        def __len__(loader: DataLoader[Any]) -> int:  # noqa: N807
+            if loader in self._ours:
+                return int(original(loader))
+            self._look_around()
+            # The length belongs to what was read: `total / len(loader)` often stands behind the loop.
+            how = self._last.get(loader) or self._decided(loader)
+            if how == "whole" and not self._state.active and loader not in self._measured:
+                self._measured[loader] = self._here()
+            return int(original(loader)) if how == "whole" else len(self._share(loader, how))
+
+        return __len__
+
+    def _decided(self, loader: DataLoader[Any]) -> Reading:
+        if not self._state.active or is_divided_by_others(loader):
+            return "whole"
+        if torch.is_grad_enabled() and self._state.in_training:
+            return "divided"
+        return "evaluated" if self.shard_eval else "whole"
+
+    def _share(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
+        shares = self._shares.setdefault(loader, {})
+        if how not in shares:
+            part = self._part
+            mine = share(loader, Part(rank=part.rank, size=part.size, batch=part.batch, exact=how == "evaluated"))
+            self._ours.add(mine)
+            shares[how] = mine
+            if how == "divided":
+                self._told(loader, mine)
+        return shares[how]
+
+    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+        where, before = self._here(), self.backwards
+        if (measured := self._measured.pop(loader, None)) is not None:
+            self._note(
+                f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
+                f"loader; read on {where}, each rank has a share: ask behind the optimizer"
+            )
+        yield from batches
+        if self.backwards == before:
+            self._note(
+                f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
+                "or in eval mode, the loader is whole"
+            )
+
+    def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        where, before = self._here(), self.backwards
+        yield from batches
+        if self.backwards > before:
+            self._note(
+                f"every rank has trained with all batches that were read on {where}, since the model was in eval mode: "
+                "with model.train(), each rank gets its share"
+            )
+
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; containers of other kinds than the usual ones are left alone."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)({key: moved(value, device) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch

@@ -1,0 +1,297 @@
+/**
+ * The plugin: puts the panel, the commands, the status item and the Running entry in place, catches Stop of the widget
+ * in the cell, and has missed outputs repaired. Everything it builds on is optional, so that it also comes up in
+ * Notebook 7 and in other applications built from JupyterLab's parts.
+ */
+import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { Clipboard, Dialog, ICommandPalette, MainAreaWidget, showDialog } from '@jupyterlab/apputils';
+import { IConsoleTracker } from '@jupyterlab/console';
+import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { IRunningSessionManagers } from '@jupyterlab/running';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
+
+import { icon } from './icon.js';
+import { Home, Model } from './model.js';
+import { COMMANDS, DistributedPanel, Doer, Log, sizeOf, StatusItem } from './panel.js';
+import { KernelLink } from './link.js';
+import { Settled } from './protocol.js';
+import { repair } from './repair.js';
+import { running } from './running.js';
+import * as view from './view.js';
+
+const ID = 'jupyter-distrib:plugin';
+
+interface Options {
+  statusBar: boolean;
+  repairOutputs: boolean;
+  confirmStop: boolean;
+}
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: 'Pools, ranks and runs of jupyter_distrib.',
+  autoStart: true,
+  optional: [INotebookTracker, IConsoleTracker, ICommandPalette, ILayoutRestorer, ISettingRegistry, ITranslator, IStatusBar, IRunningSessionManagers],
+  activate
+};
+
+export default plugin;
+
+function activate(
+  app: JupyterFrontEnd,
+  notebooks: INotebookTracker | null,
+  consoles: IConsoleTracker | null,
+  palette: ICommandPalette | null,
+  restorer: ILayoutRestorer | null,
+  registry: ISettingRegistry | null,
+  translator: ITranslator | null,
+  statusBar: IStatusBar | null,
+  sessions: IRunningSessionManagers | null
+): void {
+  const t = (translator ?? nullTranslator).load('jupyter_distrib');
+  const say: view.Say = (text, ...args) => t.__(text, ...args);
+  const model = new Model(app, notebooks, consoles);
+  const doer: Doer = { model, commands: app.commands, t: say };
+  const options: Options = { statusBar: true, repairOutputs: true, confirmStop: true };
+
+  const panel = new DistributedPanel(doer);
+  const add = (): void => app.shell.add(panel, 'left', { rank: 350, type: 'Distributed' });
+  add();
+  restorer?.add(panel, panel.id);
+
+  addCommands(app, doer, options, () => {
+    if (!panel.isAttached) {
+      add();
+    }
+    app.shell.activateById(panel.id);
+  });
+  const category = say('Distributed');
+  for (const command of [COMMANDS.open, COMMANDS.stop, COMMANDS.start, COMMANDS.restart, COMMANDS.stopRanks, COMMANDS.insert, COMMANDS.copy, COMMANDS.load]) {
+    palette?.addItem({ command, category });
+  }
+  model.changed.connect(() => app.commands.notifyCommandChanged());
+
+  const item = new StatusItem(doer);
+  statusBar?.registerStatusItem(ID, { item, align: 'left', rank: 4, isActive: () => options.statusBar && model.overview !== null, activeStateChanged: model.changed as never });
+  sessions?.add(running(doer, (home: Home) => app.shell.activateById(home.id)));
+  void registry?.load(ID).then(settings => {
+    const read = (): void => {
+      Object.assign(options, settings.composite);
+      item.setHidden(!options.statusBar);
+    };
+    settings.changed.connect(read);
+    read();
+  });
+
+  catchStops(model);
+  repairOutputs(model, options);
+}
+
+// ---------------------------------------------------------------------------------------------------- commands
+
+function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: () => void): void {
+  const { model, t } = doer;
+  const ready = (): boolean => model.overview !== null;
+  const poolOf = (args: ReadonlyPartialJSONObject): string => (typeof args['pool'] === 'string' ? args['pool'] : (model.overview?.next.pool ?? ''));
+  const isUp = (name: string): boolean => (model.overview?.pools.find(pool => pool.name === name)?.crews.length ?? 0) > 0;
+  const agreed = async (name: string, what: string): Promise<boolean> => {
+    const loss = view.lossText(model.overview?.pools.find(pool => pool.name === name), t);
+    return !loss || !options.confirmStop || (await confirm(what, loss, t));
+  };
+  const poolArgs = described({ pool: { type: 'string', description: 'The pool; without it, the one in use.' } });
+  const put = (id: string, more: CommandRegistry.ICommandOptions): void => void app.commands.addCommand(id, { describedBy: described({}), ...more });
+
+  put(COMMANDS.open, {
+    label: t('Show Pools, Ranks and Runs'),
+    caption: t('Open the panel of jupyter_distrib'),
+    icon,
+    execute: open
+  });
+  put(COMMANDS.load, {
+    label: t('Load jupyter_distrib in This Kernel'),
+    caption: t('Run %load_ext jupyter_distrib'),
+    isEnabled: () => model.state === 'absent',
+    execute: () => model.attempt(async () => model.link?.load())
+  });
+  put(COMMANDS.stop, {
+    label: t('Stop the Distributed Run'),
+    caption: t('Stop the run that is going on; a second time kills its ranks'),
+    isEnabled: args => typeof args['run'] === 'string' || view.currentRun(model.overview) !== null,
+    describedBy: described({ run: { type: 'string' }, force: { type: 'boolean' } }),
+    execute: async args => {
+      const current = view.currentRun(model.overview);
+      const run = typeof args['run'] === 'string' ? args['run'] : current?.run;
+      const force = typeof args['force'] === 'boolean' ? args['force'] : current?.state === 'stopping';
+      if (run) {
+        await model.attempt(async () => model.link?.stop(run, force));
+      }
+    }
+  });
+  put(COMMANDS.start, {
+    label: args => (isUp(poolOf(args)) ? t('Resize Ranks') : t('Start Ranks')),
+    caption: t('Have ranks up before a cell asks for them, as many as are picked'),
+    isEnabled: ready,
+    describedBy: poolArgs,
+    execute: async args => {
+      const pool = poolOf(args);
+      const op = isUp(pool) ? 'resize' : 'start';
+      const next = model.overview?.next;
+      if (next && (op === 'start' || (await agreed(pool, t('Resize'))))) {
+        await model.ask({ op, pool, ...(next.pool === pool ? sizeOf(next) : {}) });
+      }
+    }
+  });
+  put(COMMANDS.restart, {
+    label: t('Restart Ranks'),
+    caption: t('New processes in place of those that are up'),
+    isEnabled: args => isUp(poolOf(args)),
+    describedBy: poolArgs,
+    execute: async args => {
+      if (await agreed(poolOf(args), t('Restart'))) {
+        await model.ask({ op: 'restart', pool: poolOf(args) });
+      }
+    }
+  });
+  put(COMMANDS.stopRanks, {
+    label: t('Stop Ranks'),
+    caption: t('End the ranks and free their memory'),
+    isEnabled: ready,
+    describedBy: poolArgs,
+    execute: async args => {
+      if (await agreed(poolOf(args), t('Stop ranks'))) {
+        await model.ask({ op: 'stop_ranks', pool: poolOf(args) });
+      }
+    }
+  });
+  put(COMMANDS.insert, {
+    label: t('Insert the Magic Line'),
+    caption: t('Put the line that says what is picked on top of the current cell'),
+    isEnabled: ready,
+    execute: () => insert(model)
+  });
+  put(COMMANDS.copy, {
+    label: t('Copy the Magic Line'),
+    isEnabled: ready,
+    execute: () => Clipboard.copyToSystem(model.overview?.next.line ?? '')
+  });
+  put(COMMANDS.refresh, { label: t('Refresh Devices'), isEnabled: ready, execute: () => model.ask({ op: 'refresh' }) });
+  put(COMMANDS.logs, {
+    label: t('Show the Log of a Run'),
+    describedBy: described({ run: { type: 'string' }, ranks: { type: 'integer' } }),
+    execute: args => showLog(app, doer, text(args['run']), Number(args['ranks'] ?? 1))
+  });
+  put(COMMANDS.cell, {
+    label: t('Go to the Cell of a Run'),
+    describedBy: described({ cell: { type: 'string' } }),
+    execute: args => goToCell(app, model, text(args['cell']))
+  });
+}
+
+function text(value: unknown): string {
+  return typeof value === 'string' ? value : '';
+}
+
+function described(properties: ReadonlyJSONObject): { args: ReadonlyJSONObject } {
+  return { args: { type: 'object', properties } };
+}
+
+async function confirm(what: string, loss: string, t: view.Say): Promise<boolean> {
+  const result = await showDialog({
+    title: t('%1?', what),
+    body: loss,
+    buttons: [Dialog.cancelButton({ label: t('Cancel') }), Dialog.warnButton({ label: what })]
+  });
+  return result.button.accept;
+}
+
+function insert(model: Model): void {
+  const line = model.overview?.next.line;
+  const home = model.home;
+  if (!line || !home) {
+    return;
+  }
+  if (home instanceof NotebookPanel) {
+    const active = home.content.activeCell;
+    if (active?.model.type === 'code') {
+      active.model.sharedModel.setSource(view.withLine(active.model.sharedModel.getSource(), line));
+    } else {
+      home.content.model?.sharedModel.insertCell(home.content.activeCellIndex + 1, { cell_type: 'code', source: `${line}\n` });
+      home.content.activeCellIndex += 1;
+    }
+  } else {
+    const prompt = home.console.promptCell?.model.sharedModel;
+    prompt?.setSource(view.withLine(prompt.getSource(), line));
+  }
+}
+
+function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, ranks: number): void {
+  const link = model.link;
+  const load = async (rank: number): Promise<{ text: string; note: string }> => {
+    const answer = await link?.request({ op: 'logs', run, rank });
+    const before = answer?.skipped_bytes ? t('%1 before this are in %2', view.size(answer.skipped_bytes), answer.path ?? '') : (answer?.path ?? '');
+    return { text: answer?.text ?? '', note: answer?.error ?? before };
+  };
+  const log = new MainAreaWidget({ content: new Log(load, ranks, t) });
+  log.title.label = t('Log of %1', run);
+  log.title.icon = icon;
+  log.title.closable = true;
+  app.shell.add(log, 'main', { mode: 'split-bottom' });
+}
+
+function goToCell(app: JupyterFrontEnd, model: Model, id: string): void {
+  const home = model.home;
+  if (home instanceof NotebookPanel) {
+    const index = home.content.widgets.findIndex(cell => cell.model.id === id);
+    const cell = home.content.widgets[index];
+    if (cell) {
+      app.shell.activateById(home.id);
+      home.content.activeCellIndex = index;
+      void home.content.scrollToCell(cell);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- cells
+
+/** Stop of the widget in a cell: an event that bubbles up to the page; catching it says that it is dealt with. */
+function catchStops(model: Model): void {
+  document.addEventListener('jupyter-distrib:stop', event => {
+    const { run, force } = (event as CustomEvent<{ run: string; force?: boolean }>).detail;
+    const home = model.homeOf(event.target as Node);
+    const link = home && model.linkOf(home);
+    if (link) {
+      event.preventDefault();
+      void model.attempt(async () => link.stop(run, force ?? false));
+    }
+  });
+}
+
+function repairOutputs(model: Model, options: Options): void {
+  /** Runs that had begun before this page saw their kernel. */
+  const missed = new Set<string>();
+  const seen = new WeakSet<KernelLink>();
+  const mend = (home: Home, settled: Settled): void => {
+    if (options.repairOutputs && home instanceof NotebookPanel) {
+      void home.context.ready.then(() => repair(home, settled, missed.has(settled.run)));
+    }
+  };
+  model.settled.connect((_, { home, settled }) => mend(home, settled));
+  model.changed.connect(() => {
+    for (const [home, link] of model.links()) {
+      if (link.overview && !seen.has(link)) {
+        seen.add(link);
+        for (const run of link.overview.runs) {
+          if (run.elapsed_s === null) {
+            missed.add(run.run);
+          }
+        }
+        // What ended while no page was open.
+        void link.request({ op: 'settled' }).then(answer => answer.settled?.forEach(each => mend(home, each))).catch(() => undefined);
+      }
+    }
+  });
+}

@@ -1,0 +1,499 @@
+/** The panel at the side, and the log of a rank. What is said comes from `view.ts`; what is done is a command or a request. */
+import { CommandRegistry } from '@lumino/commands';
+import { PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
+import { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+import * as React from 'react';
+
+import { icon } from './icon.js';
+import { Model } from './model.js';
+import { Crew, Next, Overview, Pool, Run, Size } from './protocol.js';
+import * as view from './view.js';
+
+export interface Doer {
+  model: Model;
+  commands: CommandRegistry;
+  t: view.Say;
+}
+
+/** Names of the commands; each also stands in the palette. */
+export const COMMANDS = {
+  open: 'jupyter-distrib:open',
+  load: 'jupyter-distrib:load',
+  stop: 'jupyter-distrib:stop-run',
+  start: 'jupyter-distrib:start-ranks',
+  stopRanks: 'jupyter-distrib:stop-ranks',
+  restart: 'jupyter-distrib:restart-ranks',
+  insert: 'jupyter-distrib:insert-line',
+  copy: 'jupyter-distrib:copy-line',
+  logs: 'jupyter-distrib:show-log',
+  cell: 'jupyter-distrib:go-to-cell',
+  refresh: 'jupyter-distrib:refresh'
+} as const;
+
+export class DistributedPanel extends SidePanel {
+  constructor(private readonly doer: Doer) {
+    super();
+    this.header.addWidget(new Part(doer, Head));
+    const { t, commands } = doer;
+    this.id = 'jupyter-distrib-panel';
+    this.addClass('jp-Distributed');
+    this.title.icon = icon;
+    this.title.caption = t('Distributed: pools, ranks and runs of this notebook');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', t('Distributed'));
+    const refresh = new ToolbarButton({
+      icon: refreshIcon,
+      tooltip: t('Ask again who holds the devices'),
+      onClick: () => void commands.execute(COMMANDS.refresh)
+    });
+    for (const [label, content, button] of [
+      [t('Next runs'), NextRuns, null],
+      [t('Pools and ranks'), Pools, refresh],
+      [t('Runs'), Runs, null]
+    ] as const) {
+      const section = new PanelWithToolbar();
+      section.title.label = label;
+      section.addWidget(new Part(doer, content));
+      if (button) {
+        section.toolbar.addItem('refresh', button);
+      }
+      this.addWidget(section);
+    }
+    doer.model.changed.connect(this.onChanged, this);
+    this.onChanged();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.refreshWhenNew();
+  }
+
+  /** Sections are hidden while there is nothing to fill them. */
+  private onChanged(): void {
+    this.content.setHidden(this.doer.model.state !== 'ready');
+    this.refreshWhenNew();
+  }
+
+  /** Devices and their holders are asked for when crews have come or gone and somebody looks; never on a clock. */
+  private refreshWhenNew(): void {
+    const overview = this.doer.model.overview;
+    const now = overview && JSON.stringify([overview.session, overview.pools.map(pool => pool.crews.map(crew => [crew.name, crew.state])), overview.runs[0]?.state]);
+    if (now && now !== this.seen && this.isVisible) {
+      this.seen = now;
+      void this.doer.model.ask({ op: 'refresh' });
+    }
+  }
+
+  private seen = '';
+}
+
+type Shown = React.FunctionComponent<{ doer: Doer }>;
+
+/** One section: painted anew when the model says so, and each second while a run's clock is to go on. */
+class Part extends ReactWidget {
+  constructor(private readonly doer: Doer, private readonly content: Shown) {
+    super();
+    this.addClass('jp-Distributed-part');
+  }
+
+  protected render(): React.JSX.Element {
+    const Content = this.content;
+    return <UseSignal signal={this.doer.model.changed}>{() => <Content doer={this.doer} />}</UseSignal>;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- head
+
+function Head({ doer }: { doer: Doer }): React.JSX.Element {
+  const { model, commands, t } = doer;
+  const told = view.explanation(model.state, model.name, t);
+  const trouble = model.error || model.overview?.trouble?.text || '';
+  return (
+    <div className="jp-Distributed-head">
+      {model.home && (
+        <div className="jp-Distributed-whose" title={model.overview?.label ?? ''}>
+          {model.name}
+        </div>
+      )}
+      {told && (
+        <div className="jp-Distributed-told" role="status">
+          <p>{told.text}</p>
+          {told.act === 'load' && <Button name={t('Load it')} onClick={() => void commands.execute(COMMANDS.load)} main />}
+          {told.act === 'restart-kernel' && (
+            <Button name={t('Choose a kernel')} onClick={() => void commands.execute('notebook:change-kernel')} />
+          )}
+        </div>
+      )}
+      {trouble && (
+        <div className="jp-Distributed-trouble" role="alert">
+          <p>{trouble}</p>
+          <Button
+            name={t('Dismiss')}
+            onClick={() => {
+              model.forgetError();
+              if (model.overview?.trouble) {
+                void model.ask({ op: 'dismiss' });
+              }
+            }}
+          />
+        </div>
+      )}
+    </div>
+  );
+}
+
+// ---------------------------------------------------------------------------------------------------- next runs
+
+function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
+  const { model, commands, t } = doer;
+  const overview = model.overview;
+  if (!overview) {
+    return null;
+  }
+  const next = overview.next;
+  const pool = overview.pools.find(each => each.name === next.pool);
+  const size = view.picked(next);
+  const types = view.gpuTypes(pool);
+  const noGpu = pool?.node?.gpus.length === 0;
+  const pick = (change: { pool?: string; strategy?: string }, how?: Size): void => {
+    const keep = how ?? sizeOf(next);
+    void model.ask({ op: 'pick', pool: change.pool ?? next.pool, strategy: change.strategy ?? next.strategy, ...(change.pool ? {} : keep) });
+  };
+  return (
+    <div className="jp-Distributed-next">
+      <Choice label={t('Pool')} value={next.pool} options={overview.pools.map(each => [each.name, each.kind === each.name ? each.name : `${each.name} (${each.kind})`])} onPick={value => pick({ pool: value })} />
+      <Choice label={t('Strategy')} value={next.strategy} options={overview.strategies.map(name => [name, name])} onPick={value => pick({ strategy: value })} />
+      <Choice
+        label={t('Ranks')}
+        value={size.kind}
+        options={[
+          ['auto', noGpu ? t('automatic (2 on the CPU)') : t('automatic (all GPUs)')],
+          ['gpus', t('with one GPU each')],
+          ['ranks', t('on the CPU')]
+        ]}
+        onPick={kind => pick({}, kind === 'auto' ? {} : { [kind]: size.count })}
+      />
+      {size.kind !== 'auto' && <Count key={`${size.kind}${size.count}`} label={t('Number')} value={size.count} onPick={count => pick({}, { ...sizeOf(next), [size.kind]: count })} />}
+      {size.kind === 'gpus' && types.length > 0 && (
+        <Choice label={t('GPU type')} value={next.gpu_type ?? ''} options={[['', t('any type')], ...types.map(type => [type, type] as [string, string])]} onPick={type => pick({}, { gpus: size.count, ...(type ? { gpu_type: type } : {}) })} />
+      )}
+      {size.kind === 'gpus' && noGpu && <p className="jp-Distributed-note">{t('This pool has no GPU: such runs get CPU ranks (gloo), and say so.')}</p>}
+      {next.origins && <p className="jp-Distributed-note">{t('Now: %1.', next.origins)}</p>}
+      <div className="jp-Distributed-line">
+        <code>{next.line}</code>
+        <span className="jp-Distributed-buttons">
+          <Button name={t('Insert')} title={t('Put this line on top of the current cell, so that the notebook itself says it')} onClick={() => void commands.execute(COMMANDS.insert)} />
+          <Button name={t('Copy')} title={t('Copy this line')} onClick={() => void commands.execute(COMMANDS.copy)} />
+        </span>
+      </div>
+    </div>
+  );
+}
+
+export function sizeOf(next: Next): Size {
+  return {
+    ...(next.gpus ? { gpus: next.gpus } : {}),
+    ...(next.ranks ? { ranks: next.ranks } : {}),
+    ...(next.gpus && next.gpu_type ? { gpu_type: next.gpu_type } : {})
+  };
+}
+
+// ---------------------------------------------------------------------------------------------------- pools
+
+function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
+  const overview = doer.model.overview;
+  if (!overview) {
+    return null;
+  }
+  return (
+    <ul className="jp-Distributed-list">
+      {overview.pools.map(pool => (
+        <PoolItem key={pool.name} doer={doer} overview={overview} pool={pool} />
+      ))}
+    </ul>
+  );
+}
+
+function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; pool: Pool }): React.JSX.Element {
+  const { commands, t } = doer;
+  const starting = overview.doing?.pool === pool.name;
+  const up = pool.crews.length > 0;
+  const used = overview.next.pool === pool.name;
+  const node = pool.node;
+  return (
+    <li className={`jp-Distributed-pool ${used ? 'jp-mod-used' : ''}`}>
+      <div className="jp-Distributed-row">
+        <strong>{pool.name}</strong>
+        <span className="jp-Distributed-quiet">{used ? t('in use') : pool.kind === pool.name ? '' : pool.kind}</span>
+      </div>
+      {node && <div className="jp-Distributed-quiet">{view.nodeText(pool, t)}</div>}
+      {pool.crews.map(crew => (
+        <CrewItem key={crew.name} crew={crew} t={t} />
+      ))}
+      {!up && used && !starting && <div className="jp-Distributed-quiet">{t('No ranks are up; the next run starts them.')}</div>}
+      {(used || up) && (
+        <div className="jp-Distributed-buttons">
+          {!starting && <Button name={up ? t('Resize') : t('Start')} title={up ? t('New ranks as picked above') : t('Have ranks up before a cell asks for them')} onClick={() => void commands.execute(COMMANDS.start, { pool: pool.name })} />}
+          {up && !starting && <Button name={t('Restart')} title={t('New processes in place of these')} onClick={() => void commands.execute(COMMANDS.restart, { pool: pool.name })} />}
+          {(up || starting) && <Button name={t('Stop ranks')} title={t('End the ranks and free their memory')} onClick={() => void commands.execute(COMMANDS.stopRanks, { pool: pool.name })} />}
+        </div>
+      )}
+      {node && node.gpus.length > 0 && (
+        <table className="jp-Distributed-table">
+          <caption className="jp-Distributed-hidden">{t('GPUs of %1', pool.name)}</caption>
+          <tbody>
+            {node.gpus.map(gpu => {
+              const held = view.gpuText(gpu, overview.label, t);
+              return (
+                <tr key={gpu.index}>
+                  <th scope="row">GPU {gpu.index}</th>
+                  <td>
+                    {gpu.name}
+                    <Meter label={t('Memory of GPU %1', gpu.index)} value={gpu.used_bytes / gpu.memory_bytes} text={`${view.size(gpu.used_bytes)} / ${view.size(gpu.memory_bytes)}`} />
+                    <span className={`jp-Distributed-held jp-mod-${held.state}`}>{held.text}</span>
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      )}
+      {node?.gpus.length === 0 && used && <div className="jp-Distributed-quiet">{t('No GPU here: ranks run on the CPU.')}</div>}
+      {node?.others.map(other => (
+        <div key={other.holder} className="jp-Distributed-quiet">
+          {t('%1 has %2 ranks, %3', other.holder, other.ranks, other.running ? t('running %1', other.running) : t('idle'))}
+        </div>
+      ))}
+    </li>
+  );
+}
+
+function CrewItem({ crew, t }: { crew: Crew; t: view.Say }): React.JSX.Element {
+  return (
+    <details className="jp-Distributed-crew">
+      <summary>
+        <Dot tone={crew.run ? 'active' : 'good'} /> {view.crewText(crew, t)}
+        {crew.kept.length > 0 && <span className="jp-Distributed-quiet"> · {view.keptText(crew, t)}</span>}
+      </summary>
+      <table className="jp-Distributed-table">
+        <tbody>
+          {crew.ranks.map(rank => (
+            <tr key={rank.rank}>
+              <th scope="row">{t('rank %1', rank.rank)}</th>
+              <td>{rank.device_name || rank.device}</td>
+              <td className="jp-Distributed-number">{view.size(rank.rss_bytes)}</td>
+              <td className="jp-Distributed-number jp-Distributed-quiet">{t('pid %1', rank.pid)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}
+
+// ---------------------------------------------------------------------------------------------------- runs
+
+function Runs({ doer }: { doer: Doer }): React.JSX.Element | null {
+  const { model, t } = doer;
+  const overview = model.overview;
+  const [, tick] = React.useState(0);
+  const running = view.currentRun(overview) !== null;
+  React.useEffect(() => {
+    const timer = running ? setInterval(() => tick(count => count + 1), 1000) : undefined;
+    return () => clearInterval(timer);
+  }, [running]);
+  if (!overview) {
+    return null;
+  }
+  if (!overview.runs.length) {
+    return <p className="jp-Distributed-quiet jp-Distributed-none">{t('Nothing has run yet. Put the line above on top of a cell and run it.')}</p>;
+  }
+  return (
+    <ul className="jp-Distributed-list" aria-label={t('The last 20 runs')}>
+      {overview.runs.map(run => (
+        <RunItem key={run.run} doer={doer} run={run} />
+      ))}
+    </ul>
+  );
+}
+
+function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
+  const { model, commands, t } = doer;
+  const row = view.runRow(run, model.nowS(), t);
+  return (
+    <li className={`jp-Distributed-run jp-mod-${row.tone}`} data-run={run.run}>
+      <div className="jp-Distributed-row">
+        <span>
+          <Dot tone={row.tone} /> <strong>{row.title}</strong> <span className="jp-Distributed-state">{row.state}</span>
+        </span>
+        <span className="jp-Distributed-number">{row.time}</span>
+      </div>
+      <div className="jp-Distributed-quiet">{row.facts}</div>
+      {row.fraction !== null && <Meter label={t('Progress of %1', row.title)} value={row.fraction} text={row.progress} progress />}
+      {row.detail && (
+        <div className="jp-Distributed-detail" role={row.force ? 'status' : undefined}>
+          {row.detail}
+        </div>
+      )}
+      <div className="jp-Distributed-buttons">
+        {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={row.force ? t('Kill the ranks that have not stopped') : t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} main />}
+        <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run, ranks: run.ranks })} />
+        {run.cell && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
+      </div>
+      {run.members.length > 0 && (
+        <details className="jp-Distributed-crew">
+          <summary>{t('%1 ranks', run.members.length)}</summary>
+          <table className="jp-Distributed-table">
+            <tbody>
+              {run.members.map(member => (
+                <tr key={member.rank}>
+                  <th scope="row">{t('rank %1', member.rank)}</th>
+                  <td>{member.state}</td>
+                  <td>{member.device}</td>
+                  <td className="jp-Distributed-number">{view.size(member.gpu_memory_bytes ?? member.rss_bytes)}</td>
+                  <td className="jp-Distributed-number">{Math.round(member.gpu_percent ?? member.cpu_percent)} %</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </details>
+      )}
+    </li>
+  );
+}
+
+// ---------------------------------------------------------------------------------------------------- pieces
+
+function Button({ name, onClick, title, main }: { name: string; onClick: () => void; title?: string; main?: boolean }): React.JSX.Element {
+  return (
+    <button type="button" className={`jp-Distributed-button ${main ? 'jp-mod-main' : ''}`} title={title} onClick={onClick}>
+      {name}
+    </button>
+  );
+}
+
+function Dot({ tone }: { tone: string }): React.JSX.Element {
+  return <span aria-hidden="true" className={`jp-Distributed-dot jp-mod-${tone}`} />;
+}
+
+function Choice({ label, value, options, onPick }: { label: string; value: string; options: [string, string][]; onPick: (value: string) => void }): React.JSX.Element {
+  return (
+    <label className="jp-Distributed-field">
+      <span>{label}</span>
+      <select className="jp-mod-styled" aria-label={label} value={value} onChange={event => onPick(event.target.value)}>
+        {options.map(([key, name]) => (
+          <option key={key} value={key}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** A number that counts when the field is left or Enter is pressed, not at every digit. */
+function Count({ label, value, onPick }: { label: string; value: number; onPick: (value: number) => void }): React.JSX.Element {
+  const [text, setText] = React.useState(String(value));
+  const done = (): void => {
+    const number = Number(text);
+    if (Number.isInteger(number) && number >= 1 && number <= 1000) {
+      if (number !== value) {
+        onPick(number);
+      }
+    } else {
+      setText(String(value));
+    }
+  };
+  return (
+    <label className="jp-Distributed-field">
+      <span>{label}</span>
+      <input
+        className="jp-mod-styled"
+        type="number"
+        aria-label={label}
+        min={1}
+        max={1000}
+        value={text}
+        onChange={event => setText(event.target.value)}
+        onBlur={done}
+        onKeyDown={event => event.key === 'Enter' && done()}
+      />
+    </label>
+  );
+}
+
+function Meter({ label, value, text, progress }: { label: string; value: number; text: string; progress?: boolean }): React.JSX.Element {
+  const percent = Math.round(100 * Math.max(0, Math.min(1, value)));
+  return (
+    <div className="jp-Distributed-meter">
+      <div role={progress ? 'progressbar' : 'meter'} aria-label={label} aria-valuenow={percent} aria-valuemin={0} aria-valuemax={100} aria-valuetext={text}>
+        <div style={{ width: `${percent}%` }} />
+      </div>
+      <span>{text}</span>
+    </div>
+  );
+}
+
+// ---------------------------------------------------------------------------------------------------- a log
+
+/** What one rank wrote, in the main area. */
+export class Log extends ReactWidget {
+  constructor(private readonly load: (rank: number) => Promise<{ text: string; note: string }>, private readonly ranks: number, private readonly t: view.Say) {
+    super();
+    this.addClass('jp-Distributed-log');
+  }
+
+  protected render(): React.JSX.Element {
+    return <LogView load={this.load} ranks={this.ranks} t={this.t} />;
+  }
+}
+
+function LogView({ load, ranks, t }: { load: (rank: number) => Promise<{ text: string; note: string }>; ranks: number; t: view.Say }): React.JSX.Element {
+  const [rank, setRank] = React.useState(0);
+  const [shown, setShown] = React.useState({ text: '', note: '' });
+  const show = React.useCallback((of: number): void => void load(of).then(setShown), [load]);
+  React.useEffect(() => show(rank), [rank, show]);
+  return (
+    <>
+      <div className="jp-Distributed-logbar">
+        <Choice label={t('Rank')} value={String(rank)} options={Array.from({ length: ranks }, (_, each) => [String(each), String(each)])} onPick={value => setRank(Number(value))} />
+        <Button name={t('Refresh')} onClick={() => show(rank)} />
+        <span className="jp-Distributed-quiet">{shown.note}</span>
+      </div>
+      <pre tabIndex={0}>{shown.text || t('This rank has written nothing.')}</pre>
+    </>
+  );
+}
+
+/** The item at the bottom of the window. */
+export class StatusItem extends ReactWidget {
+  constructor(private readonly doer: Doer) {
+    super();
+    this.addClass('jp-Distributed-status');
+  }
+
+  protected render(): React.JSX.Element {
+    return <UseSignal signal={this.doer.model.changed}>{() => <StatusText doer={this.doer} />}</UseSignal>;
+  }
+}
+
+function StatusText({ doer }: { doer: Doer }): React.JSX.Element | null {
+  const { model, commands, t } = doer;
+  const [, tick] = React.useState(0);
+  const running = view.currentRun(model.overview) !== null;
+  React.useEffect(() => {
+    const timer = running ? setInterval(() => tick(count => count + 1), 1000) : undefined;
+    return () => clearInterval(timer);
+  }, [running]);
+  const text = view.statusText(model.overview, model.nowS(), t);
+  return text ? (
+    <button type="button" className="jp-Distributed-statusbutton" title={t('Ranks of this notebook; click for the panel')} onClick={() => void commands.execute(COMMANDS.open)}>
+      {text}
+    </button>
+  ) : null;
+}
+
+export function isPanel(widget: Widget): widget is DistributedPanel {
+  return widget instanceof DistributedPanel;
+}

@@ -1,0 +1,153 @@
+/**
+ * What crosses between kernel and page: the overview that `jupyter_distrib/overview.py` makes, and the requests of
+ * `jupyter_distrib/frontend.py`. Types only.
+ */
+
+export const EVENTS = 'jupyter_distrib-events';
+export const REQUEST = 'distrib_request';
+export const REQUEST_COMM = 'jupyter_distrib-requests';
+
+export interface Overview {
+  protocol: number;
+  session: string;
+  label: string;
+  pid: number;
+  route: 'control' | 'comm';
+  next: Next;
+  strategies: string[];
+  pools: Pool[];
+  /** Newest first. */
+  runs: Run[];
+  /** What is being started. */
+  doing: { op: string; pool: string } | null;
+  trouble: { text: string; at_s: number } | null;
+}
+
+/** What a bare `%%distributed` uses. */
+export interface Next {
+  pool: string;
+  strategy: string;
+  gpus: number | null;
+  ranks: number | null;
+  gpu_type: string | null;
+  origins: string;
+  line: string;
+}
+
+export interface Pool {
+  name: string;
+  kind: string;
+  origin: string;
+  crews: Crew[];
+  node: Node | null;
+}
+
+export interface Crew {
+  name: string;
+  state: 'opening' | 'open' | 'closed';
+  size: number;
+  gpus: boolean;
+  kept: string[];
+  run: string | null;
+  ranks: Worker[];
+}
+
+export interface Worker {
+  rank: number;
+  state: string;
+  pid: number;
+  device: string;
+  device_name: string;
+  rss_bytes: number;
+}
+
+export interface Node {
+  /** When the pool was asked, since the epoch by the kernel's clock. */
+  at_s: number;
+  name: string;
+  cpus: number | null;
+  memory_bytes: number | null;
+  gpus: Gpu[];
+  others: { holder: string; ranks: number; running: string }[];
+}
+
+export interface Gpu {
+  index: number;
+  name: string;
+  memory_bytes: number;
+  used_bytes: number;
+  holder: string;
+}
+
+export type RunState = 'running' | 'stopping' | 'done' | 'failed' | 'lost' | 'interrupted';
+
+export interface Run {
+  run: string;
+  label: string;
+  /** Id of the notebook cell; empty if it is not known. */
+  cell: string;
+  state: RunState;
+  pool: string;
+  strategy: string;
+  ranks: number;
+  world_size: number;
+  gpus: boolean;
+  detached: boolean;
+  began_at_s: number;
+  elapsed_s: number | null;
+  stop_asked_at_s: number | null;
+  peak_rss_bytes: number;
+  peak_gpu_memory_bytes: number | null;
+  stall: string;
+  trouble: string;
+  progress: { label: string; step: number; total: number | null } | null;
+  line: string;
+  members: Member[];
+}
+
+export interface Member {
+  rank: number;
+  state: string;
+  device: string;
+  rss_bytes: number;
+  cpu_percent: number;
+  gpu_memory_bytes: number | null;
+  gpu_memory_total_bytes: number | null;
+  gpu_percent: number | null;
+}
+
+/** What a cell shows when its run has ended; outputs as a notebook file holds them. */
+export interface Settled {
+  run: string;
+  cell: string;
+  model: string;
+  outputs: Record<string, unknown>[];
+}
+
+export interface Size {
+  gpus?: number;
+  ranks?: number;
+  gpu_type?: string;
+}
+
+export type Request =
+  | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
+  | { op: 'stop'; run: string; force: boolean }
+  | ({ op: 'pick'; pool: string; strategy: string } & Size)
+  | ({ op: 'start' | 'resize'; pool: string } & Size)
+  | { op: 'restart' | 'stop_ranks'; pool: string }
+  | { op: 'logs'; run: string; rank: number };
+
+export interface Answer {
+  ok: boolean;
+  error?: string;
+  overview?: Overview;
+  now_s?: number;
+  settled?: Settled[];
+  text?: string;
+  skipped_bytes?: number;
+  path?: string;
+}
+
+/** The ways in which a page can stand to the kernel of the current notebook. */
+export type LinkState = 'no-notebook' | 'no-kernel' | 'connecting' | 'absent' | 'ready' | 'lost';

@@ -1,0 +1,143 @@
+/** What the sidebar says, under node's own test runner: `jlpm test`. */
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { test } from 'node:test';
+
+import { isLive, isSettled } from '../outputs.js';
+import { Gpu, Member, Overview, Pool, Run } from '../protocol.js';
+import * as view from '../view.js';
+
+const t: view.Say = (text, ...args) => text.replace(/%(\d)/g, (_, number: string) => String(args[Number(number) - 1]));
+
+const member = (rank: number, state: string): Member => ({
+  rank,
+  state,
+  device: 'cpu',
+  rss_bytes: 1e9,
+  cpu_percent: 50,
+  gpu_memory_bytes: null,
+  gpu_memory_total_bytes: null,
+  gpu_percent: null
+});
+
+const run = (more: Partial<Run> = {}): Run => ({
+  run: 'a1b2c3-7',
+  label: 'Cell In[5]',
+  cell: 'c5',
+  state: 'running',
+  pool: 'local',
+  strategy: 'ddp',
+  ranks: 4,
+  world_size: 4,
+  gpus: true,
+  detached: false,
+  began_at_s: 1000,
+  elapsed_s: null,
+  stop_asked_at_s: null,
+  peak_rss_bytes: 2e9,
+  peak_gpu_memory_bytes: 31e9,
+  stall: '',
+  trouble: '',
+  progress: { label: 'epoch', step: 3, total: 12 },
+  line: 'loss 0.3',
+  members: [0, 1, 2, 3].map(rank => member(rank, 'running')),
+  ...more
+});
+
+const gpu = (more: Partial<Gpu>): Gpu => ({ index: 2, name: 'NVIDIA A100', memory_bytes: 80e9, used_bytes: 1e6, holder: '', ...more });
+
+test('sizes, clocks and ranks read as people write them', () => {
+  assert.equal(view.size(31_400_000_000), '31.4 GB');
+  assert.equal(view.size(166_326_272), '166 MB');
+  assert.equal(view.clock(41), '0:41');
+  assert.equal(view.clock(3723), '1:02:03');
+  assert.equal(view.rankList([5, 0, 1, 2]), '0-2, 5');
+});
+
+test('every state without content has a sentence, and an action where there is one', () => {
+  for (const state of ['no-notebook', 'no-kernel', 'connecting', 'absent', 'lost'] as const) {
+    assert.ok(view.explanation(state, 'a.ipynb', t)?.text.endsWith('.'));
+  }
+  assert.equal(view.explanation('absent', 'a.ipynb', t)?.act, 'load');
+  assert.equal(view.explanation('ready', 'a.ipynb', t), null);
+});
+
+test('a GPU is free, mine, or busy with the name of who has it', () => {
+  assert.deepEqual(view.gpuText(gpu({}), 'a.ipynb (kernel 7)', t), { state: 'free', text: 'free' });
+  assert.equal(view.gpuText(gpu({ holder: 'a.ipynb (kernel 7) since 12:31' }), 'a.ipynb (kernel 7)', t).state, 'mine');
+  assert.equal(view.gpuText(gpu({ holder: 'b.ipynb since 12:31' }), 'a.ipynb', t).text, 'busy: b.ipynb since 12:31');
+  assert.equal(view.gpuText(gpu({ used_bytes: 31e9 }), 'a.ipynb', t).text, 'busy: another process holds 31.0 GB');
+});
+
+test('a run that goes on has its time, its progress and its last line', () => {
+  const row = view.runRow(run(), 1041, t);
+  assert.equal(row.time, '0:41');
+  assert.equal(row.fraction, 0.25);
+  assert.equal(row.detail, 'loss 0.3');
+  assert.equal(row.facts, '4 GPU ranks · ddp · peak 31.0 GB');
+  assert.equal(row.force, false);
+});
+
+test('a run that failed says why, and has no Stop', () => {
+  const row = view.runRow(run({ state: 'failed', elapsed_s: 12, trouble: 'rank 2: ValueError: no' }), 2000, t);
+  assert.deepEqual([row.tone, row.ended, row.time, row.detail], ['bad', true, '0:12', 'rank 2: ValueError: no']);
+});
+
+test('a stall is told', () => {
+  assert.equal(view.runRow(run({ stall: 'rank 1 waits in all_reduce' }), 1041, t).detail, 'rank 1 waits in all_reduce');
+});
+
+test('the stages of a stop: asked, who holds on, killed', () => {
+  const asked = run({ state: 'stopping', stop_asked_at_s: 1040 });
+  assert.equal(view.runRow(asked, 1040.1, t).detail, 'Asked all ranks to stop.');
+  const some = [member(0, 'interrupted'), member(1, 'running')];
+  assert.equal(view.stopStage(some, 0.5, t), 'Waiting for rank 1 to stop.');
+  assert.equal(view.stopStage(some, 3, t), 'Rank 1 does not stop and is killed and replaced.');
+  assert.equal(view.runRow(asked, 1041, t).force, true);
+});
+
+test('what ranks print is text and stays text', () => {
+  const evil = '<img src=x onerror=alert(1)>';
+  assert.equal(view.runRow(run({ line: evil }), 1041, t).detail, evil);
+});
+
+test('the status bar is short, and empty without ranks', () => {
+  const pools: Pool[] = [{ name: 'local', kind: 'local', origin: 'built in', crews: [], node: null }];
+  const overview = { pools, runs: [] } as unknown as Overview;
+  assert.equal(view.statusText(overview, 0, t), '');
+  assert.equal(view.statusText({ ...overview, runs: [run()] }, 1041, t), '4 GPU ranks · 0:41');
+});
+
+test('what a stop of ranks would lose is named', () => {
+  const crew = { name: 'c', state: 'open' as const, size: 2, gpus: false, kept: ['model'], run: 'r', ranks: [] };
+  const pool: Pool = { name: 'local', kind: 'local', origin: '', crews: [crew], node: null };
+  assert.match(view.lossText(pool, t), /cell that runs.*lost: model/);
+  assert.equal(view.lossText({ ...pool, crews: [] }, t), '');
+});
+
+test('a magic line goes on top of a cell, or in place of the one that is there', () => {
+  assert.equal(view.withLine('x = 1', '%%distributed --ranks 3'), '%%distributed --ranks 3\nx = 1');
+  assert.equal(view.withLine('%%distributed\nx = 1', '%%distributed --ranks 3'), '%%distributed --ranks 3\nx = 1');
+  assert.equal(view.withLine('%%distrib --gpus 2\nx', '%%distributed'), '%%distributed\nx');
+});
+
+test('an output is known by its mark or by the model of its widget', () => {
+  const settled = { run: 'r-1', cell: 'c', model: 'm', outputs: [] };
+  const live = { metadata: { jupyter_distrib: { run: 'r-1', settled: false } } };
+  assert.ok(isLive(live, settled));
+  assert.ok(!isSettled(live, 'r-1'));
+  assert.ok(isSettled({ metadata: { jupyter_distrib: { run: 'r-1', settled: true } } }, 'r-1'));
+  assert.ok(isLive({ data: { 'application/vnd.jupyter.widget-view+json': { model_id: 'm' } } }, settled));
+  assert.ok(!isLive({ data: { 'text/plain': 'x' } }, settled));
+});
+
+test('the overview that the kernel really makes has the shape that is written down here', () => {
+  const golden = JSON.parse(readFileSync(new URL('../../../tests/golden_overview.json', import.meta.url), 'utf-8')) as Overview;
+  assert.equal(golden.protocol, 1);
+  const [first] = golden.runs;
+  assert.ok(first);
+  assert.deepEqual(Object.keys(first).sort(), Object.keys(run()).sort());
+  assert.deepEqual(Object.keys(first.members[0] ?? member(0, '')).sort(), Object.keys(member(0, '')).sort());
+  assert.equal(view.runRow(first, first.began_at_s + 5, t).time, '0:05');
+  assert.ok(golden.next.line.startsWith('%%distributed'));
+});

@@ -1,0 +1,248 @@
+/**
+ * What the sidebar says, as pure functions of the kernel's overview: no DOM, no clock, tested by themselves.
+ *
+ * Every text goes through the translator `t`, which is JupyterLab's or, in tests, one that only fills in.
+ */
+import type { Crew, Gpu, LinkState, Member, Next, Overview, Pool, Run } from './protocol.js';
+
+/** JupyterLab's `trans.__`: `%1` stands for the first argument. */
+export type Say = (text: string, ...args: (string | number)[]) => string;
+
+export type Act = 'load' | 'open-notebook' | 'restart-kernel' | null;
+
+/** A process of somebody else that uses less is the desktop or the driver. */
+const FOREIGN_BYTES = 1e9;
+/** After this time the agent kills ranks that have not stopped. */
+const KILL_AFTER_S = 2;
+
+export function size(bytes: number): string {
+  for (const [unit, factor] of [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['kB', 1e3]] as const) {
+    if (bytes >= factor) {
+      return `${(bytes / factor).toFixed(bytes >= 100 * factor ? 0 : 1)} ${unit}`;
+    }
+  }
+  return `${bytes} B`;
+}
+
+/** `0:41`, `12:05`, `1:02:03`. */
+export function clock(seconds: number): string {
+  const whole = Math.max(0, Math.floor(seconds));
+  const two = (number: number): string => String(number).padStart(2, '0');
+  const hours = Math.floor(whole / 3600);
+  const minutes = Math.floor(whole / 60) % 60;
+  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
+}
+
+/** `0-2, 5`. */
+export function rankList(ranks: number[]): string {
+  const runs: [number, number][] = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && rank === last[1] + 1) {
+      last[1] = rank;
+    } else {
+      runs.push([rank, rank]);
+    }
+  }
+  return runs.map(([first, last]) => (last > first ? `${first}-${last}` : `${first}`)).join(', ');
+}
+
+/** What stands instead of the panel's content, and what can be done about it; null when there is content. */
+export function explanation(state: LinkState, name: string, t: Say): { text: string; act: Act } | null {
+  switch (state) {
+    case 'no-notebook':
+      return { text: t('Open a notebook or a console: this panel shows the ranks of its kernel.'), act: 'open-notebook' };
+    case 'no-kernel':
+      return { text: t('%1 has no kernel. Start one to run cells on several ranks.', name), act: 'restart-kernel' };
+    case 'connecting':
+      return { text: t('Asking the kernel of %1. While it runs a cell that is not distributed, the answer waits.', name), act: null };
+    case 'absent':
+      return { text: t('jupyter_distrib is not loaded in the kernel of %1.', name), act: 'load' };
+    case 'lost':
+      return { text: t('The kernel of %1 is gone, and its ranks with it. Start a new one.', name), act: 'restart-kernel' };
+    case 'ready':
+      return null;
+  }
+}
+
+export function ranksText(count: number, gpus: boolean, t: Say): string {
+  if (count === 1) {
+    return gpus ? t('1 GPU rank') : t('1 CPU rank');
+  }
+  return gpus ? t('%1 GPU ranks', count) : t('%1 CPU ranks', count);
+}
+
+/** `2 CPU ranks, idle`, and what they keep. */
+export function crewText(crew: Crew, t: Say): string {
+  if (crew.state === 'opening') {
+    return t('starting…');
+  }
+  const what = ranksText(crew.size, crew.gpus, t);
+  return crew.run ? t('%1, running', what) : t('%1, idle', what);
+}
+
+export function keptText(crew: Crew, t: Say): string {
+  return crew.kept.length ? t('keep %1', crew.kept.join(', ')) : '';
+}
+
+/** `GPU 2: busy`, with who holds it. `mine` is this kernel's label. */
+export function gpuText(gpu: Gpu, mine: string, t: Say): { state: 'free' | 'mine' | 'busy'; text: string } {
+  if (gpu.holder.startsWith(mine)) {
+    return { state: 'mine', text: t('this notebook') };
+  }
+  if (gpu.holder) {
+    return { state: 'busy', text: t('busy: %1', gpu.holder) };
+  }
+  if (gpu.used_bytes >= FOREIGN_BYTES) {
+    return { state: 'busy', text: t('busy: another process holds %1', size(gpu.used_bytes)) };
+  }
+  return { state: 'free', text: t('free') };
+}
+
+export function nodeText(pool: Pool, t: Say): string {
+  const node = pool.node;
+  if (!node) {
+    return '';
+  }
+  const parts = [node.name, node.cpus ? t('%1 CPU cores', node.cpus) : '', node.memory_bytes ? size(node.memory_bytes) : ''];
+  return parts.filter(Boolean).join(' · ');
+}
+
+/** GPU types that can be asked for, each by the shortest words that tell it from the others. */
+export function gpuTypes(pool: Pool | undefined): string[] {
+  const names = [...new Set((pool?.node?.gpus ?? []).map(gpu => gpu.name))];
+  return names.map(name => name.replace(/^(NVIDIA|AMD|Tesla|GeForce)\s+/i, '').trim() || name);
+}
+
+// ---------------------------------------------------------------------------------------------------- runs
+
+export interface RunRow {
+  title: string;
+  /** In one word. */
+  state: string;
+  tone: 'active' | 'good' | 'bad' | 'quiet';
+  /** Ranks, strategy, pool, memory. */
+  facts: string;
+  time: string;
+  /** What is happening, or what went wrong. */
+  detail: string;
+  /** Between 0 and 1; null if it is not known. */
+  fraction: number | null;
+  progress: string;
+  ended: boolean;
+  /** A second press of Stop kills the ranks. */
+  force: boolean;
+}
+
+export function runRow(run: Run, nowS: number, t: Say): RunRow {
+  const ended = run.elapsed_s !== null;
+  const total = run.progress?.total ?? null;
+  const step = run.progress?.step ?? 0;
+  return {
+    title: run.label,
+    state: stateText(run, t),
+    tone: ended ? (run.state === 'done' ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
+    facts: facts(run, t),
+    time: clock(run.elapsed_s ?? nowS - run.began_at_s),
+    detail: detail(run, nowS, t),
+    fraction: ended || !total ? null : Math.max(0, Math.min(1, step / total)),
+    progress: run.progress ? `${run.progress.label} ${step}${total === null ? '' : `/${total}`}`.trim() : '',
+    ended,
+    force: run.stop_asked_at_s !== null
+  };
+}
+
+function stateText(run: Run, t: Say): string {
+  switch (run.state) {
+    case 'running':
+      return t('running');
+    case 'stopping':
+      return t('stopping');
+    case 'done':
+      return t('done');
+    case 'failed':
+      return t('failed');
+    case 'lost':
+      return t('rank lost');
+    case 'interrupted':
+      return t('stopped');
+  }
+}
+
+function facts(run: Run, t: Say): string {
+  const some = run.ranks < run.world_size ? t('%1 of %2 ranks', run.ranks, run.world_size) : ranksText(run.ranks, run.gpus, t);
+  const memory = run.peak_gpu_memory_bytes ?? run.peak_rss_bytes;
+  const parts = [some, run.strategy === 'none' ? '' : run.strategy, run.pool === 'local' ? '' : run.pool];
+  parts.push(memory ? t('peak %1', size(memory)) : '', run.detached ? t('detached') : '');
+  return parts.filter(Boolean).join(' · ');
+}
+
+function detail(run: Run, nowS: number, t: Say): string {
+  if (run.elapsed_s === null && run.stop_asked_at_s !== null) {
+    return stopStage(run.members, nowS - run.stop_asked_at_s, t);
+  }
+  return run.trouble || run.stall || (run.elapsed_s === null ? run.line : '');
+}
+
+/** How far a stop has come: asked, then the ranks that still hold on, then that they are killed. */
+export function stopStage(members: Member[], sinceS: number, t: Say): string {
+  const left = members.filter(each => !['done', 'failed', 'lost', 'interrupted'].includes(each.state)).map(each => each.rank);
+  if (!left.length) {
+    return t('All ranks have stopped.');
+  }
+  const who = rankList(left);
+  if (sinceS < KILL_AFTER_S) {
+    return left.length === members.length ? t('Asked all ranks to stop.') : t('Waiting for rank %1 to stop.', who);
+  }
+  return t('Rank %1 does not stop and is killed and replaced.', who);
+}
+
+/** The run that Stop means when nobody names one: the newest that is not over. */
+export function currentRun(overview: Overview | null): Run | null {
+  return overview?.runs.find(run => run.elapsed_s === null) ?? null;
+}
+
+// ---------------------------------------------------------------------------------------------------- in few words
+
+/** For the status bar; empty if there is nothing to say. */
+export function statusText(overview: Overview | null, nowS: number, t: Say): string {
+  if (!overview) {
+    return '';
+  }
+  const run = currentRun(overview);
+  if (run) {
+    const state = run.state === 'stopping' ? t('stopping') : clock(nowS - run.began_at_s);
+    return `${ranksText(run.ranks, run.gpus, t)} · ${state}`;
+  }
+  const crews = overview.pools.flatMap(pool => pool.crews).filter(crew => crew.state === 'open');
+  const count = crews.reduce((sum, crew) => sum + crew.size, 0);
+  return count ? t('%1 idle', ranksText(count, crews.some(crew => crew.gpus), t)) : '';
+}
+
+/** What is about to be lost if the ranks of a pool end; empty if nothing is. */
+export function lossText(pool: Pool | undefined, t: Say): string {
+  const crews = pool?.crews ?? [];
+  const kept = crews.flatMap(crew => crew.kept);
+  const parts = [];
+  if (crews.some(crew => crew.run)) {
+    parts.push(t('The cell that runs on them is ended.'));
+  }
+  if (kept.length) {
+    parts.push(t('What they keep is lost: %1.', kept.join(', ')));
+  }
+  return parts.join(' ');
+}
+
+/** How many ranks, as the panel's two fields have it. */
+export function picked(next: Next): { kind: 'auto' | 'gpus' | 'ranks'; count: number } {
+  if (next.gpus) {
+    return { kind: 'gpus', count: next.gpus };
+  }
+  return next.ranks ? { kind: 'ranks', count: next.ranks } : { kind: 'auto', count: 2 };
+}
+
+/** A cell's text with this magic line on top, in place of the one that is there. */
+export function withLine(source: string, line: string): string {
+  const [first = '', ...rest] = source.split('\n');
+  return /^%%distrib(uted)?(\s|$)/.test(first) ? [line, ...rest].join('\n') : source ? `${line}\n${source}` : `${line}\n`;
+}

@@ -1,0 +1,83 @@
+"""Real Ray: one cluster of two nodes on loopback for all tests of this folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+HERE = Path(__file__).parent
+INSTALL = "Ray is not installed here: pip install 'jupyter_distrib[ray]' (sh .ci/ray does it)"
+CPUS = 4
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ray_is_here() -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip(INSTALL)
+
+
+class Cluster:
+    """The cluster's process, and where it is reached."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.2", 0))
+            port = free.getsockname()[1]
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "cluster.py"), str(port), str(CPUS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120", "PYTHONPATH": ""},
+            text=True,
+        )
+        self.address = self._line()
+        self.client_address = f"ray://127.0.0.2:{port}"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line, "the cluster did not start"
+        return line
+
+    def ask(self, what: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        assert self._line() == "done"
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_is_here: None) -> Iterator[Cluster]:
+    one = Cluster()
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def kernel(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook whose default pool is the cluster: four ranks on two nodes."""
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "jupyter_distrib.toml").write_text(
+        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{cluster.address}"\ninsecure = true\nnodes = 2\nranks = 4\n'
+    )
+    with Notebook(folder) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.cell("%%distributed\nrank;", timeout_s=150).status == "ok", "the first ranks need patience"
+        yield book

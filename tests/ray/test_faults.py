@@ -1,0 +1,156 @@
+"""What a notebook sees when something of a Ray pool stops or dies: the right words, soon, and the next cell is good."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+from tests.processes import wait_until_gone
+from tests.ray.conftest import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+GOOD = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+
+
+@pytest.fixture
+def book(kernel: Notebook) -> Iterator[Notebook]:
+    assert_good(kernel)
+    yield kernel
+    kernel.forget()
+
+
+def assert_good(book: Notebook) -> None:
+    outcome = book.cell(GOOD, timeout_s=120)
+    assert outcome.result == "ranks 0-3: 4", outcome.text
+
+
+def processes(book: Notebook, what: str = "os.getpid()") -> list[int]:
+    text = book.ok(f"%%distributed\nimport os\n(rank, {what})").result
+    return [int(found) for found in re.findall(r", (\d+)\)", text)]
+
+
+WHERE = {
+    "in compute": "import time\nif rank == {rank}:\n    {how}\ntime.sleep(50)",
+    "while the others are in a collective": (
+        "import torch, torch.distributed as dist\nif rank == {rank}:\n    {how}\ndist.all_reduce(torch.ones(1))"
+    ),
+    "in a loop of collectives": "import torch, torch.distributed as dist\nfor step in range(10**6):\n"
+    "    if rank == {rank} and step == 50:\n        {how}\n    dist.all_reduce(torch.ones(1))",
+}
+HOW = {
+    "raise": ("raise RuntimeError('boom')", "RuntimeError: boom"),
+    "SIGKILL": ("import os; os.kill(os.getpid(), 9)", "RankLost: Rank {rank} was killed by SIGKILL."),
+    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", "RankLost: Rank {rank} crashed with SIGSEGV"),
+    "os._exit(7)": ("import os; os._exit(7)", "RankLost: Rank {rank} left the process"),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("where", WHERE)
+def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, where: str, how: str, rank: int) -> None:
+    does, says = HOW[how]
+    outcome = book.fails("%%distributed --strategy ddp\n" + WHERE[where].format(rank=rank, how=does))
+    assert says.format(rank=rank) in outcome.traceback, outcome.traceback
+    assert outcome.wall_s < 15
+    assert_good(book)
+
+
+def test_a_rank_that_leaves_early_frees_those_that_wait_for_it(book: Notebook) -> None:
+    cell = "import sys, torch, torch.distributed as dist\nif rank == 3:\n    sys.exit()\ndist.all_reduce(torch.ones(1))"
+    outcome = book.fails(f"%%distributed --strategy ddp\n{cell}")
+    assert outcome.wall_s < 15
+    assert_good(book)
+
+
+def test_an_interrupt_stops_ranks_of_all_nodes_in_a_collective(book: Notebook) -> None:
+    before = processes(book)
+    book.start(
+        "%%distributed --strategy ddp\nimport time, torch, torch.distributed as dist\nprint('in', flush=True)\n"
+        "time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))"
+    )
+    book.until("in")
+    book.interrupt()
+    outcome = book.finish()
+    assert outcome.ename == "KeyboardInterrupt", outcome.text
+    assert_good(book)
+    assert processes(book) == before, "the processes and what they keep live on"
+
+
+def test_a_time_limit_holds_on_all_nodes(book: Notebook) -> None:
+    outcome = book.fails("%%distributed --timeout 0.5\nimport time\ntime.sleep(50)")
+    assert outcome.ename == "RunTimeout"
+    assert_good(book)
+
+
+def test_an_agent_that_is_killed_is_told_and_replaced(book: Notebook) -> None:
+    agents = processes(book, "os.getppid()")
+    book.start("%%distributed\nimport time\nprint('in', flush=True)\ntime.sleep(100)")
+    book.until("in")
+    os.kill(agents[3], signal.SIGKILL)
+    outcome = book.finish()
+    assert outcome.ename == "RankLost", outcome.text
+    assert re.search(r"node 127\.0\.0\.[23] was lost: its agent has ended", outcome.traceback), outcome.traceback
+    assert_good(book)
+
+
+def test_a_gate_that_is_killed_leaves_nothing(book: Notebook) -> None:
+    ranks = processes(book)
+    gate = int(re.search(r"agent (\d+)", book.ok("%distributed_status").result)[1])  # type: ignore[index]
+    book.start("%%distributed\nimport time\nprint('in', flush=True)\ntime.sleep(100)")
+    book.until("in")
+    os.kill(gate, signal.SIGKILL)
+    outcome = book.finish()
+    assert "the process that holds the Ray cluster has ended" in outcome.traceback
+    assert wait_until_gone(ranks, 10) == []
+    assert_good(book)
+
+
+def test_ranks_end_with_their_kernel(cluster: Cluster, tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        line = f"%%distributed --pool ray --insecure --address {cluster.address} --ranks 2 --nodes 2\n"
+        ranks = [int(pid) for pid in re.findall(r": (\d+)", book.ok(line + "import os\nos.getpid()").result)]
+        os.kill(book.pid, signal.SIGKILL)
+        assert wait_until_gone(ranks, 5) == []
+
+
+def test_a_detached_run_survives_its_kernel(cluster: Cluster, tmp_path: Path) -> None:
+    use = f"%distributed_pool add lab --kind ray --address {cluster.address} --insecure --ranks 2 --nodes 2"
+    flag = tmp_path / "go"
+    with Notebook(tmp_path) as book:
+        book.ok(f"%load_ext jupyter_distrib\n{use}\n%distributed_pool use lab")
+        book.ok(
+            f"%%distributed --detach --out run\nimport os, time\nprint('before')\n"
+            f"while not os.path.exists({str(flag)!r}):\n    time.sleep(0.05)\nprint('after')\nrank * 10"
+        )
+        name = book.ok("import time\nwhile not run.record.entry_count: time.sleep(0.05)\nprint(run.id)").stdout.strip()
+    flag.touch()
+    with Notebook(tmp_path) as other:
+        other.ok(f"%load_ext jupyter_distrib\n{use}\n%distributed_pool use lab")
+        other.ok(f"run = get_ipython().run_line_magic('distributed_attach', {name!r})")
+        assert other.ok("run.result(timeout_s=60)").result == "rank 0: 0\nrank 1: 10"
+        assert other.ok("print(run.logs(1))").stdout.split() == ["before", "after"]
+
+
+def test_a_node_that_is_lost_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    """The last of the file: the node does not come back as it was."""
+    with Notebook(tmp_path) as book:
+        line = f"%%distributed --pool ray --insecure --address {cluster.address} --ranks 2 --nodes 2\n"
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(line + "rank;")
+        book.start(line + "import time\nprint('in', flush=True)\ntime.sleep(300)")
+        book.until("in")
+        cluster.ask("lose")
+        outcome = book.finish(90)
+        assert outcome.ename == "RankLost", outcome.text
+        assert "node 127.0.0.3 was lost" in outcome.traceback
+        cluster.ask("add")
+        assert book.cell(line + "rank", timeout_s=90).result == "rank 0: 0\nrank 1: 1"

@@ -1,0 +1,145 @@
+"""Cells of a real notebook on two nodes of a Ray cluster: values, code, status, what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+from tests.ray.conftest import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def book(kernel: Notebook) -> Iterator[Notebook]:
+    yield kernel
+    kernel.forget()
+
+
+def test_a_cell_meets_over_both_nodes(book: Notebook) -> None:
+    outcome = book.ok(
+        "%%distributed --strategy ddp\nimport os, torch, torch.distributed as dist\nt = torch.ones(1)\n"
+        "dist.all_reduce(t)\n(rank, int(t), int(os.environ['NODE_RANK']), local_rank, os.environ['MASTER_ADDR'])"
+    )
+    address = outcome.result.splitlines()[0].split("'")[1]  # of whichever node has rank 0
+    assert address in ("127.0.0.2", "127.0.0.3")
+    assert outcome.result.splitlines() == [
+        f"rank 0: (0, 4, 0, 0, '{address}')",
+        f"rank 1: (1, 4, 0, 1, '{address}')",
+        f"rank 2: (2, 4, 1, 0, '{address}')",
+        f"rank 3: (3, 4, 1, 1, '{address}')",
+    ]
+
+
+def test_the_status_shows_its_ranks(book: Notebook) -> None:
+    book.ok("%%distributed\n1;")
+    status = book.ok("%distributed_status").result
+    assert "template Ray at 127.0.0.2" in status
+    assert len(re.findall(r"^\d +idle +cpu +\d+ .*lab$", status, re.MULTILINE)) == 4
+    row = next(line for line in book.ok("%distributed_pool").result.splitlines() if line.startswith("lab"))
+    assert re.split(r" {2,}", row) == ["lab", "ray", "yes", "4 CPU", "jupyter_distrib.toml"]
+
+
+def test_values_stay_on_their_nodes(book: Notebook) -> None:
+    book.ok("%%distributed --keep model\nmodel = [rank]")
+    assert book.ok("%%distributed\nmodel[0] * 10").result == "rank 0: 0\nrank 1: 10\nrank 2: 20\nrank 3: 30"
+    assert book.ok("model[3]").result == "[3]"
+    assert book.ok("%%distributed --on 2-3\nmodel").result == "rank 2: [2]\nrank 3: [3]"
+
+
+def test_large_values_travel_both_ways(book: Notebook) -> None:
+    book.ok("import torch\nbig = torch.arange(5_000_000)")
+    book.ok("%%distributed --out sums\n(int(big.sum()), big + rank)")
+    assert book.ok("print([(s, int(t[-1])) for s, t in sums])").stdout.strip() == str(
+        [(12499997500000, 4999999 + rank) for rank in range(4)]
+    )
+
+
+def test_all_that_ranks_print_is_in_the_logs(book: Notebook) -> None:
+    outcome = book.ok("%%distributed\nfor i in range(20_000):\n    print('line', i)")
+    assert "line 19999" in outcome.view
+    for rank in (0, 3):
+        lines = book.ok(f"%distributed_logs --rank {rank}").stdout.splitlines()
+        assert lines == [f"line {i}" for i in range(20_000)]
+
+
+def test_the_environment_of_the_kernels_machine_stays_there(cluster: Cluster, tmp_path: Path) -> None:
+    """What the notebook sets travels; what its machine had, such as keys, does not."""
+    with Notebook(tmp_path, env={"MY_API_KEY": "canary-4711"}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(f"%distributed_pool add lab --kind ray --address {cluster.address} --insecure --ranks 2")
+        book.ok("%distributed_pool use lab\nimport os\nos.environ['MINE'] = 'yes'")
+        outcome = book.ok(
+            "%%distributed --env MORE=1\nimport os\n"
+            "(os.environ.get('MY_API_KEY'), os.environ['MINE'], os.environ['MORE'], 'PATH' in os.environ)"
+        )
+        assert outcome.result == "ranks 0-1: (None, 'yes', '1', True)"
+
+
+def test_code_reaches_nodes_that_do_not_share_the_folder(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("def f():\n    return 'first'\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("x = 1\n")
+    (tmp_path / "config.yaml").write_text("lr: 1\n")
+    (tmp_path / "gone.txt").write_text("")
+    cell = (
+        "%%distributed\nimport os, helper, package\n"
+        "(helper.f(), package.x, open('config.yaml').read(), os.getcwd() == home, os.path.exists('gone.txt'))"
+    )
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os\nhome = os.getcwd()")
+        book.ok(
+            f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 2 --nodes 2 --copy-files"
+        )
+        book.ok("%distributed_pool use far")
+        assert book.ok(cell).result == "ranks 0-1: ('first', 1, 'lr: 1\\n', False, True)"
+        (tmp_path / "helper.py").write_text("def f():\n    return 'second'\n")
+        (tmp_path / "gone.txt").unlink()
+        assert book.ok(cell).result == "ranks 0-1: ('second', 1, 'lr: 1\\n', False, False)"
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(book: Notebook, line: str) -> str:
+    outcome = book.cell(f"%%distributed {line}\nrank", timeout_s=60)
+    assert outcome.status == "error", outcome.text
+    assert outcome.wall_s < 30
+    assert "\n" not in outcome.traceback.strip()
+    return outcome.traceback
+
+
+def test_what_cannot_be_had_is_one_sentence(book: Notebook, cluster: Cluster) -> None:
+    book.ok("%distributed_pool stop")
+    at = f"--pool ray --insecure --address {cluster.address}"
+    assert "--ranks 100, but the Ray cluster has room for 8 on 2 nodes (4, 4), at 1 CPU for each" in refused(
+        book, f"{at} --ranks 100"
+    )
+    assert "--ranks 6 on 1 nodes, but the Ray cluster has room for 8" in refused(book, f"{at} --ranks 6 --nodes 1")
+    assert "--gpu-type A10, but the Ray cluster has no GPU at all" in refused(book, f"{at} --gpu-type A10")
+    assert "asks for no token, so that whoever reaches it can run code on it" in refused(
+        book, f"--pool ray --address {cluster.address}"
+    )
+    nowhere = refused(book, "--pool ray --insecure --address 127.0.0.2:9")
+    assert "no Ray cluster can be reached at 127.0.0.2:9 (Connection refused)" in nowhere
+    assert "is not an address of a Ray cluster" in refused(book, "--pool ray --address nonsense")
+    assert book.ok("%%distributed\nrank").result.startswith("rank 0: 0"), "the next cell works"
+
+
+def test_a_busy_cluster_says_by_whom_and_can_be_waited_for(book: Notebook, cluster: Cluster, tmp_path: Path) -> None:
+    book.ok("%%distributed --ranks 4 --keep x\nx = 1")  # four of eight
+    at = f"--pool ray --insecure --address {cluster.address} --ranks 8"
+    with Notebook(tmp_path) as other:
+        other.ok("%load_ext jupyter_distrib")
+        busy = other.fails(f"%%distributed {at}\nrank").traceback
+        assert "8 CPUs are asked for, and 4 of 8 are free in the Ray cluster. kernel" in busy
+        other.start(f"%%distributed {at} --wait 100\nworld_size;")
+        other.until("Waiting: 8 CPUs are asked for")
+        book.ok("%distributed_pool stop")
+        assert other.finish(100).status == "ok"
+    assert os.path.isdir(tmp_path)

@@ -1,0 +1,263 @@
+"""A Jupyter server of the test's own, and its pages in Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from playwright.sync_api import Browser, Locator, Page, expect
+
+import jupyter_distrib
+
+TOP = Path(__file__).parent.parent.parent
+ARTIFACTS = TOP / "artifacts" / "browser"
+PACKAGE = Path(jupyter_distrib.__file__).parent
+TOKEN = "browser-tests"
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 40_000
+"""Against hangs only."""
+expect.set_options(timeout=PATIENCE_MS)
+
+
+def chromium() -> str | None:
+    """The system's browser; Playwright's own is never downloaded."""
+    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Server:
+    """`jupyter lab`, which also serves Notebook 7; everything that it writes is below one folder."""
+
+    def __init__(self, folder: Path, kernels: dict[str, Path | None]) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir(parents=True)
+        self._install(folder / "data", kernels)
+        news = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        news.parent.mkdir(parents=True)
+        news.write_text('{"fetchNews": "false"}')  # else a question covers a corner of the page
+        for name in ("LabApp", "JupyterNotebookApp"):  # so that tests can run a command as menus do
+            config = folder / "config" / f"jupyter_{'lab' if name == 'LabApp' else 'notebook'}_config.json"
+            config.parent.mkdir(exist_ok=True)
+            config.write_text(json.dumps({name: {"expose_app_in_browser": True}}))
+        self.port = _free_port()
+        env = {
+            **os.environ,
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+            "IPYTHONDIR": str(folder / "ipython"),
+            "PYTHONPATH": str(PACKAGE.parent),
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        }
+        command = [
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}"),
+            *("--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={self.work}"),
+            *("--allow-root", "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
+        ]
+        self.log = folder / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        self._wait_until_up()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _install(self, data: Path, kernels: dict[str, Path | None]) -> None:
+        """Our front end as the wheel installs it, and a kernel of each ipykernel."""
+        extensions = data / "labextensions"
+        extensions.mkdir(parents=True)
+        (extensions / "jupyter-distrib").symlink_to(PACKAGE / "labextension")
+        for name, packages in kernels.items():
+            path = os.pathsep.join(filter(None, (packages and str(packages), str(PACKAGE.parent))))
+            spec = {
+                "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                "display_name": name,
+                "language": "python",
+                "env": {"PYTHONPATH": path},
+            }
+            folder = data / "kernels" / name
+            folder.mkdir(parents=True)
+            (folder / "kernel.json").write_text(json.dumps(spec))
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server has ended:\n{self.log.read_text()}")
+            try:
+                self.get("/api")
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)  # a server that starts tells nobody
+            else:
+                return
+        raise AssertionError(f"the server does not answer:\n{self.log.read_text()}")
+
+    def get(self, path: str) -> Any:
+        return self._ask("GET", path)
+
+    def _ask(self, method: str, path: str) -> Any:
+        request = urllib.request.Request(self.url + path, method=method, headers={"Authorization": f"token {TOKEN}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            body = answer.read()
+        return json.loads(body) if body else None
+
+    def end_kernels(self) -> None:
+        for kernel in self.get("/api/kernels"):
+            self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+
+    def notebook(self, name: str, cells: list[str], kernel: str = "python3") -> Path:
+        """A notebook file with these cells."""
+        document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        document.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
+        path = self.work / name
+        nbformat.write(document, path)
+        return path
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Lab:
+    """One page with one notebook in it, and what a user does there."""
+
+    def __init__(self, browser: Browser, server: Server, notebook: str, *, classic: bool = False) -> None:
+        self.server, self.name, self.classic = server, notebook, classic
+        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, device_scale_factor=1)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.open()
+
+    def open(self, *, reset: bool = True) -> None:
+        way = f"/notebooks/{self.name}?" if self.classic else f"/lab/tree/{self.name}?{'reset&' if reset else ''}"
+        self.page.goto(f"{self.server.url}{way}token={TOKEN}")
+        self.wait_for_notebook()
+
+    def wait_for_notebook(self) -> None:
+        expect(self.page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=PATIENCE_MS)
+        self.page.wait_for_function("() => (window.jupyterapp ?? window.jupyterlab)?.commands", timeout=PATIENCE_MS)
+
+    def reload(self) -> None:
+        """As the user does it; without the question that a page with changes asks."""
+        self.page.reload()
+        self.wait_for_notebook()
+
+    def do(self, command: str, **args: Any) -> None:
+        """A command of the front end, as the palette and menus run it."""
+        self.page.evaluate(
+            "([id, args]) => { void (window.jupyterapp ?? window.jupyterlab).commands.execute(id, args); }",
+            [command, args],
+        )
+
+    def select(self, index: int) -> Locator:
+        cell = self.cell(index)
+        cell.locator(".jp-InputArea-prompt, .jp-InputPrompt").first.click()
+        return cell
+
+    def run(self, index: int) -> None:
+        """Run a cell; does not wait for its end."""
+        self.select(index)
+        self.do("notebook:run-cell")
+
+    def cell(self, index: int) -> Locator:
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(index)
+
+    def output(self, index: int) -> Locator:
+        return self.cell(index).locator(".jp-Cell-outputArea")
+
+    def wait_idle(self, index: int) -> None:
+        """Until the cell has its number, so until it has ended."""
+        expect(self.cell(index).locator(".jp-InputPrompt").first).to_have_text(
+            re.compile(r"\[\d+\]:"), timeout=PATIENCE_MS
+        )
+
+    def wait_for_kernel(self) -> None:
+        """Until the notebook's kernel is there and idle; a cell that is run before that is not run."""
+        self.page.wait_for_function(
+            """() => {
+                const app = window.jupyterapp ?? window.jupyterlab;
+                return app.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle';
+            }""",
+            timeout=PATIENCE_MS,
+        )
+
+    def load_extension(self, index: int = 0) -> None:
+        """Run the cell that loads the extension."""
+        self.wait_for_kernel()
+        self.run(index)
+        self.wait_idle(index)
+
+    def panel(self) -> Locator:
+        """The sidebar, open."""
+        panel = self.page.locator("#jupyter-distrib-panel")
+        if not panel.is_visible():
+            self.do("jupyter-distrib:open")
+        expect(panel).to_be_visible()
+        return panel
+
+    def palette(self, text: str) -> None:
+        """Choose an entry of the command palette as a user does, by the keyboard."""
+        self.page.keyboard.press("Control+Shift+C")
+        box = self.page.locator(".lm-CommandPalette-input")
+        expect(box).to_be_visible()
+        box.fill(text)
+        expect(self.page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(text)
+        self.page.keyboard.press("Enter")
+
+    def save(self) -> nbformat.NotebookNode:
+        """Save the notebook; returns what is in the file."""
+        path = self.server.work / self.name
+        before = path.stat().st_mtime_ns
+        self.do("docmanager:save")
+        deadline = time.monotonic() + 30
+        while path.stat().st_mtime_ns == before and time.monotonic() < deadline:
+            self.page.wait_for_timeout(100)
+        return nbformat.read(path, as_version=4)
+
+    def dark(self) -> None:
+        self.do("apputils:change-theme", theme="JupyterLab Dark")
+        expect(self.page.locator("body[data-jp-theme-light=false]")).to_be_attached()
+
+    def shoot(self, name: str, target: Locator | None = None) -> Path:
+        """A picture for people to look at, in `artifacts/browser`, which git ignores."""
+        ARTIFACTS.mkdir(parents=True, exist_ok=True)
+        path = ARTIFACTS / f"{name}.png"
+        (target or self.page).screenshot(path=str(path))
+        return path
+
+    def close(self) -> None:
+        self.context.close()

@@ -1,0 +1,247 @@
+"""The sidebar, in a real browser over real kernels."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.sidebar.conftest import Open
+from tests.sidebar.lab import PATIENCE_MS, Lab
+
+COLLECTIVE = """%%distributed --ranks 2 --strategy ddp
+import time
+import torch.distributed as dist
+print('in the cell', flush=True)
+if rank == 0:
+    dist.barrier()
+while True:
+    time.sleep(0.05)"""
+
+TRAINING = """%%distributed --ranks 4 --strategy ddp
+import time
+import torch, jupyter_distrib
+from torch import nn
+torch.manual_seed(0)
+model = jupyter_distrib.prepare(nn.Linear(20, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in jupyter_distrib.progress(range({steps})):
+    x = torch.randn(32, 20)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    jupyter_distrib.report(loss=loss.item())
+    time.sleep({pause})
+print('trained')
+round(loss.item(), 3) < 1000"""
+
+
+def interrupted(lab: Lab, index: int) -> None:
+    expect(lab.output(index)).to_contain_text("KeyboardInterrupt", timeout=PATIENCE_MS)
+    lab.wait_idle(index)
+
+
+def test_a_kernel_without_the_extension_is_loaded_by_a_button(open_notebook: Open) -> None:
+    lab = open_notebook("1", load=False)
+    panel = lab.panel()
+
+    expect(panel).to_contain_text("jupyter_distrib is not loaded in the kernel")
+    lab.shoot("sidebar-not-loaded", panel)
+    panel.get_by_role("button", name="Load it").click()
+    expect(panel.get_by_text("Next runs")).to_be_visible()
+    expect(panel.locator("code")).to_have_text("%%distributed")
+    assert not lab.errors
+
+
+def test_what_is_picked_is_used_by_the_next_run_and_can_be_written_into_the_cell(open_notebook: Open) -> None:
+    lab = open_notebook("%%distributed\nimport torch.distributed as dist\nprint(dist.get_world_size(), 'in the group')")
+    panel = lab.panel()
+
+    panel.get_by_label("Strategy", exact=True).select_option("ddp")
+    panel.get_by_label("Ranks", exact=True).select_option("ranks")
+    expect(panel.locator("code")).to_have_text("%%distributed --ranks 2 --strategy ddp")
+    panel.get_by_label("Number", exact=True).fill("3")
+    panel.get_by_label("Number", exact=True).press("Enter")
+    expect(panel.locator("code")).to_have_text("%%distributed --ranks 3 --strategy ddp")
+    lab.run(1)
+    expect(lab.output(1)).to_contain_text("3 in the group")
+    expect(lab.output(1)).to_contain_text("from the sidebar")
+    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("done")
+    expect(panel).to_contain_text("3 CPU ranks, idle")
+
+    lab.select(1)
+    panel.get_by_role("button", name="Insert").click()
+    expect(lab.cell(1).locator(".cm-line").first).to_have_text("%%distributed --ranks 3 --strategy ddp")
+    panel.get_by_role("button", name="Copy").click()
+    assert lab.page.evaluate("() => navigator.clipboard.readText()") == "%%distributed --ranks 3 --strategy ddp"
+    lab.shoot("sidebar-picked")
+    assert not lab.errors
+
+
+@pytest.mark.parametrize("way", ["sidebar", "palette", "widget"])
+def test_stop_ends_a_collective(open_notebook: Open, way: str) -> None:
+    lab = open_notebook(COLLECTIVE, "%%distributed --ranks 2\nprint('alive')")
+    panel = lab.panel()
+    lab.run(1)
+    run = panel.locator(".jp-Distributed-run").first
+    expect(run).to_contain_text("running", timeout=PATIENCE_MS)
+    expect(lab.output(1)).to_contain_text("in the cell")
+
+    match way:
+        case "sidebar":
+            run.get_by_role("button", name="Stop").click()
+        case "palette":
+            lab.palette("Stop the Distributed Run")
+        case _:
+            caught = lab.page.evaluate(
+                """([run]) => {
+                    const node = document.querySelectorAll('.jp-Notebook .jp-Cell')[1];
+                    const event = new CustomEvent('jupyter-distrib:stop',
+                        {bubbles: true, cancelable: true, detail: {run, force: false}});
+                    return !node.dispatchEvent(event);
+                }""",
+                [run.get_attribute("data-run")],
+            )
+            assert caught  # somebody deals with it: the widget itself does nothing more
+    interrupted(lab, 1)
+    expect(run).to_contain_text("stopped")
+    lab.run(2)
+    expect(lab.output(2)).to_contain_text("alive")
+    assert not lab.errors
+
+
+def test_stop_works_with_every_ipykernel(open_notebook: Open, kernels: dict[str, object]) -> None:
+    if len(kernels) == 1:
+        pytest.skip("no other ipykernel here: sh .ci/browser installs some")
+    for kernel in kernels:
+        lab = open_notebook(COLLECTIVE, kernel=kernel)
+        panel = lab.panel()
+        lab.run(1)
+        run = panel.locator(".jp-Distributed-run").first
+        expect(run).to_contain_text("running", timeout=PATIENCE_MS)
+        expect(lab.output(1)).to_contain_text("in the cell")
+        began_s = time.monotonic()
+        run.get_by_role("button", name="Stop").click()
+        expect(run).to_contain_text("stopped", timeout=PATIENCE_MS)
+        print(f"{kernel}: stopped {time.monotonic() - began_s:.2f} s after the click, as the page shows it")
+        interrupted(lab, 1)
+        lab.close()
+
+
+def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: Open) -> None:
+    lab = open_notebook(TRAINING.format(steps=500, pause=0.05))
+    panel = lab.panel()
+    lab.run(1)
+    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("running", timeout=PATIENCE_MS)
+    lab.reload()
+
+    run = lab.panel().locator(".jp-Distributed-run").first
+    expect(run).to_contain_text("running", timeout=PATIENCE_MS)
+    expect(run.get_by_role("progressbar")).to_be_visible()
+    lab.shoot("reloaded-in-mid-run")
+    expect(run).to_contain_text("done", timeout=PATIENCE_MS)
+    expect(lab.output(1)).to_contain_text("trained", timeout=PATIENCE_MS)
+    expect(lab.output(1)).to_contain_text("True")
+    saved = lab.save().cells[1].outputs
+    assert saved[0].metadata["jupyter_distrib"]["settled"]
+    assert "trained" in saved[0]["data"]["text/plain"]
+    assert saved[-1].output_type == "execute_result"
+
+
+def test_the_panel_in_both_themes_with_a_run_going_on(open_notebook: Open) -> None:
+    lab = open_notebook(
+        TRAINING.format(steps=10, pause=0), TRAINING.format(steps=4000, pause=0.05), "%%distributed --ranks 4\n1 / 0"
+    )
+    panel = lab.panel()
+    lab.run(1)
+    lab.wait_idle(1)
+    lab.run(3)
+    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("failed", timeout=PATIENCE_MS)
+    lab.run(2)
+    run = panel.locator(".jp-Distributed-run").first
+    expect(run).to_contain_text("running", timeout=PATIENCE_MS)
+    expect(run.get_by_role("progressbar")).to_be_visible()
+    run.locator("summary").click()
+    expect(lab.page.locator(".jp-Distributed-statusbutton")).to_contain_text("4 CPU ranks")
+    expect(panel).to_contain_text("CPU cores")
+    lab.page.wait_for_timeout(1500)  # for the picture only: some of the run
+    lab.shoot("sidebar-light")
+    lab.dark()
+    lab.shoot("sidebar-dark")
+    background = panel.evaluate("node => getComputedStyle(node).backgroundColor")
+    assert max(int(each) for each in re.findall(r"\d+", background)[:3]) < 90
+    run.get_by_role("button", name="Stop").click()
+    interrupted(lab, 2)
+    assert not lab.errors
+
+
+def test_the_panel_in_notebook_7(open_notebook: Open) -> None:
+    lab = open_notebook(COLLECTIVE, classic=True)
+    panel = lab.panel()
+    lab.run(1)
+    run = panel.locator(".jp-Distributed-run").first
+    expect(run).to_contain_text("running", timeout=PATIENCE_MS)
+    lab.shoot("notebook-7")
+    run.get_by_role("button", name="Stop").click()
+    interrupted(lab, 1)
+
+
+def test_ranks_are_listed_where_everything_that_runs_is(open_notebook: Open) -> None:
+    lab = open_notebook("%%distributed --ranks 2\nkept = 1", "%%distributed --ranks 2 --keep kept\nkept = 1")
+    lab.run(2)
+    lab.wait_idle(2)
+    lab.do("running:show-panel")
+    entry = lab.page.locator(".jp-RunningSessions-item", has_text="2 CPU ranks, idle")
+    expect(entry).to_be_visible()
+
+    panel = lab.panel()
+    expect(panel).to_contain_text("keep kept")
+    panel.get_by_role("button", name="Stop ranks").click()
+    dialog = lab.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("What they keep is lost: kept.")
+    dialog.get_by_role("button", name="Stop ranks").click()
+    expect(panel).to_contain_text("No ranks are up")
+
+
+def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None:
+    lab = open_notebook("%%distributed --ranks 2\nprint('said by rank', rank)")
+    lab.run(1)
+    lab.wait_idle(1)
+    run = lab.panel().locator(".jp-Distributed-run").first
+    run.get_by_role("button", name="Log").click()
+    log = lab.page.locator(".jp-Distributed-log")
+    expect(log.locator("pre")).to_contain_text("said by rank 0")
+    log.get_by_label("Rank").select_option("1")
+    expect(log.locator("pre")).to_contain_text("said by rank 1")
+    lab.select(0)
+    run.get_by_role("button", name="Go to cell").click()
+    expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
+
+
+def test_a_kernel_that_restarts_is_connected_again(open_notebook: Open) -> None:
+    lab = open_notebook("%%distributed --ranks 2\nrank")
+    panel = lab.panel()
+    lab.run(1)
+    expect(panel).to_contain_text("2 CPU ranks, idle", timeout=PATIENCE_MS)
+    lab.do("kernelmenu:restart")
+    lab.page.locator(".jp-Dialog").get_by_role("button", name="Restart").click()
+    expect(panel).to_contain_text("jupyter_distrib is not loaded", timeout=PATIENCE_MS)
+    lab.wait_for_kernel()
+    lab.run(0)
+    expect(panel.get_by_text("Next runs")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def test_the_panel_is_used_by_keyboard_and_named_for_screen_readers(open_notebook: Open) -> None:
+    lab = open_notebook("1")
+    panel = lab.panel()
+    expect(panel).to_have_role("region")
+    expect(panel).to_have_accessible_name("Distributed")
+    panel.get_by_label("Pool", exact=True).focus()
+    lab.page.keyboard.press("Tab")
+    expect(panel.get_by_label("Strategy", exact=True)).to_be_focused()
+    lab.page.keyboard.type("d")
+    expect(panel.locator("code")).to_have_text(re.compile("--strategy d"))
+    expect(panel.get_by_label("Strategy", exact=True)).to_be_focused()  # a repaint leaves the focus where it is

@@ -1,0 +1,289 @@
+"""`save` and `load` in one process, without a process group: what goes in comes out, and what does not fit is said."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import jupyter_distrib
+from jupyter_distrib import DistributedError, load, save
+from jupyter_distrib.checkpoints import folder as folders
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")  # of torch, by torch.compile
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def net(width: int = 8, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+def trained(seed: int = 0, steps: int = 3, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = net(seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 0.01, **options})
+    for _ in range(steps):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.arange(24.0).reshape(6, 4) / 24).pow(2).mean().backward()
+    optimizer.step()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_model_and_its_optimizer_go_on_as_if_nothing_had_happened():
+    model, optimizer = trained()
+    save("here/deep", model=model, optimizer=optimizer, epoch=3)
+    again, its_own = trained(seed=1, steps=0)
+
+    plain = load("here/deep", model=again, optimizer=its_own)
+
+    assert plain == {"epoch": 3}
+    assert same(model, again)
+    step(model, optimizer)
+    step(again, its_own)
+    assert same(model, again)
+
+
+def test_options_of_the_optimizer_come_back_but_not_those_of_the_machine():
+    model, optimizer = trained(lr=0.03, betas=(0.8, 0.9), foreach=True)
+    save("here", model=model, optimizer=optimizer)
+    again, its_own = trained(steps=0, lr=1.0, foreach=False)
+
+    load("here", model=again, optimizer=its_own)
+
+    assert its_own.param_groups[0]["lr"] == 0.03
+    assert its_own.param_groups[0]["betas"] == (0.8, 0.9)
+    assert its_own.param_groups[0]["foreach"] is False
+
+
+def test_several_groups_several_models_frozen_and_unused_parameters():
+    one, two = net(), net(seed=1)
+    one[0].weight.requires_grad_(False)
+    unused = nn.Linear(3, 3)
+    two.add_module("unused", nn.Identity())
+    two.unused.extra = unused
+    both = torch.optim.SGD(
+        [{"params": one.parameters(), "lr": 0.1}, {"params": two.parameters(), "lr": 0.2}], lr=1, momentum=0.9
+    )
+    for model in (one, two):
+        model(torch.ones(3, 4)).sum().backward()
+    both.step()
+    save("here", one=one, two=two, both=both)
+    kept = [parameter.detach().clone() for group in both.state.values() for parameter in group.values()]
+    fresh = torch.optim.SGD([{"params": one.parameters()}, {"params": two.parameters()}], lr=5, momentum=0.5)
+
+    load("here", one=one, two=two, both=fresh)
+
+    assert [group["lr"] for group in fresh.param_groups] == [0.1, 0.2]
+    assert fresh.param_groups[0]["momentum"] == 0.9
+    now = [value for group in fresh.state.values() for value in group.values()]
+    assert len(now) == len(kept)
+    assert all(any(torch.equal(a, b) for b in now) for a in kept)
+
+
+def test_what_has_a_state_dict_and_what_has_none():
+    model, optimizer = trained(steps=1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 7])
+    history = {1: [0.5, 0.25], "best": {}, "tensor": torch.ones(2)}
+    shadow = {"a": torch.zeros(2), "b": torch.ones(3)}
+    save("here", scheduler=scheduler, history=history, shadow=shadow, one=torch.tensor(1.5), nothing=None, pair=(1,))
+    other = torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD(net().parameters(), lr=1), milestones=[1])
+
+    plain = load("here", scheduler=other)
+
+    assert other.milestones == scheduler.milestones  # a Counter with numbers as its keys
+    assert plain.keys() == {"history", "nothing", "pair"}
+    assert plain["history"][1] == [0.5, 0.25]
+    assert plain["history"]["best"] == {}
+    assert plain["pair"] == (1,)
+    whole = load("here")
+    assert whole["one"] == 1.5
+    assert torch.equal(whole["shadow"]["b"], torch.ones(3))
+    assert model is not None
+
+
+def test_everything_in_it_on_the_cpu_without_any_object():
+    model, optimizer = trained()
+    save("here", model=model, optimizer=optimizer, epoch=3)
+
+    read = load("here")
+
+    assert read["epoch"] == 3
+    assert torch.equal(read["model"]["0.weight"], model[0].weight)
+    assert read["optimizer"]["param_groups"][0]["lr"] == 0.01
+    assert torch.equal(read["optimizer"]["state"]["0.weight"]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"])
+
+
+def test_torchs_own_functions_read_it():
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    model, optimizer = trained()
+    save("here", model=model, optimizer=optimizer)
+
+    dcp_to_torch_save("here", "one_file.pt")
+
+    read = torch.load("one_file.pt", weights_only=False)
+    assert torch.equal(read["model"]["0.weight"], model[0].weight)
+    assert read["optimizer"]["param_groups"][0]["params"] == [name for name, _ in model.named_parameters()]
+
+
+def test_a_second_save_takes_the_place_of_the_first_and_leaves_none_of_its_files():
+    first, second = net(), net(seed=1)
+    save("here", model=first)
+    before = set(os.listdir("here"))
+    save("here", model=second)
+
+    assert not before & set(os.listdir("here")) - {".metadata"}
+    load("here", model=first)
+    assert same(first, second)
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("at", ["_write_data", "finish"])
+def test_a_save_that_is_stopped_half_way_leaves_the_earlier_checkpoint(
+    at: str, stopped: BaseException, monkeypatch: pytest.MonkeyPatch
+):
+    first, second = net(), net(seed=1)
+    save("here", model=first)
+    before = set(os.listdir("here"))
+    own = getattr(folders.Writer, at)
+
+    def stop(self: Any, *args: Any, **keywords: Any) -> Any:
+        if at == "_write_data":
+            own(self, *args, **keywords)
+        raise stopped
+
+    expected = KeyboardInterrupt if stopped is KeyboardInterrupt else DistributedError
+    with monkeypatch.context() as patched:
+        patched.setattr(folders.Writer, at, stop)
+        with pytest.raises(expected) as raised:
+            save("here", model=second)
+        with pytest.raises(expected):
+            save("new", model=second)
+
+    if stopped is not KeyboardInterrupt:
+        assert "here could not be written: OSError: [Errno 28] No space left on device" in str(raised.value)
+    assert set(os.listdir("here")) == before
+    assert not Path("new").exists()
+    load("here", model=second)
+    assert same(first, second)
+
+
+def test_what_a_killed_save_has_left_is_no_checkpoint_and_goes_with_the_next(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(folders.Writer, "finish", lambda *_, **__: 1 / 0)
+        patched.setattr(folders.Writer, "clean_up", lambda _: None)  # as after SIGKILL
+        with pytest.raises(DistributedError, match="ZeroDivisionError"):
+            save("here", model=net())
+    left = set(os.listdir("here"))
+    assert left
+    with pytest.raises(DistributedError, match="here is no whole checkpoint: the save that wrote it was stopped"):
+        load("here", model=net())
+
+    save("here", model=net())
+
+    assert not left & set(os.listdir("here"))
+
+
+def refused(call: Any, *args: Any, **objects: Any) -> str:
+    with pytest.raises(DistributedError) as raised:
+        call(*args, **objects)
+    return str(raised.value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence():
+    Path("file").write_text("x")
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("x")
+
+    assert refused(save, "file", a=1) == "file is a file, and a checkpoint is a folder: choose another name."
+    assert refused(save, "full", a=1) == "full holds other files and is no checkpoint: choose another folder."
+    assert refused(save, "file/below", a=1) == "file/below cannot be written: Not a directory."
+    assert refused(save, "/proc/nowhere", a=1).startswith("/proc/nowhere cannot be written: ")
+    assert "was given nothing" in refused(save, "here")
+    assert not Path("here").exists()
+
+
+def test_a_folder_that_cannot_be_read_is_one_sentence():
+    save("one", a=1)
+    Path("empty").mkdir()
+    Path("damaged").mkdir()
+    Path("damaged/.metadata").write_bytes(b"nonsense")
+
+    assert "there is no checkpoint two; in " in refused(load, "two")
+    assert refused(load, "two").endswith("there is damaged, one.")
+    assert refused(load, "empty") == "empty is no checkpoint: it has no .metadata file."
+    assert "damaged/.metadata cannot be read: UnpicklingError" in refused(load, "damaged")
+
+
+def test_a_model_that_does_not_fit_is_named_with_its_shapes_and_is_left_as_it_was():
+    model, optimizer = trained()
+    save("here", model=model, optimizer=optimizer)
+    wide = net(width=16)
+    before = {key: value.clone() for key, value in wide.state_dict().items()}
+
+    said = refused(load, "here", model=wide)
+
+    assert said.startswith(
+        "`model.0.weight` is (8, 4) in the checkpoint and (16, 4) in the model, and 6 more do not fit"
+    )
+    assert all(torch.equal(before[key], value) for key, value in wide.state_dict().items())
+    less, more = nn.Sequential(nn.Linear(4, 8)), net()
+    more.add_module("head", nn.Linear(2, 2))
+    assert "the model has no place for `model.1.weight` of the checkpoint" in refused(load, "here", model=less)
+    assert "the checkpoint has nothing for `model.head.weight` of the model" in refused(load, "here", model=more)
+
+
+def test_names_and_optimizers_that_do_not_fit_are_named():
+    model, optimizer = trained()
+    save("here", model=model, optimizer=optimizer, epoch=1)
+    part = torch.optim.AdamW(model[0].parameters())
+    split = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1:].parameters()}])
+    other = torch.optim.AdamW(net().parameters())
+
+    assert "the checkpoint has no `net`, it holds model, optimizer, epoch" in refused(load, "here", net=model)
+    assert "`epoch` is int, which cannot be loaded in place" in refused(load, "here", epoch=0)
+    assert "has no name without its model" in refused(save, "there", optimizer=optimizer)
+    assert "belongs to none of model" in refused(save, "there", model=model, optimizer=other)
+    assert "does not train `1.weight`, that of the checkpoint did" in refused(load, "here", model=model, optimizer=part)
+    load("here", model=model, optimizer=split)  # divided more finely than it was: each group gets the options it had
+    save("split", model=model, optimizer=split)
+    assert "in one parameter group that are in several" in refused(load, "split", model=model, optimizer=optimizer)
+    assert "`model` of the checkpoint is not of an optimizer" in refused(load, "here", optimizer=model, model=optimizer)
+    assert not Path("there").exists()
+
+
+def test_a_handle_says_where_to_call_it():
+    handle = jupyter_distrib.RankValue(name="model", key="k", crew="c", ranks=(0, 1), fetch=lambda _: None)
+
+    assert "`model` lives on the ranks: call jupyter_distrib.save() in a %%distributed cell" in refused(
+        save, "here", model=handle
+    )
+    assert "jupyter_distrib.load() in a %%distributed cell" in refused(load, "here", model=handle)
+
+
+def test_wrappers_leave_no_trace_in_the_names():
+    model, optimizer = trained()
+    save("compiled", model=torch.compile(model), optimizer=optimizer)
+
+    load("compiled", model=model, optimizer=optimizer)
+
+    with Path("compiled/.metadata").open("rb") as file:
+        assert not [key for key in pickle.load(file).state_dict_metadata if "_orig_mod" in key]

@@ -1,0 +1,128 @@
+"""A checkpoint does not depend on who wrote it: 4 ranks, 2 ranks, or the notebook itself. Real kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook import Notebook
+
+DEFINITIONS = """
+import torch, jupyter_distrib
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 3))
+    return model
+
+def optimizer_for(model):
+    body, head = list(model[0].parameters()), list(model[2].parameters())
+    return torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}], lr=0.01)
+
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model[0])
+    return fully_shard(model)
+
+def train(model, optimizer, steps=3):
+    for _ in range(steps):
+        loss = model(torch.arange(20.).reshape(4, 5) / 20).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+"""
+SAVE = """model = sharded(build())
+optimizer = optimizer_for(model)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+train(model, optimizer)
+jupyter_distrib.save("ckpt", model=model, optimizer=optimizer, scheduler=scheduler, epoch=3)
+train(model, optimizer, 2)"""
+LOAD = """model = {made}
+for parameter in model.parameters():
+    parameter.data.zero_()
+optimizer = optimizer_for(model)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
+epoch = jupyter_distrib.load("ckpt", model=model, optimizer=optimizer, scheduler=scheduler)["epoch"]
+print("epoch", epoch, "step size", scheduler.step_size)
+train(model, optimizer, 2)"""
+
+
+@pytest.fixture(scope="module")
+def book(shared_notebook: Notebook) -> Notebook:
+    shared_notebook.ok(DEFINITIONS)
+    return shared_notebook
+
+
+def value(text: str) -> float:
+    return float(text.rpartition(":")[2])
+
+
+def test_what_4_ranks_have_saved_goes_on_with_2_ranks_and_without_any(book: Notebook) -> None:
+    went_on = value(book.ok(f"%%distributed --ranks 4 --strategy ddp\n{SAVE}").result)
+
+    with_2 = book.ok(f"%%distributed --ranks 2 --strategy ddp\n{LOAD.format(made='sharded(build())')}")
+    alone = book.ok(LOAD.format(made="build()"))
+
+    assert value(with_2.result) == pytest.approx(went_on, rel=1e-5)
+    assert value(alone.result) == pytest.approx(went_on, rel=1e-5)
+    assert "epoch 3 step size 2" in with_2.text
+    assert "epoch 3 step size 2" in alone.text
+
+
+def test_what_the_notebook_has_saved_is_sharded_by_2_ranks(book: Notebook) -> None:
+    went_on = value(book.ok(SAVE.replace("sharded(build())", "build()").replace("ckpt", "plain")).result)
+
+    with_2 = book.ok(
+        f"%%distributed --ranks 2 --strategy ddp\n{LOAD.format(made='sharded(build())').replace('ckpt', 'plain')}"
+    )
+
+    assert value(with_2.result) == pytest.approx(went_on, rel=1e-5)
+
+
+def test_of_what_every_rank_has_rank_0s_is_written(book: Notebook) -> None:
+    book.ok(
+        "%%distributed --ranks 2 --strategy ddp\nmodel = build()\nfor parameter in model.parameters():\n"
+        "    parameter.data.fill_(rank + 7)\njupyter_distrib.save('replicas', model=model, who=rank)"
+    )
+
+    found = book.ok(
+        "read = jupyter_distrib.load('replicas'); read['who'], {v.unique().item() for v in read['model'].values()}"
+    )
+
+    assert found.result == "(0, {7.0})"
+
+
+def test_a_folder_that_one_rank_cannot_write_is_one_sentence_from_all(book: Notebook) -> None:
+    failed = book.fails("%%distributed --ranks 2 --strategy ddp\njupyter_distrib.save('/proc/nowhere', a=rank)")
+
+    assert failed.ename == "DistributedError"
+    assert "/proc/nowhere cannot be written" in failed.evalue
+    assert book.ok("%%distributed --ranks 2 --strategy ddp\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_without_a_group_only_rank_0_may_write(book: Notebook) -> None:
+    failed = book.fails("%%distributed --ranks 2\njupyter_distrib.save('alone', a=rank)")
+    assert "was called on rank 1, and the ranks have no process group to write together" in failed.evalue
+
+    book.ok("%%distributed --ranks 2\nif rank == 0:\n    jupyter_distrib.save('alone', a=rank)")
+    assert book.ok("jupyter_distrib.load('alone')").result == "{'a': 0}"
+
+
+def test_a_save_that_is_interrupted_leaves_the_earlier_checkpoint_and_the_next_one_is_good(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --strategy ddp\njupyter_distrib.save('often', a=torch.zeros(3))")
+    book.start(
+        "%%distributed --ranks 2 --strategy ddp\nimport time\nfrom jupyter_distrib.checkpoints import folder\n"
+        "def write(self, *_):\n    print('writing')\n    time.sleep(60)\n"
+        "folder.Writer._write_data, own = write, folder.Writer._write_data\n"
+        "try:\n    jupyter_distrib.save('often', a=torch.ones(3))\nfinally:\n    folder.Writer._write_data = own"
+    )
+    book.until("writing")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert book.ok("jupyter_distrib.load('often')['a'].sum().item()").result == "0.0"
+
+    book.ok("%%distributed --ranks 2 --strategy ddp\njupyter_distrib.save('often', a=torch.ones(3))")
+
+    assert book.ok("jupyter_distrib.load('often')['a'].sum().item()").result == "3.0"
+    assert book.ok("import os; len(os.listdir('often'))").result == "2"  # .metadata, and rank 0's file

@@ -1,0 +1,64 @@
+"""The overview that front ends get: a golden one is checked here and in `labextension/src/tests/`.
+
+Written anew with `python -m tests.test_overview`, after a look at the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.overview import overview
+from jupyter_distrib.run import Run
+from jupyter_distrib.session import Session
+from tests.golden_run import golden_record
+
+GOLDEN = Path(__file__).parent / "golden_overview.json"
+
+
+def golden_overview() -> dict[str, Any]:
+    session = Session()
+    session.name, session.pid = "a1b2c3", 4000
+    session.history.append(Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"))
+    session.pick(pool="local", strategy="ddp", size={"ranks": 4})
+    gpu = {"index": 2, "name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 85899345920, "used_bytes": 31000000000}
+    answer = {
+        "at_s": 1800000000.0,
+        "name": "node",
+        "cpus": 16,
+        "memory_bytes": 128 * 2**30,
+        "gpus": [{**gpu, "holder": ""}],
+        "crews": [{"session": "other", "holder": "b.ipynb (kernel 7)", "workers": [1, 2], "label": "Cell In[3]"}],
+    }
+    seen = overview(session, session.settings, {"local": answer})
+    for run in seen["runs"]:
+        run["began_at_s"] = 1800000000.0
+    seen["pools"] = [pool for pool in seen["pools"] if pool["kind"] in ("local", "inline")]
+    return {
+        **seen,
+        "strategies": ["none", "ddp"],
+        "label": "a.ipynb (kernel 4000)",
+        "route": "control",
+        "doing": None,
+        "trouble": None,
+    }
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name in ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")]:
+        monkeypatch.delenv(name)
+
+
+def test_the_overview_is_what_javascript_is_tested_with() -> None:
+    assert json.loads(json.dumps(golden_overview())) == json.loads(GOLDEN.read_text())
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden_overview(), indent=2, sort_keys=False) + "\n")

@@ -1,0 +1,172 @@
+"""Pools by name, in real kernels: from a file, from the notebook, several at once, with another interpreter."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+FILE = """
+pool = "two"
+
+[pools.two]
+kind = "local"
+ranks = 2
+strategy = "ddp"
+
+[pools.three]
+kind = "local"
+ranks = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A notebook's folder, with what its project says about pools."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "jupyter_distrib.toml").write_text(FILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kernel(home: Path) -> Iterator[Notebook]:
+    with Notebook(home) as book:
+        book.ok("%load_ext jupyter_distrib")
+        yield book
+
+
+@pytest.fixture
+def book(kernel: Notebook, home: Path) -> Iterator[Notebook]:
+    yield kernel
+    (home / "jupyter_distrib.toml").write_text(FILE)
+    kernel.forget()
+
+
+def rows(book: Notebook) -> dict[str, list[str]]:
+    lines = book.ok("%distributed_pool").result.splitlines()[1:]
+    return {cells[0]: cells for cells in (re.split(r" {2,}", line) for line in lines)}
+
+
+def test_a_cell_uses_the_default_pool_of_the_file(book: Notebook) -> None:
+    outcome = book.ok(
+        "%%distributed\nimport torch.distributed as dist\nprint('here')\n(world_size, dist.is_initialized())"
+    )
+    assert outcome.result == "ranks 0-1: (2, True)"
+    assert "pool two from jupyter_distrib.toml, strategy ddp from jupyter_distrib.toml" in outcome.view.replace(
+        "pool two and strategy ddp from", "pool two from jupyter_distrib.toml, strategy ddp from"
+    )
+
+
+def test_pools_are_up_side_by_side(book: Notebook) -> None:
+    book.ok("%%distributed --pool two --keep a\na = rank")
+    book.ok("%%distributed --pool three --keep b\nb = rank * 2")
+    assert book.ok("%%distributed --pool two\na + world_size").result == "rank 0: 2\nrank 1: 3"
+    assert book.ok("%%distributed --pool three\nb + world_size").result == "rank 0: 3\nrank 1: 5\nrank 2: 7"
+    found = rows(book)
+    assert found["two"][1:] == ["local", "yes", "2 CPU", "a", "jupyter_distrib.toml"]
+    assert found["three"][1:] == ["local", "3 CPU", "b", "jupyter_distrib.toml"]
+    assert "`a` is not kept on the three pool" in book.fails("%%distributed --pool three\na").traceback
+    status = book.ok("%distributed_status").result
+    assert {"two", "three"} <= {line.split()[-1] for line in status.splitlines() if " idle " in line}
+    book.ok("%distributed_pool stop three")
+    assert "none up" in rows(book)["three"]
+    assert "2 CPU" in rows(book)["two"]
+
+
+def test_a_pool_of_the_notebook_is_added_used_and_removed(book: Notebook) -> None:
+    book.ok("%distributed_pool add four --kind local --ranks 4 --strategy none")
+    book.ok("%distributed_pool add four --kind local --ranks 4 --strategy none")
+    book.ok("%distributed_pool use four")
+    assert rows(book)["four"][1:] == ["local", "yes", "none up", "this notebook"]
+    assert book.ok("%%distributed\nworld_size").result == "ranks 0-3: 4"
+    assert book.ok("%%distributed --ranks 1\nworld_size").result == "rank 0: 1"
+    book.ok("%distributed_pool remove four")
+    assert "four" not in rows(book)
+    assert book.ok("%%distributed\nworld_size").result == "ranks 0-1: 2", "what was in use before"
+    assert "two comes from jupyter_distrib.toml" in book.fails("%distributed_pool remove two").traceback
+    assert "pool four is not known" in book.fails("%distributed_pool use four").traceback
+
+
+def test_a_broken_file_is_one_sentence_and_the_next_cell_works(book: Notebook, home: Path) -> None:
+    (home / "jupyter_distrib.toml").write_text('pool = "two"\n[pools.two]\nkind = "local"\nrank = 2\n')
+    for line in ("%%distributed\n1", "%distributed_pool"):
+        assert book.fails(line).traceback == (
+            "OptionsError: jupyter_distrib.toml, line 4: unknown option rank: did you mean ranks?"
+        )
+    (home / "jupyter_distrib.toml").write_text(FILE)
+    assert book.ok("%%distributed\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_cell_can_wait_for_the_one_before(book: Notebook) -> None:
+    book.ok("%%distributed --detach --out run\nimport time\ntime.sleep(0.5)\n'first'")
+    book.ok("%%distributed --ranks 2\nrank;")  # a detached run has ranks of its own
+    assert book.ok("run.result()").result == "ranks 0-1: 'first'"
+
+
+def test_a_gpu_type_that_is_not_there_is_refused(book: Notebook) -> None:
+    if book.ok("import torch\ntorch.cuda.is_available()").result == "True":
+        pytest.skip("there are GPUs")
+    refused = book.fails("%%distributed --gpu-type A10\nrank").traceback
+    assert refused == (
+        "PoolError: --gpu-type A10, but this machine has no GPU at all; leave it out, or use another pool."
+    )
+    assert book.ok("%%distributed\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+# ---------------------------------------------------------------------------------------------------- interpreters
+
+
+def environment(folder: Path, *, libraries: bool, torch: str = "") -> Path:
+    """Another interpreter: with this one's libraries or without, and perhaps with a torch that says another version."""
+    venv.create(folder, symlinks=True)
+    packages = next((folder / "lib").glob("python*/site-packages"))
+    if libraries:
+        (packages / "more.pth").write_text(sysconfig.get_paths()["purelib"])
+    if torch:
+        (packages / f"torch-{torch}.dist-info").mkdir()
+        (packages / f"torch-{torch}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {torch}\n")
+    return folder / "bin" / "python"
+
+
+def test_a_pool_has_an_interpreter_of_its_own(book: Notebook, tmp_path: Path) -> None:
+    python = environment(tmp_path / "env", libraries=True)
+    (python.parent.parent / "lib").glob("python*")
+    book.ok(f"%distributed_pool add other --kind local --ranks 2 --strategy none --python {python}")
+    outcome = book.ok("%%distributed --pool other\nimport os, sys, torch\n(sys.prefix, torch.ones(2).sum().item())")
+    assert outcome.result == f"ranks 0-1: ({str(python.parent.parent)!r}, 2.0)"
+    assert book.ok("%%distributed --pool two\nimport sys\nsys.prefix").result != outcome.result
+    book.ok("%distributed_pool remove other")
+
+
+@pytest.mark.parametrize(
+    ("libraries", "torch", "says"),
+    [
+        (False, "", "the Python of the other pool has no torch: install torch"),
+        (True, "1.13.1", "the other pool has torch 1.13.1, which cannot exchange values: use torch"),
+    ],
+)
+def test_an_interpreter_that_does_not_fit_is_one_sentence(
+    book: Notebook, tmp_path: Path, libraries: bool, torch: str, says: str
+) -> None:
+    python = environment(tmp_path / "env", libraries=libraries, torch=torch)
+    book.ok(f"%distributed_pool add other --kind local --ranks 2 --python {python}")
+    try:
+        refused = book.fails("%%distributed --pool other\nrank").traceback
+        assert says in refused
+        assert refused.count("\n") == 0
+    finally:
+        book.ok("%distributed_pool remove other")
+    assert book.ok("%%distributed\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_an_interpreter_that_is_not_there_is_one_sentence(book: Notebook, tmp_path: Path) -> None:
+    refused = book.fails(f"%%distributed --pool local --python {tmp_path}/nowhere\nrank").traceback
+    assert refused == (
+        f"PoolError: there is no interpreter at {tmp_path}/nowhere: give --python that of an environment with torch."
+    )

@@ -1,0 +1,282 @@
+"""`--strategy ddp` on code that was written for one device: the same weights as the program written by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import ROOT, Notebook
+from tests.strategy_cases import BY_HAND, CASES, HAND, SETUP, Case
+
+DDP = "%%distributed --ranks 2 --strategy ddp "
+NONE = "%%distributed --ranks 2 --strategy none "
+RELATIVE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook that has all that the cells use."""
+    with Notebook(tmp_path_factory.mktemp("notebook")) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(SETUP)
+        yield book
+
+
+def params(cases: tuple[Case, ...]) -> list[object]:
+    return [pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.slow else []) for case in cases]
+
+
+def difference(book: Notebook, case: Case) -> float:
+    """The largest difference of any number, relative to the largest; nan if ranks differ from one another."""
+    book.ok(f"{DDP}{case.options} --out mine\n{case.code}")
+    book.ok(f"{NONE}--out theirs\n{HAND}{case.by_hand}")
+    return float(
+        book.ok(
+            "assert torch.equal(mine[0], mine[1]), (mine[0] - mine[1]).abs().max()\n"
+            "((mine[0] - theirs[0]).abs().max() / theirs[0].abs().max()).item()"
+        ).result
+    )
+
+
+@pytest.mark.parametrize("case", params(CASES))
+def test_an_unchanged_cell_trains_as_the_program_written_by_hand(book: Notebook, case: Case) -> None:
+    assert difference(book, case) <= RELATIVE
+
+
+@pytest.mark.parametrize("case", params(BY_HAND))
+def test_what_is_done_by_hand_already_is_left_alone(book: Notebook, case: Case) -> None:
+    assert difference(book, case) <= RELATIVE
+
+
+# ---------------------------------------------------------------------------------------------------- cell after cell
+
+LEARN = "for x, y in loader: update(model, optimizer, x, y)\nweights(model)"
+
+
+def agree(book: Notebook, name: str) -> bool:
+    return book.ok(f"torch.equal({name}[0], {name}[1])").result == "True"
+
+
+def test_kept_models_go_on_where_they_were_and_epochs_too(book: Notebook) -> None:
+    book.ok(SETUP)
+    book.ok(f"{DDP}--out whole\nfit(model, optimizer, loader, epochs=3)\nweights(model)")
+    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    book.ok(f"{DDP}\n{LEARN}")
+    book.ok(f"{DDP}--out parts\n{LEARN}")
+
+    assert book.ok("torch.equal(whole[0], parts[0])").result == "True"
+    book.ok(SETUP)
+
+
+@pytest.mark.parametrize("end", ["interrupt", "failure", "exit"])
+def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book: Notebook, end: str) -> None:
+    book.ok(SETUP)
+    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    apart = "for x, y in loader: update(model, optimizer, x, y)\nif rank == 1: optimizer.step()\nprint('stepped')\n"
+    if end == "interrupt":
+        book.start(f"{DDP}\n{apart}import time\nwhile True: time.sleep(0.01)")
+        book.until("[0-1] stepped")
+        book.interrupt()
+        assert book.finish().ename == "KeyboardInterrupt"
+    elif end == "failure":
+        book.fails(f"{DDP}\n{apart}dist.barrier()\n1 / 0")
+    else:
+        book.fails(f"{DDP}\n{apart}dist.barrier()\nif rank == 1: raise SystemExit(3)\ndist.barrier()")
+
+    outcome = book.ok(f"{DDP}--out after\n{LEARN}")
+
+    assert agree(book, "after")
+    assert "what Adam trains differed between ranks; all go on from rank 0's" in outcome.text
+    book.ok(SETUP)
+
+
+def test_after_the_cell_torch_is_as_it_was(book: Notebook) -> None:
+    look = """
+from torch.optim.optimizer import _global_optimizer_post_hooks
+places = [torch.optim.Optimizer.__init__, torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.__setstate__,
+          torch.autograd.backward, DataLoader.__iter__, DataLoader.__len__, DistributedDataParallel.__init__]
+sorted(place.__code__.co_filename.split('/')[-2] for place in places), len(_global_optimizer_post_hooks)
+"""
+    clean = book.ok(NONE + "\n" + look).result
+    assert "training" not in clean
+    assert "training" in book.ok(DDP + "\n" + look).result
+    book.fails(DDP + "\nfit(model, optimizer, loader)\n1 / 0")
+    assert book.ok(NONE + "\n" + look).result == clean
+
+
+def test_a_kept_model_is_plain_in_a_cell_without_a_strategy(book: Notebook) -> None:
+    book.ok(SETUP)
+    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    book.ok(
+        f"{NONE}--out alone\ntorch.manual_seed(rank)\nupdate(model, optimizer, torch.randn(4, 6), torch.ones(4, 2))\nweights(model)"
+    )
+    assert not agree(book, "alone")
+
+    outcome = book.fails(f"{DDP}\n{LEARN}")
+
+    assert "Net does not have the same weights on every rank" in outcome.traceback
+    assert "jupyter_distrib.prepare(model)" in outcome.traceback
+    book.ok(f"{DDP}--out again\njupyter_distrib.prepare(model)\n{LEARN}")
+    assert agree(book, "again")
+    book.ok(SETUP)
+
+
+def test_many_models_one_after_another_are_freed(book: Notebook) -> None:
+    body = """
+import gc, weakref
+seen = []
+for fold in range(5):
+    model = Net()
+    seen.append(weakref.ref(model))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for x, y in loader:
+        update(model, optimizer, x, y)
+gc.collect()
+[ref() is not None for ref in seen]
+"""
+    assert book.ok(DDP + "\n" + body).result == "ranks 0-1: [False, False, False, False, True]"
+
+
+# ---------------------------------------------------------------------------------------------------- what is said
+
+
+def test_the_head_of_the_run_says_what_was_done_and_nothing_if_nothing_was(book: Notebook) -> None:
+    shown = book.ok(f"{DDP}\n{CASES[0].code}").view
+
+    assert "· Net wrapped (optimizer of line 5), sampler added (loader of line 8), global batch 16 = 2 x 8" in shown
+    assert shown.count("wrapped") == 1
+    assert book.ok(DDP + "\ndist.barrier()").text == ""
+
+
+def test_the_head_does_not_claim_what_was_left_to_others(book: Notebook) -> None:
+    assert "wrapped" not in book.ok(f"{DDP}\n{BY_HAND[2].code.strip()};").view
+
+
+def test_explain_shows_what_would_be_done_and_where(book: Notebook) -> None:
+    shown = book.ok(
+        f"{DDP}--explain\nother = torch.optim.SGD(Net().parameters(), lr=1)\nfit(model, optimizer, loader)\n"
+        "trainer = Trainer(Net(), 0.1)\nDistributedDataParallel(Net())"
+    ).result
+    table = [re.split(r" {2,}", line) for line in shown.partition("\n\n")[2].splitlines()]
+
+    assert table[0] == ["where", "what", "with --strategy ddp"]
+    effects = {(where, what): effect for where, what, effect in table[1:]}
+    model = "its model is replicated on every rank, gradients averaged"
+    data = "divided among the ranks where it is trained with, whole in an evaluation"
+    assert effects["line 2", "torch.optim.SGD(Net().parameters(), lr=1)"] == model
+    assert effects["captured", "optimizer"] == model
+    assert effects["captured", "loader"] == data
+    assert effects["line 5", "DistributedDataParallel(Net())"] == "wrapped by hand, so this model is left alone"
+    inside = "DataLoader(dataset, batch_size=8, shuffle=True)"
+    assert [
+        effect for (where, what), effect in effects.items() if where == "Trainer.fit, its line 2" and what == inside
+    ] == [data]
+    assert "with --strategy" not in book.ok(f"{NONE}--explain\nfit(model, optimizer, loader)").result
+
+
+UPDATE_BY_HAND = """
+torch.manual_seed(rank)
+model = Net()
+for x, y in loader:
+    F.mse_loss(model(x), y).backward()
+    with torch.no_grad():
+        for p in model.parameters(): p -= 0.1 * p.grad"""
+GROUP_BY_HAND = """
+dist.init_process_group('gloo')
+torch.manual_seed(rank)
+model = Net()
+fit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"""
+TOO_EARLY = """
+steps = len(train)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fit(model, optimizer, train)"""
+FIT = "\nfit(model, optimizer, loader)"
+
+SAID = {
+    "an update by hand": (
+        UPDATE_BY_HAND,
+        "the ranks have trained different weights: gradients were not averaged, since no",
+    ),
+    "only a group of one's own": (
+        GROUP_BY_HAND,
+        "the ranks have trained different weights: this cell calls init_process_",
+    ),
+    "weights changed on one rank": (f"{FIT}\nif rank == 1: model.head.bias.data += 1", "changed in another way"),
+    "an evaluation like training": (
+        f"{FIT}\nfor x, y in loader: model(x)",
+        "each rank has read its share only on line 4",
+    ),
+    "training in eval mode": (f"model.eval(){FIT}", "every rank has trained with all batches that were read on line 3"),
+    "a length asked too early": (TOO_EARLY, "len() of a data loader, asked on line 3 before there was an optimizer"),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_what_may_not_be_meant_is_said(book: Notebook, what: str) -> None:
+    body, sentence = SAID[what]
+    book.ok("train = DataLoader(data, batch_size=8, shuffle=True)")
+
+    assert sentence in book.ok(f"{DDP}\n{body};").view
+
+
+REFUSED = {
+    "a batch that does not divide": (
+        DDP.replace("2", "3", 1) + "--batch global",
+        "fit(model, optimizer, loader)",
+        "--batch global: the batch size 8 does not divide by 3 ranks; take 6 or 9, or leave the option out.",
+    ),
+    "a model that is not the same": (
+        DDP,
+        "model = nn.Linear(2, 2 + rank)\ntorch.optim.SGD(model.parameters(), lr=1)",
+        "Linear has other parameters on one rank than on another: build it alike on all of them.",
+    ),
+    "a model without parameters": (
+        DDP,
+        "torch.optim.SGD(nn.ReLU().parameters(), lr=1)",
+        "optimizer got an empty parameter list",
+    ),
+    "an unknown strategy": ("%%distributed --strategy dpd", "1", "did you mean ddp?"),
+    "an option of another strategy": ("%%distributed --batch global", "1", "--strategy ddp"),
+    "an unknown way to batch": (DDP + "--batch globl", "1", "did you mean global?"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, what: str) -> None:
+    line, body, sentence = REFUSED[what]
+
+    assert sentence in book.fails(f"{line}\n{body}").traceback
+    assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
+
+
+def test_a_strategy_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "from jupyter_distrib.arguments import Option, count\n"
+        "from jupyter_distrib.worker.strategies import Strategy\n"
+        "class Twice(Strategy):\n"
+        "    options = (Option(flag='--times', metavar='N', meaning='how often', read=count),)\n"
+        "    def begin(self, run): self.times = int(run.options.get('times', 2))\n"
+        "    def prepare(self, *objects): return [each * self.times for each in objects]\n"
+        "class Broken: pass\n"
+    )
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[jupyter_distrib.strategies]\ntwice = theirs:Twice\nbroken = theirs:Broken\ngone = nowhere:Gone\n"
+    )
+    with Notebook(tmp_path, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        line = "%%distributed --ranks 1 --strategy"
+        assert book.ok(f"{line} twice --times 3\njupyter_distrib.prepare(7)").result == "rank 0: [21]"
+        assert "--times N" in book.ok("%%distributed?").page
+        assert "is not a subclass of" in book.fails(f"{line} broken\n1").traceback
+        assert (
+            "declared by theirs, but nowhere:Gone cannot be loaded: ModuleNotFoundError"
+            in book.fails(f"{line} gone\n1").traceback
+        )
+        assert book.ok(f"{line} ddp\n1").result == "rank 0: 1"

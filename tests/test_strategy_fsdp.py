@@ -1,0 +1,298 @@
+"""`--strategy fsdp`: an unchanged single-device cell trains sharded, and what it leaves is whole where it is wanted. Real
+kernels."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.notebook import Notebook
+
+DEFINITIONS = """
+import torch, jupyter_distrib
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def data():
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(48, 6, generator=random)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 33)
+        self.norm = nn.BatchNorm1d(33)
+        self.blocks = nn.ModuleList([nn.Linear(33, 33), nn.Linear(33, 33)])
+        self.head = nn.Linear(33, 2)
+    def forward(self, x):
+        x = self.norm(self.first(x)).relu()
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.head(x)
+
+def build():
+    torch.manual_seed(0)
+    return Net()
+
+def train(model, optimizer, epochs=2, clip=None):
+    losses = []
+    for _ in range(epochs):
+        for x, y in DataLoader(data(), batch_size=8, shuffle=True):
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(clip, 0.5)
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+def held(tensors):
+    return sum(local(tensor).numel() for tensor in tensors)
+"""
+
+
+@pytest.fixture(scope="module")
+def book(shared_notebook: Notebook) -> Notebook:
+    shared_notebook.ok(DEFINITIONS)
+    return shared_notebook
+
+
+def run(book: Notebook, cell: str, line: str = "--strategy fsdp") -> str:
+    """What can be read under a cell that 2 ranks run."""
+    return book.ok(f"%%distributed --ranks 2 {line}\n{cell}").text
+
+
+PLAIN = """model = build()
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+losses = train(model, optimizer)
+"""
+
+
+def test_losses_are_those_of_ddp_and_each_rank_holds_half(book: Notebook) -> None:
+    run(book, PLAIN + "losses", "--strategy ddp --out replicated")
+    text = run(
+        book,
+        PLAIN + "model.eval()\nwith torch.no_grad():\n    model(data()[:4][0])\n"
+        "state = [each['exp_avg'] for each in optimizer.state.values()]\n"
+        "losses, held(model.parameters()), held(state), sum(p.numel() for p in model.parameters())",
+        "--strategy fsdp --out sharded",
+    )
+
+    assert "Net sharded: 1/2 of 2,609 parameters on each rank (optimizer of line 3)" in text
+    assert "global batch 16 = 2 x 8" in text
+    shown = book.ok(
+        "whole = sharded[0][3]\n"
+        "print(max(abs(a - b) for r in (0, 1) for a, b in zip(replicated[r], sharded[r][0])) < 1e-4,\n"
+        "      len(replicated[0]), all(0.45 < part / whole < 0.55 for r in (0, 1) for part in sharded[r][1:3]))"
+    )
+    assert shown.stdout == "True 6 True\n"
+
+
+CASES = {
+    "a list of parameters from before": (
+        "model = build()\nparameters = [p for p in model.parameters()]\nnamed = list(model.named_parameters())\n"
+        "optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)\ntrain(model, optimizer, clip=parameters)\n"
+        "assert all(p is q for (_, p), q in zip(named, model.parameters()))"
+    ),
+    "parameter groups and a frozen part": (
+        "model = build()\nmodel.first.requires_grad_(False)\n"
+        "optimizer = torch.optim.AdamW([{'params': model.blocks.parameters(), 'lr': 0.02}, "
+        "{'params': [*model.norm.parameters(), *model.head.parameters()]}], 0.01)\ntrain(model, optimizer)"
+    ),
+    "tied weights": (
+        "model = build()\nmodel.blocks[1].weight = model.blocks[0].weight\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\ntrain(model, optimizer)\n"
+        "assert model.blocks[1].weight is model.blocks[0].weight"
+    ),
+    "another seed on each rank": (
+        "torch.manual_seed(rank)\nmodel = Net()\nif rank == 0:\n    model.load_state_dict(build().state_dict())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\ntrain(model, optimizer)"
+    ),
+    "a scheduler and accumulated gradients": (
+        "model = build()\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)\n"
+        "for index, (x, y) in enumerate(DataLoader(data(), batch_size=4)):\n"
+        "    (nn.functional.cross_entropy(model(x), y) / 2).backward()\n"
+        "    if index % 2:\n        optimizer.step(); optimizer.zero_grad(); scheduler.step()"
+    ),
+    "evaluations between backward and step": (
+        "model = build()\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for x, y in DataLoader(data(), batch_size=8):\n"
+        "    optimizer.zero_grad()\n    nn.functional.cross_entropy(model(x), y).backward()\n"
+        "    with torch.no_grad():\n        model(x)\n    optimizer.step()"
+    ),
+    "a model and an optimizer of the notebook": "model, optimizer = theirs, its\ntrain(model, optimizer)",
+    "inside a function": (
+        "def fit():\n    model = build()\n    for p in model.parameters():\n        p.requires_grad = True\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n    assert p is list(model.parameters())[-1] or rank < 0\n"
+        "    train(model, optimizer)\n    return model\nmodel = fit()"
+    ),
+    "prepare, the optimizer before": (
+        "model = build()\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model, optimizer = jupyter_distrib.prepare(model, optimizer)\ntrain(model, optimizer)"
+    ),
+    "prepare, the optimizer after": (
+        "model = jupyter_distrib.prepare(build())\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "train(model, optimizer)"
+    ),
+    "a container that nobody calls": (
+        "class Pair(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one, self.two = build(), build()\n"
+        "pair = Pair()\noptimizer = torch.optim.SGD(pair.parameters(), 0.1)\n"
+        "for x, y in DataLoader(data(), batch_size=8):\n    optimizer.zero_grad()\n"
+        "    (nn.functional.cross_entropy(pair.one(x), y) + pair.two(x).pow(2).mean()).backward()\n    optimizer.step()\n"
+        "model = pair.one"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_ddp(book: Notebook, case: str) -> None:
+    for strategy in ("ddp", "fsdp"):
+        book.ok(
+            "theirs = build()\nits = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)\n_ = train(theirs, its, 1)"
+        )
+        run(book, CASES[case] + "\nmodel", f"--strategy {strategy} --out {strategy}")
+
+    compared = book.ok(
+        "a, b = ddp[0].state_dict(), fsdp[0].state_dict()\n"
+        "print(type(fsdp[0]) is Net, a.keys() == b.keys(), max((a[k].double() - b[k]).abs().max().item() for k in a) < 1e-4)"
+    )
+    assert compared.stdout == "True True True\n"
+
+
+def test_what_a_cell_returns_is_whole_on_rank_0_and_said_to_be_there_on_the_others(book: Notebook) -> None:
+    text = run(
+        book, PLAIN + "{'model': model, 'state': model.state_dict(), 'losses': losses[:1]}", "--strategy fsdp --out out"
+    )
+
+    shown = book.ok(
+        "model, state = out[0]['model'], out[0]['state']\n"
+        "print(type(model) is Net, model.head.weight.shape, type(model.head.weight).__name__, "
+        "torch.equal(model.head.weight, state['head.weight']), len(out[1]['losses']), model(torch.ones(2, 6)).shape, "
+        "not model._forward_hooks and not model._state_dict_pre_hooks)"
+    )
+
+    assert shown.stdout == "True torch.Size([2, 33]) Parameter True 1 torch.Size([2, 2]) True\n"
+    assert "it is sharded over the ranks, and whole in the value of rank 0" in text
+    assert "FSDPNet" not in book.ok("repr(model)").result
+
+
+def test_a_rank_that_returns_something_else_or_leaves_early_keeps_nobody_waiting(book: Notebook) -> None:
+    text = run(book, PLAIN + "model if rank == 0 else 5")
+    assert "rank 1: 5" in text
+    assert "it is sharded over the ranks; in the cell" in text
+    text = run(book, PLAIN + "if rank == 1:\n    raise SystemExit\nmodel")
+    assert "left the cell early" in text
+
+
+def test_a_kept_model_stays_sharded_and_its_handle_brings_the_whole(book: Notebook) -> None:
+    run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
+
+    assert "FSDPNet on ranks 0-1 (sharded, local pool, kept since" in book.ok("model").result
+    text = run(book, "before = held(model.parameters())\nlosses = train(model, optimizer)\n"
+               "print('held', before, 'of', sum(p.numel() for p in model.parameters()))\nlosses[-1] < losses[0], len(losses)")  # fmt: skip
+    assert "(True, 6)" in text  # divided among the ranks again
+    assert "held 1305 of 2609" in text or "[0] held" in text
+    assert book.ok("type(model[1]) is Net, model[0].head.weight.shape, type(optimizer[0]).__name__").result == (
+        "(True, torch.Size([2, 33]), 'AdamW')"
+    )
+    assert book.ok("next(iter(optimizer[0].state.values()))['exp_avg'].shape").result == "torch.Size([33, 6])"
+
+
+@pytest.mark.slow
+def test_an_interrupt_inside_a_collective_leaves_a_kept_model_that_goes_on(book: Notebook) -> None:
+    run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
+    before = book.ok("reference = model[0]; reference.head.weight.sum().item()").result
+    for stop_in in ("forward", "backward"):
+        hook = "register_forward_pre_hook" if stop_in == "forward" else "register_full_backward_pre_hook"
+        book.start(
+            "%%distributed --ranks 2 --strategy fsdp\nimport time\nx = torch.ones(4, 6)\n"
+            f"def stuck(*_):\n    print('stuck')\n    time.sleep(60)\nhandle = model.blocks[1].{hook}(stuck) if rank == 1 else None\n"
+            "try:\n    model(x).sum().backward()\n    print('here')\n    torch.distributed.barrier()\n"
+            "finally:\n    handle and handle.remove()"
+        )
+        book.until("stuck")
+        book.interrupt()
+        assert book.finish().ename == "KeyboardInterrupt"
+        assert book.ok("model[0].head.weight.sum().item()").result == before
+
+    assert "(True, 6)" in run(book, "losses = train(model, optimizer)\nlosses[-1] < 1, len(losses)")
+
+
+@pytest.mark.slow
+def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> None:
+    run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
+    book.start(
+        "%%distributed --ranks 2 --strategy fsdp\nimport time\nmodel(torch.ones(4, 6)).sum().backward()\n"
+        "if rank == 1:\n    print('waits')\n    time.sleep(60)\noptimizer.step()\ntorch.distributed.barrier()"
+    )
+    book.until("waits")
+    book.interrupt()
+    book.finish()
+
+    text = run(book, "len(train(model, optimizer))")
+
+    assert "Net was stopped in the middle of an optimizer step: its shards may be one step apart" in text
+    assert "ranks 0-1: 6" in text
+
+
+@pytest.mark.slow
+def test_a_killed_rank_takes_the_kept_shards_with_it_and_the_next_cell_trains(book: Notebook) -> None:
+    run(book, PLAIN + "print('pid', __import__('os').getpid())", "--strategy fsdp --keep model")
+    pid = int(
+        book.ok("%distributed_status").text
+        and run(book, "if rank == 1:\n    print('pid', __import__('os').getpid())").partition("pid ")[2].split()[0]
+    )
+    book.start(
+        "%%distributed --ranks 2 --strategy fsdp\nprint('ready')\nfor _ in range(10**6):\n    model(torch.ones(4, 6)).sum().backward()"
+    )
+    book.until("ready")
+    os.kill(pid, signal.SIGKILL)
+    assert book.finish().ename == "RankLost"
+
+    assert "is gone with the process that held it" in book.fails("model[0]").evalue
+    assert "ranks 0-1: 6" in run(book, PLAIN + "len(losses)")
+
+
+def test_options(book: Notebook) -> None:
+    text = run(book, PLAIN + "losses[-1] < 1", "--strategy fsdp --fsdp-unit Linear --precision bf16 --cpu-offload")
+    assert "Net sharded in 4 units (Linear)" in text
+    assert "ranks 0-1: True" in text
+    failed = book.fails(f"%%distributed --ranks 2 --strategy fsdp --fsdp-unit Linaer\n{PLAIN}")
+    assert failed.evalue == "--fsdp-unit Linaer: no part of Net has this class; did you mean Linear?"
+    assert "line 3" in failed.traceback
+    assert "bf16" in book.fails("%%distributed --strategy fsdp --precision bf15\n1").evalue
+    assert "--strategy fsdp" in book.fails("%%distributed --strategy ddp --fsdp-unit Block\n1").evalue
+
+
+def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
+    scalar = book.fails(
+        "%%distributed --ranks 2 --strategy fsdp\nmodel = build()\nmodel.scale = nn.Parameter(torch.tensor(1.0))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)"
+    )
+    assert scalar.evalue == (
+        "Net.scale is a single number without a dimension, which cannot be sharded: give it the shape (1,)."
+    )
+    loose = book.fails(
+        "%%distributed --ranks 2 --strategy fsdp\nw = torch.zeros(3, requires_grad=True)\ntorch.optim.SGD([w], 0.1)"
+    )
+    assert "SGD (line 3) trains a tensor of shape (3,) that belongs to no module" in loose.evalue
+
+
+def test_sharding_by_hand_is_left_alone(book: Notebook) -> None:
+    text = run(
+        book,
+        "from torch.distributed.fsdp import fully_shard\nmodel = build()\nfully_shard(model, mesh=mesh)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\nlen(train(model, optimizer)), held(model.parameters())",
+    )
+
+    assert "sharded:" not in text
+    assert "(12, 13" in text  # every loader is whole: the cell knows what it does
