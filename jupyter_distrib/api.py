@@ -30,7 +30,7 @@ def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunctio
     Raises:
         OptionsError: Names the keyword that is wrong.
     """
-    chosen = from_keywords(options, **session.current().possible)
+    chosen = from_keywords(options, **session.current().settings.possible)
     for name in _OF_CELLS:
         if getattr(chosen, name):
             raise OptionsError(f"{name} is about the names of a cell: a function has arguments and a value instead")

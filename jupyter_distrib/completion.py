@@ -21,7 +21,7 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
         return {"completions": []}
     word = rest.rpartition(" ")[2]
     try:
-        found = options.complete(rest, **session.current().possible)
+        found = options.complete(rest, **session.current().settings.possible)
     except DistributedError:  # a settings file that is wrong: the cell will say so
         found = options.complete(rest, strategies=STRATEGIES, pools=POOLS)
     return {

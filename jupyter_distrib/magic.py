@@ -43,13 +43,14 @@ class DistributedMagics(Magics):
     @output_can_be_silenced
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
-        options = parse_line(line, **session.current().possible)
+        known = session.current().settings
+        options = parse_line(line, **known.possible)
         captured = self._capture(options, cell)
         if options.explain:
             strategy = options.strategy or "none"
             summary = load_strategy(strategy).summary
             return Explanation.of(captured, self.shell.user_ns, strategy=strategy, summary=summary)
-        run = self._start(captured, options)
+        run = self._start(captured, options, known)
         if options.detach:
             return self._detached(run, options)
         results = run.wait(LiveView(run))
@@ -78,7 +79,7 @@ class DistributedMagics(Magics):
             raise missing
         return captured
 
-    def _start(self, captured: Captured, options: Options) -> Run:
+    def _start(self, captured: Captured, options: Options, known: settings.Settings) -> Run:
         inputs, packed = pack(captured.inputs, self.shell.user_ns)
         here = session.current()
         return here.start(
@@ -89,6 +90,7 @@ class DistributedMagics(Magics):
             cell_id=frontend.cell_id(self.shell),
             handles=[value for value in inputs.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(here, captured, options),
+            known=known,
         )
 
     def _detached(self, run: Run, options: Options) -> Run:

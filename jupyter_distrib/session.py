@@ -107,17 +107,6 @@ class Session:
     def strategy(self) -> str:
         return self.settings.strategy_for()
 
-    @property
-    def possible(self) -> dict[str, Any]:
-        """What a cell can ask for here, as the readers of `options.py` take it."""
-        here = self.settings
-        return {
-            "strategies": here.strategies,
-            "pools": here.declared,
-            "strategy": here.strategy_for(),
-            "pool": here.pool,
-        }
-
     def hello(self) -> Hello:
         path = os.environ.get("JPY_SESSION_NAME", "")
         notebook = os.path.basename(path)
@@ -399,15 +388,17 @@ class Session:
         cell_id: str = "",
         handles: Sequence[RankValue] = (),
         on_ended: Callable[[Run], object] | None = None,
+        known: Settings | None = None,
     ) -> Run:
         """Send the cell to its ranks. Returns as soon as they have been told to run it.
 
-        `on_ended` is called in the node's thread, before whoever waits for the run hears of its end.
+        `on_ended` is called in the node's thread, before whoever waits for the run hears of its end. `known` are the
+        settings that the options were read with; without them, those of now.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
-        here = self.settings
+        here = known or self.settings
         options, asked = self._filled(options, here), options
         crew = self.crew(options, handles)
         parcel, fd = payload.to_parcel(packed)

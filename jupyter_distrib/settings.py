@@ -77,6 +77,16 @@ class Settings:
         """By the name of each pool, what can be given with it."""
         return {pool.name: self.kinds[pool.kind] for pool in self.pools.values()}
 
+    @property
+    def possible(self) -> dict[str, Any]:
+        """What a cell can ask for here, as the readers of `options.py` take it."""
+        return {
+            "strategies": self.strategies,
+            "pools": self.declared,
+            "strategy": self.strategy_for(),
+            "pool": self.pool,
+        }
+
     def strategy_for(self, pool: str | None = None) -> str:
         """What cells on this pool get that name no strategy."""
         own = self.pools[pool or self.pool].defaults.get("strategy")

@@ -26,7 +26,8 @@ class Handlers:
     """The signal handlers that every cell finds."""
 
     def __init__(self) -> None:
-        self._first = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
+        self._first = {number: signal.getsignal(number) for number in named}
 
     def restore(self) -> None:
         for number, handler in self._first.items():

@@ -172,6 +172,7 @@ class Worker:
         del value, error
         self.late.end(run)
         process.flush_streams()
+        self.modules.remember()
         self.running, self._left = "", run
         self.link.send(event, out_fds, after=self._take_unannounced())
         for fd in out_fds:
@@ -290,7 +291,6 @@ class Worker:
             sys.modules["__main__"] = cell.fresh_module()
             namespace.pop("get_ipython", None)  # it holds the namespace
             self._in_cycles = cell.defines_code(namespace)
-        self.modules.remember()
         self.handlers.restore()
         self._littered = True
 

@@ -25,15 +25,23 @@ class LocalModules:
     """Remembers which local modules a rank has imported, and what their files were then."""
 
     def __init__(self) -> None:
-        self._baseline = frozenset(sys.modules)
+        self._others = set(sys.modules)
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
+        self._looked_at = (0, "")
+        """How many modules there were when all had been looked at, and which was the newest."""
 
     def remember(self) -> None:
-        """Note what the run has imported."""
-        for name in sys.modules.keys() - self._baseline - self._known.keys():
+        """Note what the run has imported. Before the notebook hears of the end: its next cell may write the files."""
+        now = len(sys.modules), next(reversed(sys.modules))
+        if now == self._looked_at:
+            return
+        self._looked_at = now
+        for name in sys.modules.keys() - self._others - self._known.keys():
             path = getattr(sys.modules[name], "__file__", None)
             if isinstance(path, str) and not os.path.realpath(path).startswith(_FOLDERS):
                 self._known[name] = (path, _stamp(path))
+            else:
+                self._others.add(name)
 
     def refresh(self) -> list[str]:
         """Unload all local modules if the file of any has changed; returns the changed files.
@@ -45,6 +53,7 @@ class LocalModules:
             for name in self._known:
                 sys.modules.pop(name, None)
             self._known.clear()
+            self._looked_at = (0, "")
         importlib.invalidate_caches()
         return changed
 

@@ -17,6 +17,7 @@ import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
@@ -139,6 +140,7 @@ def declared() -> Declared:
     return found
 
 
+@cache
 def _built_in() -> Sequence[str]:
     names = (module.name for module in pkgutil.iter_modules(__path__))
     return sorted(names, key=lambda name: (name != "none", name))
