@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from jupyter_distrib.worker.followers import follow
 
 HOST = "127.0.0.1"
+_RAN_BEFORE = "jupyter_distrib: ran before"
 
 
 class Rendezvous:
@@ -40,7 +41,7 @@ class Rendezvous:
         """The strategy's group, while a cell runs that has asked for none."""
         self._store: Any = None
         self._host, self._port, self._listen_fd = HOST, 0, -1
-        self._run, self._inits = "", 0
+        self._run, self._inits, self._runs = "", 0, 0
         self._debug_level: str | None = None
         """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
         self._made_with: str | None = None
@@ -56,6 +57,7 @@ class Rendezvous:
     def begin(self, run: str) -> None:
         """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
         self._run, self._inits, self.asked = run, 0, False
+        self._runs += 1
         self.hide()
         level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
         if level != self._debug_level:  # torch reads it once, when it is imported
@@ -104,15 +106,23 @@ class Rendezvous:
         )
 
     def ensure(self, backend: str) -> bool:
-        """Have a default group with this backend: the kept one if it is still fit, else a new one (then True)."""
+        """Have a default group with this backend: the kept one if it is still fit, else a new one.
+
+        True if it is new and some rank has run a cell before, so that what the ranks keep may differ; the same on all
+        ranks, which have all said so in the store before gloo has connected each with each.
+        """
         self._show()
         if self.automatic and dist.is_initialized() and self._made_with == self._debug_level:
             return False
         self.drop()
-        _torch_init(backend, store=self.store(), rank=self.rank, world_size=self.world_size)
+        store = self.store()
+        if self._runs > 1:
+            store.set(_RAN_BEFORE, "")
+        _torch_init(backend, store=store, rank=self.rank, world_size=self.world_size)
         self.automatic, self._made_with = True, self._debug_level
         follow()
-        return True
+        connects_late = "TORCH_GLOO_LAZY_INIT" in os.environ
+        return connects_late or bool(store.check([_RAN_BEFORE]))
 
     def hide(self) -> None:
         """Have no default group, as if no strategy had ever made one; the next `ensure` finds it again."""

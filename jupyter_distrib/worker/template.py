@@ -21,8 +21,16 @@ from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link
 from jupyter_distrib.worker import process
 
-FULLER = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel.distributed", "torch.utils.data")
-"""Imported lazily by torch when the first optimizer or wrapper is built."""
+FULLER = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "jupyter_distrib.worker.training.replicas",
+    "jupyter_distrib.worker.training.sharded",
+    "jupyter_distrib.worker.meshes",
+)
+"""Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
 
 
 def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:

@@ -34,6 +34,6 @@ class DataParallelStrategy(TrainingStrategy):
         from jupyter_distrib.worker import group, identity
         from jupyter_distrib.worker.training.replicas import DataParallel
 
-        new = group.current.ensure(group.default_backend(identity.device()))
+        met_again = group.current.ensure(group.default_backend(identity.device()))
         self.training = training = DataParallel(run)
-        training.begin(new_group=new)
+        training.begin(met_again=met_again)

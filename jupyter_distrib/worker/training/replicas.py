@@ -58,9 +58,9 @@ class DataParallel:
         self._trained: list[ref[torch.Tensor]] = []
         """The parameters that optimizers have changed; the optimizers themselves may be gone by the end."""
 
-    def begin(self, *, new_group: bool) -> None:
-        """`new_group`: the ranks have just met, after a failure or an interrupt, say."""
-        if new_group and self._run.everyone:
+    def begin(self, *, met_again: bool) -> None:
+        """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
+        if met_again and self._run.everyone:
             self._rejoin()
         self._conversion.begin()
 
