@@ -22,7 +22,19 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import Answered, Ask, Attach, Attached, CrewRefused, OpenCrew, Wrote
+from jupyter_distrib.events import (
+    Answered,
+    Ask,
+    Attach,
+    Attached,
+    CrewRefused,
+    Exited,
+    OpenCrew,
+    Returned,
+    Started,
+    Stop,
+    Wrote,
+)
 from jupyter_distrib.link import Link
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
@@ -268,6 +280,36 @@ class testing_limit:
 
     def __exit__(self, *_: object) -> None:
         testing.LIMIT_S = self._before
+
+
+def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_the_next(
+    client: Client, shared: Path, tmp_path: Path
+) -> None:
+    flag, returned = tmp_path / "flag", tmp_path / "returned"
+    crew = client.crew(2)
+    run = client.start(
+        crew,
+        f"import os, threading, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
+        f"if rank == 0:\n    threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()",
+    )
+    while not isinstance(client.seen.get(timeout=testing.LIMIT_S), Started):
+        pass
+    (agent,) = agents(shared)
+    os.kill(agent, signal.SIGSTOP)  # the order to kill reaches it together with the news that the ranks have returned
+    try:
+        client.send(Stop(run=run, force=True))
+        flag.touch()
+        deadline_s = time.monotonic() + 30
+        while not returned.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+    outcome = client.finish(run, (0, 1))
+    ends = len(outcome.of(Exited)), len(outcome.of(Returned))
+    assert ends in ((2, 0), (0, 2)), outcome.events  # whichever the agent has read first
+    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    client.close_crew(crew)
 
 
 def test_load_time_variables_get_ranks_of_their_own(client: Client) -> None:

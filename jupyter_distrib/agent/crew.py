@@ -403,7 +403,7 @@ class Crew:
     def _kill_pending(self, run: NodeRun) -> None:
         run.stopping = True
         for rank in self._pending(run):
-            rank.signal(signal.SIGKILL)
+            rank.kill()
 
     def _pending(self, run: NodeRun) -> list[Rank]:
         return [self._ranks[number] for number in run.pending if self.run is run and number in self._ranks]
@@ -427,6 +427,8 @@ class Crew:
 
     def _ended(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
         """A rank has come to the end of the cell, one way or another."""
+        if rank.killed:
+            return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
         rank.state = "idle"
         if run is None or rank.number not in run.pending:

@@ -45,6 +45,8 @@ class Rank:
         self.reaped = False
         """The system has forgotten the pid: it must not be signalled any more."""
         self.ended = False
+        self.killed = False
+        """By us, in the middle of a run; the system has yet to tell of its end."""
         self.loading = ""
         """The variable that it was loading when it ended; see `worker/last_words.py`."""
         self._loop, self._heard, self._hung_up = loop, heard, hung_up
@@ -139,6 +141,10 @@ class Rank:
         """Every rank leads a process group of its own."""
         with suppress(ProcessLookupError):
             os.kill(-self.pid if whole_group else self.pid, number)
+
+    def kill(self) -> None:
+        self.killed = True
+        self.signal(signal.SIGKILL)
 
     def ask_place(self) -> None:
         """Have it write where its main thread is, though it may answer nobody; `place` has it a moment later.
