@@ -48,10 +48,10 @@ class Broadcast:
         if not self._news.is_set():
             self._news.set()
 
-    def send(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Tell something else, at once; from any thread."""
+    def send(self, kind: str, content: Mapping[str, Any], now_s: float | None = None) -> None:
+        """Tell something else, at once; from any thread. `now_s` is since the epoch, and by default this moment."""
         # Never under the key "state": nbclient would take that for a widget's and save it in the notebook.
-        self._comm.send({"kind": kind, kind: content, "now_s": time.time()})
+        self._comm.send({"kind": kind, kind: content, "now_s": time.time() if now_s is None else now_s})
 
     def close(self) -> None:
         from comm import get_comm_manager
@@ -70,8 +70,8 @@ class Broadcast:
                 self._tell_if_changed()
 
     def _tell_if_changed(self) -> None:
-        now_s, overview = time.monotonic(), self._look()
+        at_s, now_s, overview = time.time(), time.monotonic(), self._look()
         if overview == self._last and not (self._active() and now_s - self._sent_s >= BEAT_S):
             return
         self._last, self._sent_s = overview, now_s
-        self.send("overview", overview)
+        self.send("overview", overview, at_s)

@@ -105,6 +105,9 @@ class FrontEnd:
         seen = overview(here, self._settings, self._answers) if self._settings else {}
         return {**seen, "route": self._route, "doing": self._doing, "trouble": trouble}
 
+    def _seen(self) -> dict[str, Any]:
+        return {"now_s": time.time(), "overview": self._look()}
+
     def _active(self) -> bool:
         return any(not run.done() for run in list(session.current().history))
 
@@ -123,14 +126,16 @@ class FrontEnd:
         here = session.current()
         match request.get("op"):
             case "overview":
-                return {"overview": self._look(), "now_s": time.time()}
+                return self._seen()
             case "stop":
                 here.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
                 self._news.changed()
             case "pick":
                 known = here.settings
-                pool, strategy = _one_of(request, "pool", known.pools), _one_of(request, "strategy", known.strategies)
-                here.pick(pool=pool, strategy=strategy, size=_size(request))
+                pool = _one_of(request, "pool", known.pools) if "pool" in request else None
+                strategy = _one_of(request, "strategy", known.strategies) if "strategy" in request else None
+                here.pick(pool=pool, strategy=strategy, size=_size(request["size"]) if "size" in request else None)
+                return self._seen()  # the next pick is made on top of this one
             case "start" | "resize" | "restart" as op:
                 self._begin(op, _one_of(request, "pool", here.settings.pools), request)
             case "stop_ranks":

@@ -347,23 +347,24 @@ class Session:
         self.used, self.used_by = pool, settings.NOTEBOOK
         self.changed()
 
-    def pick(self, *, pool: str, strategy: str, size: dict[str, Any]) -> None:
-        """What the next runs use where their cell does not say, as picked in the sidebar.
+    def pick(self, *, pool: str | None = None, strategy: str | None = None, size: dict[str, Any] | None = None) -> None:
+        """What the next runs use where their cell does not say, as picked in the sidebar. What is None stays as it is.
 
         Args:
             pool: By name.
             strategy: By name.
-            size: `gpus` with or without `gpu_type`, or `ranks`; empty for what the pool gives by itself.
+            size: `gpus` with or without `gpu_type`, or `ranks`, of the pool that is then in use; empty for what the
+                pool gives by itself.
         """
-        here = self.settings
-        if pool != here.pool:
+        if pool is not None and pool != self.pool:
             self.used, self.used_by = pool, settings.SIDEBAR
-        if strategy != self.settings.strategy_for():
+        if strategy is not None and strategy != self.strategy:
             self.picked_strategy = strategy
-        self.sizes.pop(pool, None)
-        self.picked.pop(pool, None)
-        if size:
-            self.picked[pool] = size
+        if size is not None:
+            self.sizes.pop(self.pool, None)
+            self.picked.pop(self.pool, None)
+            if size:
+                self.picked[self.pool] = size
         self.changed()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ FOREVER = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as d
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     yield shared_notebook
-    ask(shared_notebook, op="pick", pool="local", strategy="none")
+    ask(shared_notebook, op="pick", pool="local", strategy="none", size={})
 
 
 def ask(book: Notebook, **content: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_the_overview_tells_pools_strategies_and_what_comes_next(book: Notebook)
 def test_a_request_that_is_not_known_or_not_possible_is_answered_with_a_sentence(book: Notebook) -> None:
     assert "does not know the request 'dance'" in ask(book, op="dance")["error"]
     assert "there is no pool moon" in ask(book, op="pick", pool="moon", strategy="ddp")["error"]
-    assert "1 to 1000" in ask(book, op="pick", pool="local", strategy="ddp", ranks=0)["error"]
+    assert "1 to 1000" in ask(book, op="pick", pool="local", strategy="ddp", size={"ranks": 0})["error"]
     assert "nothing has run yet" in ask(book, op="stop", run="nope")["error"]
 
 
@@ -89,7 +89,7 @@ def test_a_request_that_is_not_known_or_not_possible_is_answered_with_a_sentence
 
 
 def test_what_is_picked_is_what_the_next_run_uses_and_its_view_says_so(book: Notebook) -> None:
-    assert ask(book, op="pick", pool="local", strategy="ddp", ranks=3)["ok"]
+    assert ask(book, op="pick", pool="local", strategy="ddp", size={"ranks": 3})["ok"]
 
     assert overview(book)["next"]["line"] == "%%distributed --ranks 3 --strategy ddp"
     outcome = book.ok("%%distributed\nprint('hello')\nimport torch.distributed as dist\ndist.get_world_size()")
@@ -97,8 +97,16 @@ def test_what_is_picked_is_what_the_next_run_uses_and_its_view_says_so(book: Not
     assert "strategy ddp and number of ranks from the sidebar" in outcome.view
 
 
+def test_what_a_pick_leaves_out_stays_as_it_is(book: Notebook) -> None:
+    ask(book, op="pick", size={"ranks": 3})
+    answer = ask(book, op="pick", strategy="ddp")
+
+    assert answer["overview"]["next"]["line"] == "%%distributed --ranks 3 --strategy ddp"
+    assert ask(book, op="pick", size={})["overview"]["next"]["line"] == "%%distributed --strategy ddp"
+
+
 def test_a_cell_that_says_what_it_wants_is_not_told_of_the_sidebar(book: Notebook) -> None:
-    ask(book, op="pick", pool="local", strategy="ddp", ranks=3)
+    ask(book, op="pick", pool="local", strategy="ddp", size={"ranks": 3})
 
     outcome = book.ok("%%distributed --ranks 2 --strategy none\nprint(world_size)")
     assert "[0-1] 2" in outcome.view

@@ -6,14 +6,17 @@
  * kernels without jupyter_distrib never see a message that they do not know, and nothing is polled.
  */
 import { Kernel, KernelMessage } from '@jupyterlab/services';
+import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
 
 import { Answer, EVENTS, LinkState, Overview, REQUEST, REQUEST_COMM, Request, Settled } from './protocol.js';
 
 const ANSWER_MS = 5000;
+const PROBES = 4;
 /** After a restart a kernel says "idle" once more before it goes down; so an absence counts only after this time. */
 const ABSENT_AFTER_MS = 1000;
+const OVERTAKEN_S = 5;
 
 interface News extends Answer {
   kind: 'overview' | 'settled' | 'answer' | 'closed';
@@ -25,7 +28,7 @@ export class KernelLink implements IDisposable {
     kernel.iopubMessage.connect(this.onMessage, this);
     kernel.statusChanged.connect(this.onStatus, this);
     kernel.disposed.connect(this.onDisposed, this);
-    void this.probe();
+    this.probe();
   }
 
   get state(): LinkState {
@@ -57,6 +60,7 @@ export class KernelLink implements IDisposable {
   dispose(): void {
     if (!this._isDisposed) {
       this._isDisposed = true;
+      clearTimeout(this._probing);
       Signal.clearData(this);
     }
   }
@@ -67,7 +71,9 @@ export class KernelLink implements IDisposable {
     const late = new Promise<never>((_, reject) => {
       setTimeout(() => reject(new Error('the kernel has not answered')), ANSWER_MS);
     });
-    return Promise.race([answer, late]);
+    const told = await Promise.race([answer, late]);
+    this.take(told);
+    return told;
   }
 
   /** Stop a run by name; if the kernel does not answer, interrupt whatever it runs. */
@@ -114,33 +120,55 @@ export class KernelLink implements IDisposable {
     }
     const id = String(++this._asked);
     const answer = new Promise<Answer>(resolve => this._waiting.set(id, resolve));
-    this._comm.send({ ...request, id });
+    this._comm.send({ ...request, id } as unknown as JSONObject);
     return answer;
   }
 
-  private async probe(): Promise<void> {
+  /**
+   * Ask whether the extension is there; again if the answer got lost, as it may while a page connects to a kernel that
+   * has just started. A kernel that is busy is not asked again, and none is asked for ever.
+   */
+  private probe(): void {
+    clearTimeout(this._probing);
     const generation = this._generation;
-    // The answer makes the kernel busy and idle again, which must not lead to the next question.
-    if (this._probed === generation) {
+    const open = (): boolean => generation === this._generation && this._state === 'connecting' && !this._isDisposed;
+    if (this._probes === PROBES) {
+      this.enter('absent');
       return;
     }
-    this._probed = generation;
+    this._probes += 1;
+    this._probing = setTimeout(() => {
+      this._probing = undefined;
+      if (open() && this.kernel.status === 'idle') {
+        this.probe();
+      }
+    }, ANSWER_MS);
+    this.askForComms(present => {
+      if (open() && present) {
+        void this.request({ op: 'overview' }).catch(() => undefined); // then the next probe tells
+      } else if (open()) {
+        clearTimeout(this._probing);
+        this._probing = setTimeout(() => open() && this.enter('absent'), ABSENT_AFTER_MS);
+      }
+    });
+  }
+
+  private askForComms(told: (present: boolean) => void): void {
+    const message = KernelMessage.createMessage<KernelMessage.ICommInfoRequestMsg>({
+      channel: 'shell',
+      msgType: 'comm_info_request',
+      session: this.kernel.clientId,
+      username: this.kernel.username,
+      content: { target_name: EVENTS }
+    });
     try {
-      const reply = await this.kernel.requestCommInfo({ target_name: EVENTS });
-      if (this._isDisposed || generation !== this._generation || this._state === 'ready') {
-        return;
-      }
-      if (reply.content.status === 'ok' && EVENTS in reply.content.comms) {
-        this.take(await this.overControl({ op: 'overview' }));
-      } else {
-        this._probing = setTimeout(() => {
-          if (generation === this._generation && this._state === 'connecting') {
-            this.enter('absent');
-          }
-        }, ABSENT_AFTER_MS);
-      }
+      // The reply is enough: that the kernel is idle again may have been told before this page could hear it.
+      this.kernel.sendShellMessage(message, true).onReply = reply => {
+        const content = reply.content as KernelMessage.ICommInfoReplyMsg['content'];
+        told(content.status === 'ok' && EVENTS in content.comms);
+      };
     } catch {
-      // A kernel that goes down while it is asked says so by its status.
+      // A kernel that is dead says so by its status.
     }
   }
 
@@ -151,7 +179,10 @@ export class KernelLink implements IDisposable {
     const news = message.content.data as unknown as News;
     switch (news.kind) {
       case 'overview':
-        this.take(news);
+        // A kernel that is restarted still tells of its end when the page knows of it already.
+        if (this._state !== 'connecting' || news.overview?.session !== this._gone) {
+          this.take(news);
+        }
         break;
       case 'settled':
         this._settled.emit(news.settled as unknown as Settled);
@@ -169,9 +200,12 @@ export class KernelLink implements IDisposable {
   }
 
   private take(told: Answer): void {
-    if (told.overview && !this._isDisposed) {
+    const atS = told.now_s ?? Date.now() / 1000;
+    // An answer may overtake news of what was before; a clock that is put back is another thing.
+    if (told.overview && !this._isDisposed && !(atS < this._atS && atS > this._atS - OVERTAKEN_S)) {
       this._overview = told.overview;
-      this._aheadS = (told.now_s ?? Date.now() / 1000) - Date.now() / 1000;
+      this._atS = atS;
+      this._aheadS = atS - Date.now() / 1000;
       this.enter('ready');
     }
   }
@@ -183,6 +217,9 @@ export class KernelLink implements IDisposable {
       case 'starting':
         this._generation += 1;
         clearTimeout(this._probing);
+        this._probing = undefined;
+        this._probes = 0;
+        this._gone = this._overview?.session ?? this._gone;
         this._overview = null;
         this.enter('connecting');
         break;
@@ -192,8 +229,8 @@ export class KernelLink implements IDisposable {
         this.enter('lost');
         break;
       case 'idle':
-        if (this._state === 'connecting') {
-          void this.probe();
+        if (this._state === 'connecting' && this._probing === undefined) {
+          this.probe();
         }
         break;
       default:
@@ -216,10 +253,14 @@ export class KernelLink implements IDisposable {
   private _state: LinkState = 'connecting';
   private _overview: Overview | null = null;
   private _aheadS = 0;
+  /** When the overview was true, by the kernel's clock. */
+  private _atS = 0;
   /** Grows with every start of the kernel. */
   private _generation = 0;
-  /** The start that was asked about. */
-  private _probed = -1;
+  /** Of the kernel as it was before it was restarted. */
+  private _gone = '';
+  /** How often this start of the kernel was asked. */
+  private _probes = 0;
   private _probing: ReturnType<typeof setTimeout> | undefined;
   private _comm: Kernel.IComm | null = null;
   private _asked = 0;

@@ -9,7 +9,7 @@ import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link.js';
-import { Answer, LinkState, Overview, Request, Settled } from './protocol.js';
+import { Answer, LinkState, Next, Overview, Pick, Request, Settled } from './protocol.js';
 
 export type Home = NotebookPanel | ConsolePanel;
 
@@ -93,6 +93,16 @@ export class Model {
     });
   }
 
+  /** Pick for the next runs. One pick is made after the other, on top of what the kernel holds by then. */
+  pick(change: (next: Next) => Pick): void {
+    this._picking = this._picking.then(async () => {
+      const next = this.overview?.next;
+      if (next) {
+        await this.ask({ op: 'pick', ...change(next) });
+      }
+    });
+  }
+
   async attempt<T>(what: () => Promise<T>): Promise<T | null> {
     this._error = '';
     try {
@@ -159,6 +169,7 @@ export class Model {
 
   private _home: Home | null = null;
   private _error = '';
+  private _picking = Promise.resolve();
   private readonly _links = new Map<Home, KernelLink>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _settled = new Signal<this, { home: Home; settled: Settled }>(this);

@@ -2,7 +2,7 @@
 import { CommandRegistry } from '@lumino/commands';
 import { PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
 import { Message } from '@lumino/messaging';
-import { Widget } from '@lumino/widgets';
+import { AccordionPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import { icon } from './icon.js';
@@ -31,6 +31,9 @@ export const COMMANDS = {
   refresh: 'jupyter-distrib:refresh'
 } as const;
 
+/** Of the sections, as they usually need; each scrolls by itself. */
+const SIZES = [5, 3, 4];
+
 export class DistributedPanel extends SidePanel {
   constructor(private readonly doer: Doer) {
     super();
@@ -54,11 +57,15 @@ export class DistributedPanel extends SidePanel {
     ] as const) {
       const section = new PanelWithToolbar();
       section.title.label = label;
+      section.addClass('jp-Distributed-section');
       section.addWidget(new Part(doer, content));
       if (button) {
         section.toolbar.addItem('refresh', button);
       }
       this.addWidget(section);
+    }
+    if (this.content instanceof AccordionPanel) {
+      this.content.setRelativeSizes(SIZES);
     }
     doer.model.changed.connect(this.onChanged, this);
     this.onChanged();
@@ -156,14 +163,11 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
   const size = view.picked(next);
   const types = view.gpuTypes(pool);
   const noGpu = pool?.node?.gpus.length === 0;
-  const pick = (change: { pool?: string; strategy?: string }, how?: Size): void => {
-    const keep = how ?? sizeOf(next);
-    void model.ask({ op: 'pick', pool: change.pool ?? next.pool, strategy: change.strategy ?? next.strategy, ...(change.pool ? {} : keep) });
-  };
+  const resize = (size: (now: Next) => Size): void => model.pick(now => ({ size: size(now) }));
   return (
     <div className="jp-Distributed-next">
-      <Choice label={t('Pool')} value={next.pool} options={overview.pools.map(each => [each.name, each.kind === each.name ? each.name : `${each.name} (${each.kind})`])} onPick={value => pick({ pool: value })} />
-      <Choice label={t('Strategy')} value={next.strategy} options={overview.strategies.map(name => [name, name])} onPick={value => pick({ strategy: value })} />
+      <Choice label={t('Pool')} value={next.pool} options={overview.pools.map(each => [each.name, each.kind === each.name ? each.name : `${each.name} (${each.kind})`])} onPick={pool => model.pick(() => ({ pool }))} />
+      <Choice label={t('Strategy')} value={next.strategy} options={overview.strategies.map(name => [name, name])} onPick={strategy => model.pick(() => ({ strategy }))} />
       <Choice
         label={t('Ranks')}
         value={size.kind}
@@ -172,11 +176,11 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
           ['gpus', t('with one GPU each')],
           ['ranks', t('on the CPU')]
         ]}
-        onPick={kind => pick({}, kind === 'auto' ? {} : { [kind]: size.count })}
+        onPick={kind => resize(now => (kind === 'auto' ? {} : { [kind]: view.picked(now).count }))}
       />
-      {size.kind !== 'auto' && <Count key={`${size.kind}${size.count}`} label={t('Number')} value={size.count} onPick={count => pick({}, { ...sizeOf(next), [size.kind]: count })} />}
+      {size.kind !== 'auto' && <Count key={`${size.kind}${size.count}`} label={t('Number')} value={size.count} onPick={count => resize(now => ({ ...sizeOf(now), [now.gpus ? 'gpus' : 'ranks']: count }))} />}
       {size.kind === 'gpus' && types.length > 0 && (
-        <Choice label={t('GPU type')} value={next.gpu_type ?? ''} options={[['', t('any type')], ...types.map(type => [type, type] as [string, string])]} onPick={type => pick({}, { gpus: size.count, ...(type ? { gpu_type: type } : {}) })} />
+        <Choice label={t('GPU type')} value={next.gpu_type ?? ''} options={[['', t('any type')], ...types.map(type => [type, type] as [string, string])]} onPick={type => resize(now => ({ gpus: view.picked(now).count, ...(type ? { gpu_type: type } : {}) }))} />
       )}
       {size.kind === 'gpus' && noGpu && <p className="jp-Distributed-note">{t('This pool has no GPU: such runs get CPU ranks (gloo), and say so.')}</p>}
       {next.origins && <p className="jp-Distributed-note">{t('Now: %1.', next.origins)}</p>}

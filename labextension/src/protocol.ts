@@ -130,10 +130,17 @@ export interface Size {
   gpu_type?: string;
 }
 
+/** What is picked for the next runs; what is left out stays as it is. An empty size is what the pool gives by itself. */
+export interface Pick {
+  pool?: string;
+  strategy?: string;
+  size?: Size;
+}
+
 export type Request =
   | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
   | { op: 'stop'; run: string; force: boolean }
-  | ({ op: 'pick'; pool: string; strategy: string } & Size)
+  | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)
   | { op: 'restart' | 'stop_ranks'; pool: string }
   | { op: 'logs'; run: string; rank: number };

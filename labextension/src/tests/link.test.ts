@@ -1,0 +1,124 @@
+/** How a page finds its kernel and keeps up with it, over a kernel that is played. */
+import assert from 'node:assert/strict';
+import { mock, test, TestContext } from 'node:test';
+
+import { Kernel, KernelMessage } from '@jupyterlab/services';
+import { Signal } from '@lumino/signaling';
+
+import { KernelLink } from '../link.js';
+import { EVENTS } from '../protocol.js';
+
+type Told = Record<string, unknown>;
+
+/** The side of the kernel: what it was asked, and what it says. */
+class Played {
+  readonly clientId = 'page';
+  readonly username = 'user';
+  readonly iopubMessage = new Signal<this, unknown>(this);
+  readonly statusChanged = new Signal<this, string>(this);
+  readonly disposed = new Signal<this, void>(this);
+  status = 'idle';
+  probes: { onReply: (reply: unknown) => void }[] = [];
+  requests: Told[] = [];
+  answer: Told = { ok: true };
+
+  sendShellMessage(): object {
+    const future = { onReply: (): void => undefined };
+    this.probes.push(future);
+    return future;
+  }
+
+  sendControlMessage(message: KernelMessage.IMessage): object {
+    this.requests.push(message.content as Told);
+    return { done: Promise.resolve({ content: this.answer }) };
+  }
+
+  says(...statuses: string[]): void {
+    for (const status of statuses) {
+      this.status = status;
+      this.statusChanged.emit(status);
+    }
+  }
+
+  tells(session: string, now_s = 1): void {
+    const data = { kind: 'overview', overview: { session, route: 'control' }, now_s };
+    this.iopubMessage.emit({ header: { msg_type: 'comm_msg' }, content: { comm_id: EVENTS, data } });
+  }
+
+  replies(comms: Told): void {
+    this.probes.at(-1)?.onReply({ content: { status: 'ok', comms } });
+  }
+}
+
+function linked(context: TestContext): [Played, KernelLink] {
+  mock.timers.enable({ apis: ['setTimeout'] });
+  const kernel = new Played();
+  const link = new KernelLink(kernel as unknown as Kernel.IKernelConnection);
+  context.after(() => {
+    link.dispose();
+    mock.timers.reset();
+  });
+  return [kernel, link];
+}
+
+const settle = (): Promise<void> => new Promise(resolve => setImmediate(resolve));
+
+test('a kernel that has the extension is asked what it holds', async context => {
+  const [kernel, link] = linked(context);
+  kernel.answer = { ok: true, overview: { session: 'a' }, now_s: 1 };
+  kernel.replies({ [EVENTS]: {} });
+  await settle();
+  assert.equal(link.state, 'ready');
+  assert.deepEqual(kernel.requests, [{ op: 'overview' }]);
+});
+
+test('a kernel without the extension is asked once', context => {
+  const [kernel, link] = linked(context);
+  kernel.replies({});
+  kernel.says('busy', 'idle');
+  assert.equal(link.state, 'connecting');
+  mock.timers.tick(1000);
+  assert.equal(link.state, 'absent');
+  assert.equal(kernel.probes.length, 1);
+  assert.equal(kernel.requests.length, 0);
+});
+
+test('a question whose answer got lost is put again when the kernel is idle, and not for ever', context => {
+  const [kernel, link] = linked(context);
+  kernel.says('busy');
+  mock.timers.tick(60_000);
+  assert.equal(kernel.probes.length, 1);
+  kernel.says('idle');
+  assert.equal(kernel.probes.length, 2);
+  for (let count = 0; count < 10; count++) {
+    mock.timers.tick(5000);
+  }
+  assert.equal(kernel.probes.length, 4);
+  assert.equal(link.state, 'absent');
+});
+
+test('a kernel that is restarted is found again, whatever the old one still says', context => {
+  const [kernel, link] = linked(context);
+  kernel.tells('old');
+  assert.equal(link.state, 'ready');
+  kernel.says('restarting', 'idle');
+  kernel.tells('old');
+  assert.equal(link.state, 'connecting');
+  kernel.says('unknown', 'busy', 'idle');
+  mock.timers.tick(5000); // the first question went down with the old kernel
+  kernel.replies({});
+  mock.timers.tick(1000);
+  assert.equal(link.state, 'absent');
+  kernel.tells('new');
+  assert.equal(link.state, 'ready');
+  assert.equal(link.overview?.session, 'new');
+});
+
+test('an answer is not undone by news of what was before', async context => {
+  const [kernel, link] = linked(context);
+  kernel.tells('a', 1);
+  kernel.answer = { ok: true, overview: { session: 'a', next: { strategy: 'ddp' } }, now_s: 3 };
+  await link.request({ op: 'pick', strategy: 'ddp' });
+  kernel.tells('a', 2);
+  assert.equal(link.overview?.next.strategy, 'ddp');
+});
