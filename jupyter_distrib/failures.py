@@ -30,11 +30,10 @@ from jupyter_distrib.rendering import (
     chain,
     frame_lines,
     headline,
-    is_cell,
-    is_user,
+    innermost,
     opening,
-    place,
     user_frames,
+    where,
 )
 from jupyter_distrib.words import clipped, duration, rank_list, size
 
@@ -351,11 +350,9 @@ def _operation(frames: Sequence[Frame]) -> str:
 
 def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
     """`Cell In[5], line 14, in train: loss.backward()`, of the innermost line that is the user's cell."""
-    mine = [frame for frame in frames if is_cell(frame)] or [frame for frame in frames if is_user(frame)]
-    if not mine:
+    frame = innermost(frames)
+    if frame is None:
         return ""
-    frame = mine[-1]
-    function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
     source = source_of(frame.filename) if source_of else None
     text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text
-    return f"{place(frame)}{function}" + (f": {clipped(text, 120)}" if text else "")
+    return where(frame) + (f": {clipped(text, 120)}" if text else "")

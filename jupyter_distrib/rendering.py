@@ -150,3 +150,14 @@ def place(frame: Frame) -> str:
     home = os.path.expanduser("~") + os.sep
     name = f"~/{frame.filename[len(home) :]}" if frame.filename.startswith(home) else frame.filename
     return f"File {name}:{frame.line}"
+
+
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """The line of the user's cell that was being executed; or if there is none, of the user's files."""
+    mine = [frame for frame in frames if is_cell(frame)] or [frame for frame in frames if is_user(frame)]
+    return mine[-1] if mine else None
+
+
+def where(frame: Frame) -> str:
+    """`Cell In[5], line 14, in train`."""
+    return place(frame) + (f", in {frame.function}" if frame.function not in ("", "<module>") else "")

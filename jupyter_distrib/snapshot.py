@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from jupyter_distrib.events import Stalled
+from jupyter_distrib.events import Failure, Stalled
+from jupyter_distrib.rendering import innermost, where
 
 if TYPE_CHECKING:
     from jupyter_distrib.displays import Display
@@ -82,7 +83,7 @@ def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
         "metrics": {name: number(value) for name, value in rank.metrics.items()},
         "metrics_step": rank.metrics_step,
         "last_line": rank.last_line,
-        "failure": rank.failure and {"type": rank.failure.type_name, "message": rank.failure.message},
+        "failure": rank.failure and _failure_state(rank.failure),
         "exit": ended and {"code": ended.exit_code, "asked": ended.asked, "out_of_memory": ended.out_of_memory},
         "kept": dict(rank.kept),
         "rss_bytes": rank.rss_bytes,
@@ -112,6 +113,11 @@ def displays(rank: RankRecord) -> list[dict[str, Any]]:
 
 def display_state(display: Display) -> dict[str, Any]:
     return {"data": display.data, "metadata": display.metadata, "display_id": display.display_id}
+
+
+def _failure_state(failure: Failure) -> dict[str, Any]:
+    frame = innermost(failure.frames)
+    return {"type": failure.type_name, "message": failure.message, "where": where(frame) if frame else ""}
 
 
 def _stall_state(stall: Stalled) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
             "metrics_step": 1,
             "history": [{"step": 1, "values": {"loss": "nan"}}],
             "last_line": "hello",
-            "failure": {"type": "E", "message": "m"},
+            "failure": {"type": "E", "message": "m", "where": ""},
             "exit": None,
             "kept": {},
             "exited_early": False,

@@ -171,7 +171,8 @@ export function failures(state) {
   const groups = new Map();
   for (const rank of [...state.ranks].sort((a, b) => Boolean(a.consequence) - Boolean(b.consequence))) {
     if (!trouble(rank)) continue;
-    const story = `${rank.failure && !rank.consequence ? ":" : ""} ${trouble(rank)}`;
+    const own = rank.failure && !rank.consequence; // else it is a sentence on what became of the rank
+    const story = `${own ? ":" : ""} ${trouble(rank)}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;
     if (!groups.has(story)) groups.set(story, []);
     groups.get(story).push(rank.rank);
   }

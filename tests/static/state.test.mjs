@@ -90,10 +90,12 @@ test("notes name their ranks, and each is told once", () => {
 });
 
 test("equal failures are one", () => {
-  assert.deepEqual(failures(state()), ["rank 2: KeyError: 'lr'", "rank 3 was killed by the system's out-of-memory killer"]);
+  assert.deepEqual(failures(state()), ["rank 2: KeyError: 'lr' at Cell In[5], line 9", "rank 3 was killed by the system's out-of-memory killer"]);
   const failure = { type: "torch.cuda.OutOfMemoryError", message: "8 GB" };
   const all = a_run(...[0, 1, 2].map((rank) => a_rank(rank, { state: "failed", failure })));
   assert.deepEqual(failures(all), ["all 3 ranks: OutOfMemoryError: 8 GB"]);
+  all.ranks[1].failure = { ...failure, where: "Cell In[5], line 9" };
+  assert.deepEqual(failures(all), ["ranks 0, 2: OutOfMemoryError: 8 GB", "rank 1: OutOfMemoryError: 8 GB at Cell In[5], line 9"]);
 });
 
 test("what only followed from a failure comes after it", () => {
@@ -125,7 +127,7 @@ test("the stages of a stop are told", () => {
 });
 
 test("the sentence for screen readers tells states, trouble and the stall", () => {
-  assert.match(summary(state(), ""), /1 done; 1 running; 1 failed; 1 lost; rank 2: KeyError: 'lr'; .*rank 0 has left/);
+  assert.match(summary(state(), ""), /1 done; 1 running; 1 failed; 1 lost; rank 2: KeyError: 'lr' at Cell In\[5\], line 9; .*rank 0 has left/);
 });
 
 // ------------------------------------------------------------------------------------------------ ranks
