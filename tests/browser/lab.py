@@ -1,115 +1,303 @@
-"""A real JupyterLab in a real browser: a server with folders of its own, and notebooks that are run by pressing keys."""
+"""A Jupyter server of the test's own, and its pages in Debian's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from playwright.sync_api import Browser, Locator, Page, expect
 
-ROOT = Path(__file__).parent.parent.parent
-PICTURES = ROOT / "artifacts" / "browser"
-"""Where screenshots go; ignored by git."""
-TOKEN = "test"
-READY_S = 60
-IDLE = "() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
+import jupyter_distrib
+
+TOP = Path(__file__).parent.parent.parent
+ARTIFACTS = TOP / "artifacts" / "browser"
+PACKAGE = Path(jupyter_distrib.__file__).parent
+TOKEN = "browser-tests"
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 60_000
+"""Against hangs only."""
+expect.set_options(timeout=PATIENCE_MS)
+KNOWN_ERRORS = ("reading 'schema'", "filebrowser:open-path")
+"""Of Notebook 7.6.5 itself, with and without us."""
+
+BAD = """</pre></div><script>window.pwned=1</script><img src=x onerror='window.pwned=1'><svg onload='window.pwned=1'></svg>"""
+"""What would run if a page took it for anything but text."""
 
 
 def chromium() -> str | None:
-    """The system's browser; None if there is none."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    """The system's browser; Playwright's own is never downloaded."""
+    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """A JupyterLab server of this environment over a folder; gives its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = {name: str(folder / ".jupyter" / name) for name in ("config", "data", "settings", "workspaces")}
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-        "JUPYTER_CONFIG_DIR": own["config"],
-        "JUPYTER_DATA_DIR": own["data"],
-        "JUPYTERLAB_SETTINGS_DIR": own["settings"],
-        "JUPYTERLAB_WORKSPACES_DIR": own["workspaces"],
-    }
-    arguments = ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--allow-root"]
-    arguments += [f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={folder}", "--LabApp.news_url="]
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *arguments], env=env, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        wait_until_up(f"http://127.0.0.1:{port}/api", folder / "server.log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(30)
+class Server:
+    """`jupyter lab`, which also serves Notebook 7; everything that it writes is below one folder."""
 
+    def __init__(self, folder: Path, kernels: dict[str, Path | None]) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir(parents=True)
+        self._install(folder / "data", kernels)
+        news = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        news.parent.mkdir(parents=True)
+        news.write_text('{"fetchNews": "false"}')  # else a question covers a corner of the page
+        for name in ("LabApp", "JupyterNotebookApp"):  # so that tests can run a command as menus do
+            config = folder / "config" / f"jupyter_{'lab' if name == 'LabApp' else 'notebook'}_config.json"
+            config.parent.mkdir(exist_ok=True)
+            config.write_text(json.dumps({name: {"expose_app_in_browser": True}}))
+        self.port = _free_port()
+        env = {
+            **os.environ,
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_PREFER_ENV_PATH": "0",  # else an older sidebar that is installed beside this one comes first
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+            "IPYTHONDIR": str(folder / "ipython"),
+            "PYTHONPATH": str(PACKAGE.parent),
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        }
+        command = [
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}"),
+            *("--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={self.work}"),
+            *("--allow-root", "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
+        ]
+        self.log = folder / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        self._wait_until_up()
 
-def wait_until_up(address: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(address, timeout=5):
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _install(self, data: Path, kernels: dict[str, Path | None]) -> None:
+        """Our front end as the wheel installs it, and a kernel of each ipykernel."""
+        extensions = data / "labextensions"
+        extensions.mkdir(parents=True)
+        (extensions / "jupyter-distrib").symlink_to(PACKAGE / "labextension")
+        for name, packages in kernels.items():
+            path = os.pathsep.join(filter(None, (packages and str(packages), str(PACKAGE.parent))))
+            spec = {
+                "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                "display_name": name,
+                "language": "python",
+                "env": {"PYTHONPATH": path},
+            }
+            folder = data / "kernels" / name
+            folder.mkdir(parents=True)
+            (folder / "kernel.json").write_text(json.dumps(spec))
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server has ended:\n{self.log.read_text()}")
+            try:
+                self.get("/api")
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)  # a server that starts tells nobody
+            else:
                 return
-        except OSError:
-            time.sleep(0.2)  # nothing tells from outside when it listens
-    raise AssertionError(f"no server: {log.read_text('utf-8', 'replace')[-2000:]}")
+        raise AssertionError(f"the server does not answer:\n{self.log.read_text()}")
+
+    def get(self, path: str) -> Any:
+        return self._ask("GET", path)
+
+    def _ask(self, method: str, path: str) -> Any:
+        request = urllib.request.Request(self.url + path, method=method, headers={"Authorization": f"token {TOKEN}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            body = answer.read()
+        return json.loads(body) if body else None
+
+    def end_kernels(self) -> None:
+        for kernel in self.get("/api/kernels"):
+            self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+
+    def notebook(self, name: str, cells: list[str], kernel: str = "python3") -> Path:
+        """A notebook file with these cells."""
+        document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        document.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
+        path = self.work / name
+        nbformat.write(document, path)
+        return path
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
-class Page:
-    """One notebook in the browser."""
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
-    def __init__(self, page: Any, url: str, folder: Path) -> None:
-        self.page = page
+
+class Lab:
+    """One page with one notebook in it, and what a user does there."""
+
+    def __init__(self, browser: Browser, server: Server, notebook: str, *, classic: bool = False) -> None:
+        self.server, self.name, self.classic = server, notebook, classic
+        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, device_scale_factor=1)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
         self.errors: list[str] = []
-        self._url, self._folder = url, folder
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("pageerror", self._failed)
+        self.open()
 
-    def write(self, name: str, cells: Sequence[str]) -> None:
-        """Put a notebook into the folder."""
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])  # type: ignore[no-untyped-call]
-        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        nbformat.write(notebook, self._folder / f"{name}.ipynb")  # type: ignore[no-untyped-call]
+    def _failed(self, error: Any) -> None:
+        if not any(known in str(error) for known in KNOWN_ERRORS):
+            self.errors.append(str(error))
 
-    def open(self, name: str, *, app: str = "lab/tree", kernel: bool = True) -> None:
-        self.page.goto(f"{self._url}/{app}/{name}.ipynb?token={TOKEN}&reset")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=READY_S * 1000)
-        if kernel:
-            self.page.locator(".jp-Toolbar-kernelName", has_text="ipykernel").wait_for(timeout=READY_S * 1000)
-            self.page.wait_for_function(IDLE, timeout=READY_S * 1000)
+    def open(self, *, reset: bool = True) -> None:
+        way = f"/notebooks/{self.name}?" if self.classic else f"/lab/tree/{self.name}?{'reset&' if reset else ''}"
+        self.page.goto(f"{self.server.url}{way}token={TOKEN}")
+        self.wait_for_notebook()
 
-    def begin(self, index: int) -> None:
-        """Run a cell, without waiting for it."""
-        self.page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".cm-content").click()
-        self.page.keyboard.press("Control+Enter")
+    def wait_for_notebook(self) -> None:
+        expect(self.page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=PATIENCE_MS)
+        self.page.wait_for_function("() => (window.jupyterapp ?? window.jupyterlab)?.commands", timeout=PATIENCE_MS)
 
-    def ended(self, index: int) -> Any:
-        """Wait until the cell has its number; gives its output."""
-        cell = self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
-        cell.locator(".jp-InputPrompt", has_text=f"[{index + 1}]:").wait_for(timeout=READY_S * 1000)
-        return cell.locator(".jp-OutputArea").first
+    def reload(self) -> None:
+        """As the user does it; without the question that a page with changes asks."""
+        self.page.reload()
+        self.wait_for_notebook()
 
-    def run(self, index: int) -> Any:
-        self.begin(index)
-        return self.ended(index)
+    def do(self, command: str, **args: Any) -> None:
+        """A command of the front end, as the palette and menus run it."""
+        self.page.evaluate(
+            "([id, args]) => { void (window.jupyterapp ?? window.jupyterlab).commands.execute(id, args); }",
+            [command, args],
+        )
 
-    def save(self) -> None:
-        self.page.keyboard.press("Control+s")
-        self.page.wait_for_selector(".jp-mod-current:not(.jp-mod-dirty)", timeout=READY_S * 1000)
+    def select(self, index: int) -> Locator:
+        cell = self.cell(index)
+        cell.locator(".jp-InputArea-prompt, .jp-InputPrompt").first.click()
+        return cell
 
-    def picture(self, name: str) -> None:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=str(PICTURES / f"{name}.png"))
+    def run(self, index: int) -> None:
+        """Run a cell; does not wait for its end."""
+        self.select(index)
+        self.do("notebook:run-cell")
+
+    def cell(self, index: int) -> Locator:
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(index)
+
+    def output(self, index: int) -> Locator:
+        return self.cell(index).locator(".jp-Cell-outputArea")
+
+    def ended(self, index: int) -> Locator:
+        """The cell's output, once the cell has ended."""
+        self.wait_idle(index)
+        return self.output(index)
+
+    def wait_idle(self, index: int) -> None:
+        """Until the cell has its number, so until it has ended."""
+        expect(self.cell(index).locator(".jp-InputPrompt").first).to_have_text(
+            re.compile(r"\[\d+\]:"), timeout=PATIENCE_MS
+        )
+
+    def wait_for_kernel(self) -> None:
+        """Until the notebook's kernel is there and idle; a cell that is run before that is not run."""
+        self.page.wait_for_function(
+            """() => {
+                const app = window.jupyterapp ?? window.jupyterlab;
+                return app.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle';
+            }""",
+            timeout=PATIENCE_MS,
+        )
+
+    def load_extension(self, index: int = 0) -> None:
+        """Run the cell that loads the extension."""
+        self.wait_for_kernel()
+        self.run(index)
+        self.wait_idle(index)
+
+    def panel(self) -> Locator:
+        """The sidebar, open."""
+        panel = self.page.locator("#jupyter-distrib-panel")
+        if not panel.is_visible():
+            self.do("jupyter-distrib:open")
+        expect(panel).to_be_visible()
+        return panel
+
+    def palette(self, text: str) -> None:
+        """Choose an entry of the command palette as a user does, by the keyboard."""
+        self.page.keyboard.press("Control+Shift+C")
+        box = self.page.locator(".lm-CommandPalette-input")
+        expect(box).to_be_visible()
+        box.fill(text)
+        expect(self.page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(text)
+        self.page.keyboard.press("Enter")
+
+    @property
+    def path(self) -> Path:
+        return self.server.work / self.name
+
+    def save(self) -> nbformat.NotebookNode:
+        """Save the notebook; returns what is in the file."""
+        path = self.path
+        before = path.stat().st_mtime_ns
+        self.do("docmanager:save")
+        deadline = time.monotonic() + 30
+        while path.stat().st_mtime_ns == before and time.monotonic() < deadline:
+            self.page.wait_for_timeout(100)
+        return nbformat.read(path, as_version=4)
+
+    def dark(self) -> None:
+        self.do("apputils:change-theme", theme="JupyterLab Dark")
+        expect(self.page.locator("body[data-jp-theme-light=false]")).to_be_attached()
+        expect(
+            self.page.locator("#jupyterlab-splash")
+        ).not_to_be_attached()  # it covers the page while styles are loaded
+
+    def colour(self, target: Locator, of: str) -> list[int]:
+        """Red, green and blue of a style."""
+        found = target.evaluate("(node, of) => getComputedStyle(node)[of]", of)
+        return [int(each) for each in re.findall(r"\d+", found)[:3]]
+
+    def shoot(self, name: str, target: Locator | None = None) -> Path:
+        """A picture for people to look at, in `artifacts/browser`, which git ignores."""
+        ARTIFACTS.mkdir(parents=True, exist_ok=True)
+        path = ARTIFACTS / f"{name}.png"
+        (target or self.page).screenshot(path=str(path))
+        return path
+
+    def close(self) -> None:
+        self.context.close()
+
+
+def until(cell: str, enough: Path) -> str:
+    """The cell, which goes on until this file is there."""
+    return cell.replace("ENOUGH", str(enough))
+
+
+def harmless(lab: Lab, where: str, *drawn: str) -> None:
+    """What the ranks wrote is there as text: nothing in it has run, or could when it is clicked."""
+    expect(lab.page.locator(where, has_text="window.pwned").first).to_be_visible()
+    for kind in ("script", "[onerror]", "[onload]", "a", *drawn):
+        expect(lab.page.locator(f"{where} {kind}")).to_have_count(0)
+    assert lab.page.evaluate("window.pwned") is None

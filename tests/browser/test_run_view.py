@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Locator, Page, expect
 
 from jupyter_distrib.events import Failed, Failure, Measured, Progressed, Started, Wrote
 from jupyter_distrib.pieces import Pieces
 from jupyter_distrib.record import RunRecord
 from tests import golden_run
-from tests.browser.lab import Page
+from tests.browser.conftest import Open
+from tests.browser.lab import BAD, Lab, harmless, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-
-LOAD = "%load_ext jupyter_distrib"
 TRAIN = """%%distributed --ranks 4
-import time, jupyter_distrib
+import os, time, jupyter_distrib
 print("loading data")
 for epoch in jupyter_distrib.progress(range(2), label="epoch"):
-    for step in jupyter_distrib.progress(range(30), label="step"):
-        time.sleep(0.06)
-        jupyter_distrib.report(loss=1 / (1 + 30 * epoch + step) + rank / 50)
+    for step in jupyter_distrib.progress(range(100_000), label="step"):
+        time.sleep(0.05)
+        jupyter_distrib.report(loss=1 / (1 + step) + rank / 50)
+        if os.path.exists("ENOUGH"):
+            break
     print("end of epoch", epoch, "on", rank)
 """
 STUCK = """%%distributed --ranks 2 --strategy ddp
@@ -36,136 +37,116 @@ if rank == 0:
 dist.all_reduce(torch.ones(1))
 """
 PAYLOADS = r"""%%distributed --ranks 2
-import time, jupyter_distrib
-bad = "</pre></div><script>window.pwned=1</script><img src=x onerror='window.pwned=1'><svg onload='window.pwned=1'></svg>"
+import os, time, jupyter_distrib
+bad = "BAD"
 print(bad)
 print("\x1b]8;;javascript:window.pwned=1\x1b\\link\x1b]8;;\x1b\\")
-for step in jupyter_distrib.progress(range(15), label=bad):
+for step in jupyter_distrib.progress(range(100_000), label=bad):
     time.sleep(0.1)
     jupyter_distrib.report(**{bad: step * (rank + 1)})
+    if os.path.exists("ENOUGH"):
+        break
 raise ValueError(bad)
-"""
+""".replace("BAD", BAD)
 
 
-def shown_row(page: Page, rank: int) -> Any:
-    return page.page.locator(".jd-rank", has=page.page.locator(f".jd-no:text-is('{rank}')"))
-
-
-def fraction_of(page: Page, rank: int) -> str:
-    return str(shown_row(page, rank).locator("[role=progressbar]").get_attribute("aria-valuenow"))
+def row_of(lab: Lab, rank: int) -> Locator:
+    return lab.page.locator(".jd-rank", has=lab.page.locator(f".jd-no:text-is('{rank}')"))
 
 
 # ---------------------------------------------------------------------------------------------------- in JupyterLab
 
 
-def test_a_training_cell_is_watched_and_its_output_outlives_the_kernel(page: Page, folder: Path) -> None:
-    page.write("train", [LOAD, TRAIN])
-    page.open("train")
-    page.run(0)
-    page.begin(1)
+def test_a_training_cell_is_watched_and_its_output_outlives_the_kernel(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(TRAIN, enough))
+    lab.cell(1).locator(".cm-content").click()
+    lab.page.keyboard.press("Control+Enter")
 
-    page.page.locator(".jd-rank").nth(3).wait_for()
-    assert page.page.locator(".jd-rank").count() == 4
-    before = fraction_of(page, 2)
-    page.page.wait_for_function(
-        "before => [...document.querySelectorAll('[role=progressbar]')].some(bar => bar.ariaValueNow !== before)",
-        arg=before,
-    )
-    button = shown_row(page, 2).locator("button")
+    rows = lab.page.locator(".jd-rank")
+    expect(rows).to_have_count(4)
+    for rank in range(4):  # each of them moves
+        step = row_of(lab, rank).locator(".jd-steps").last
+        expect(step).to_have_text(re.compile(r"\d"))
+        expect(step).not_to_have_text(step.inner_text())
+    button = row_of(lab, 2).locator("button")
     button.focus()
-    page.page.keyboard.press("Enter")
-    shown_row(page, 2).locator(".jd-output", has_text="loading data").wait_for()
-    assert button.evaluate("node => node === document.activeElement && node.ariaExpanded === 'true'")
-    page.page.locator(".jd-chart path.jd-first").wait_for()
-    assert page.page.locator(".jd-who", has_text="all 4").count() >= 1
-    page.picture("train")
+    lab.page.keyboard.press("Enter")
+    expect(row_of(lab, 2).locator(".jd-output")).to_contain_text("loading data")
+    expect(button).to_be_focused()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    expect(lab.page.locator(".jd-chart path.jd-first")).to_be_visible()
+    expect(lab.page.locator(".jd-who", has_text="all 4").first).to_be_visible()
+    lab.shoot("train")
 
-    output = page.ended(1)
-    output.locator("table").wait_for()
-    assert page.page.locator(".jd-run").count() == 0
-    assert "[0-3] loading data" in output.inner_text()
-    page.picture("train-settled")
-    page.save()
-
-    for name, trusted in (("train", True), ("stranger", False)):
-        if not trusted:
-            shutil.copy(folder / "train.ipynb", folder / "stranger.ipynb")
-        page.open(name, kernel=False)
-        output = page.page.locator(".jp-OutputArea table").first
-        output.wait_for()
-        assert "rank 3" in output.inner_text()
-        assert "model not found" not in page.page.content()
-        assert page.page.locator(".jp-OutputArea img").first.evaluate("image => image.naturalWidth") > 100
-    saved = json.loads((folder / "train.ipynb").read_text())
+    enough.touch()
+    output = lab.ended(1)
+    expect(output.locator("table")).to_be_visible()
+    expect(lab.page.locator(".jd-run")).to_have_count(0)
+    expect(output).to_contain_text("[0-3] loading data")
+    lab.shoot("train-settled")
+    saved = lab.save()
     assert "widgets" not in saved["metadata"]
     assert [set(each["data"]) for each in saved["cells"][1]["outputs"]] == [{"text/html", "text/plain"}]
+    stranger = shutil.copy(lab.path, lab.path.with_name("stranger.ipynb"))
+
+    lab.server.end_kernels()
+    for name in (lab.name, stranger.name):  # the second one is not trusted
+        lab.name = name
+        lab.open()
+        output = lab.output(1)
+        expect(output.locator("table")).to_be_visible()
+        expect(output).to_contain_text("rank 3")
+        assert "model not found" not in lab.page.content()
+        assert output.locator("img").first.evaluate("image => image.naturalWidth") > 100
 
 
-def test_stop_ends_a_cell_that_is_stuck_in_a_collective(page: Page) -> None:
-    page.write("stuck", [LOAD, STUCK])
-    page.open("stuck")
-    page.run(0)
-    page.begin(1)
-    page.page.locator(".jd-line", has_text="begun").wait_for()
-    page.page.locator(".jd-stop").click()
+def test_stop_ends_a_cell_that_is_stuck_in_a_collective(open_notebook: Open) -> None:
+    lab: Lab = open_notebook(STUCK)
+    lab.run(1)
+    expect(lab.page.locator(".jd-line", has_text="begun")).to_be_visible()
+    lab.page.locator(".jd-stop").click()
 
-    assert "KeyboardInterrupt" in page.ended(1).inner_text()
+    expect(lab.ended(1)).to_contain_text("KeyboardInterrupt")
 
 
-def test_nothing_that_ranks_write_runs_live_or_settled_or_opened_again(page: Page, folder: Path) -> None:
-    page.write("payloads", [LOAD, PAYLOADS])
-    page.open("payloads")
-    page.run(0)
-    page.begin(1)
-    page.page.locator(".jd-chart").wait_for()
-    assert page.page.locator(".jd-run a").count() == 0
-    output = page.ended(1)
-    output.locator("table").wait_for()
-    for kind in ("script", "svg", "[onerror]", "[onload]", "a[href^=javascript]"):
-        assert output.locator(f".jp-RenderedHTML {kind}").count() == 0
-    assert page.page.evaluate("window.pwned") is None
-    page.save()
+def test_nothing_that_ranks_write_runs_live_or_settled_or_opened_again(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(PAYLOADS, enough))
+    lab.run(1)
+    expect(lab.page.locator(".jd-chart")).to_be_visible()
+    expect(lab.page.locator(".jd-line", has_text="onerror").first).to_be_visible()
+    harmless(lab, ".jd-run")
+    enough.touch()
+    expect(lab.ended(1).locator("table")).to_be_visible()
+    harmless(lab, ".jp-RenderedHTML", "svg")
+    lab.save()
 
-    page.open("payloads", kernel=False)
-    page.page.locator(".jp-OutputArea table").wait_for()
-    assert page.page.evaluate("window.pwned") is None
+    lab.server.end_kernels()
+    lab.open()
+    expect(lab.output(1).locator("table")).to_be_visible()
+    harmless(lab, ".jp-RenderedHTML", "svg")
 
 
-def test_the_view_takes_the_colours_of_the_dark_theme(page: Page) -> None:
-    page.write("dark", [LOAD, TRAIN])
-    page.open("dark")
-    page.page.evaluate("document.body.dataset.seen = 'light'")
-    page.page.locator("text=Settings").first.click()
-    page.page.locator("li", has_text="Theme").first.click()
-    page.page.locator("li", has_text="JupyterLab Dark").first.click()
-    page.page.wait_for_function("document.body.dataset.jpThemeLight === 'false'")
-    page.run(0)
-    page.begin(1)
-    page.page.locator(".jd-rank").first.wait_for()
+def test_the_view_takes_the_colours_of_the_dark_theme(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(TRAIN, enough))
+    lab.dark()
+    lab.run(1)
+    expect(lab.page.locator(".jd-rank").first).to_be_visible()
 
-    look = page.page.locator(".jd-run").evaluate(
-        "node => [getComputedStyle(node).color, getComputedStyle(node).backgroundColor]"
-    )
-    text, ground = (
-        sum(int(float(part)) for part in colour.partition("(")[2].split(",")[:3])
-        for colour in (c.rstrip(")") for c in look)
-    )
-    assert text > 600
-    assert ground < 150
-    page.picture("dark")
-    page.ended(1)
+    view = lab.page.locator(".jd-run")
+    assert min(lab.colour(view, "color")) > 200
+    assert max(lab.colour(view, "backgroundColor")) < 50
+    lab.shoot("dark")
+    enough.touch()
+    lab.wait_idle(1)
 
 
-def test_notebook_7_shows_the_same(page: Page) -> None:
-    pytest.importorskip("notebook", reason="Notebook 7 is not installed")
-    page.write("seven", [LOAD, TRAIN])
-    page.open("seven", app="notebooks")
-    page.run(0)
-    page.begin(1)
-    page.page.locator(".jd-rank").nth(3).wait_for()
-    page.picture("notebook7")
-    assert "[0-3] loading data" in page.ended(1).inner_text()
-    page.errors.clear()  # Notebook 7.6.5 itself logs two
+def test_notebook_7_shows_the_same(open_notebook: Open, enough: Path) -> None:
+    lab: Lab = open_notebook(until(TRAIN, enough), classic=True)
+    lab.run(1)
+    expect(lab.page.locator(".jd-rank")).to_have_count(4)
+    lab.shoot("notebook7")
+    enough.touch()
+    expect(lab.ended(1)).to_contain_text("[0-3] loading data")
 
 
 # ---------------------------------------------------------------------------------------------------- on a page of its own
@@ -185,9 +166,10 @@ Show = Callable[[RunRecord], Any]
 
 
 @pytest.fixture
-def show(blank: Any) -> Show:
+def show(blank: Page) -> Show:
     """Draws a record; what it is given again is an update."""
-    run_widget = pytest.importorskip("jupyter_distrib.run_widget", reason="anywidget is not installed")
+    from jupyter_distrib import run_widget
+
     pieces, clock = Pieces("local"), iter(range(1000))
 
     def draw(record: RunRecord) -> Any:
