@@ -14,6 +14,7 @@ from pathlib import Path
 
 import peers
 import report
+import rows_browser
 import rows_data
 import rows_start
 import rows_training
@@ -38,6 +39,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "growth": rows_trouble.growth,
     "flood": rows_view.flood,
     "watched": rows_view.watched,
+    "stop": rows_browser.stop,
 }
 
 
