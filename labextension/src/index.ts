@@ -11,6 +11,7 @@ import { IRunningSessionManagers } from '@jupyterlab/running';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { copyIcon, refreshIcon, runIcon, stopIcon } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
@@ -103,12 +104,11 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     return !loss || !options.confirmStop || (await confirm(what, loss, t));
   };
   const poolArgs = described({ pool: { type: 'string', description: 'The pool; without it, the one in use.' } });
-  const put = (id: string, more: CommandRegistry.ICommandOptions): void => void app.commands.addCommand(id, { describedBy: described({}), ...more });
+  const put = (id: string, more: CommandRegistry.ICommandOptions): void => void app.commands.addCommand(id, { icon, describedBy: described({}), ...more });
 
   put(COMMANDS.open, {
     label: t('Show Pools, Ranks and Runs'),
     caption: t('Open the panel of jupyter_distrib'),
-    icon,
     execute: open
   });
   put(COMMANDS.load, {
@@ -120,6 +120,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   put(COMMANDS.stop, {
     label: t('Stop the Distributed Run'),
     caption: t('Stop the run that is going on; a second time kills its ranks'),
+    icon: stopIcon,
     isEnabled: args => typeof args['run'] === 'string' || view.currentRun(model.overview) !== null,
     describedBy: described({ run: { type: 'string' }, force: { type: 'boolean' } }),
     execute: async args => {
@@ -134,6 +135,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   put(COMMANDS.start, {
     label: args => (isUp(poolOf(args)) ? t('Resize Ranks') : t('Start Ranks')),
     caption: t('Have ranks up before a cell asks for them, as many as are picked'),
+    icon: runIcon,
     isEnabled: ready,
     describedBy: poolArgs,
     execute: async args => {
@@ -175,17 +177,29 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
   put(COMMANDS.copy, {
     label: t('Copy the Magic Line'),
+    caption: t('Copy the line that says what is picked'),
+    icon: copyIcon,
     isEnabled: ready,
     execute: () => Clipboard.copyToSystem(model.overview?.next.line ?? '')
   });
-  put(COMMANDS.refresh, { label: t('Refresh Devices'), isEnabled: ready, execute: () => model.ask({ op: 'refresh' }) });
+  put(COMMANDS.refresh, {
+    label: t('Refresh Devices'),
+    caption: t('Ask again who holds the devices'),
+    icon: refreshIcon,
+    isEnabled: ready,
+    execute: () => model.ask({ op: 'refresh' })
+  });
   put(COMMANDS.logs, {
     label: t('Show the Log of a Run'),
+    caption: t('All that a rank wrote'),
+    isEnabled: ready,
     describedBy: described({ run: { type: 'string' }, ranks: { type: 'integer' } }),
     execute: args => showLog(app, doer, text(args['run']), Number(args['ranks'] ?? 1))
   });
   put(COMMANDS.cell, {
     label: t('Go to the Cell of a Run'),
+    caption: t('Select the cell that started the run'),
+    isEnabled: ready,
     describedBy: described({ cell: { type: 'string' } }),
     execute: args => goToCell(app, model, text(args['cell']))
   });

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Open
-from tests.browser.lab import BAD, Lab, harmless, until
+from tests.browser.lab import BAD, TOP, Lab, harmless, until
 
 COLLECTIVE = """%%distributed --ranks 2 --strategy ddp
 import time
@@ -73,6 +73,7 @@ def test_what_is_picked_is_used_by_the_next_run_and_can_be_written_into_the_cell
     expect(lab.output(1)).to_contain_text("from the sidebar")
     expect(panel.locator(".jp-Distributed-run").first).to_contain_text("done")
     expect(panel).to_contain_text("3 CPU ranks, idle")
+    expect(panel).to_contain_text("No GPU here: ranks run on the CPU.")
 
     lab.select(1)
     panel.get_by_role("button", name="Insert").click()
@@ -151,7 +152,8 @@ def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: O
     expect(panel.locator(".jp-Distributed-run").first).to_contain_text("running")
     lab.reload()
 
-    run = lab.panel().locator(".jp-Distributed-run").first
+    expect(panel).to_be_visible()  # as it was left
+    run = panel.locator(".jp-Distributed-run").first
     expect(run).to_contain_text("running")
     expect(run.get_by_role("progressbar")).to_be_visible()
     lab.shoot("reloaded-in-mid-run")
@@ -254,3 +256,52 @@ def test_the_panel_is_used_by_keyboard_and_named_for_screen_readers(open_noteboo
     lab.page.keyboard.type("d")
     expect(panel.locator("code")).to_have_text(re.compile("--strategy d"))
     expect(panel.get_by_label("Strategy", exact=True)).to_be_focused()  # a repaint leaves the focus where it is
+
+
+def test_the_panel_follows_the_notebook_and_the_console_that_are_shown(open_notebook: Open) -> None:
+    lab = open_notebook("%%distributed --ranks 2\nrank")
+    panel = lab.panel()
+    lab.run(1)
+    expect(panel).to_contain_text("2 CPU ranks, idle")
+    lab.server.notebook("other.ipynb", ["1"])
+    lab.do("docmanager:open", path="other.ipynb")
+    expect(panel).to_contain_text("jupyter_distrib is not loaded in the kernel of other.ipynb")
+    lab.do("docmanager:open", path=lab.name)
+    expect(panel).to_contain_text("2 CPU ranks, idle")
+    lab.do("console:create", kernelPreference={"name": "python3"})
+    expect(panel).to_contain_text("jupyter_distrib is not loaded in the kernel of Console 1")
+
+
+def test_colours_come_from_the_theme() -> None:
+    style = (TOP / "labextension" / "style" / "base.css").read_text()
+    values = re.findall(r"(?:color|background|border(?:-\w+)*):([^;}]*)", style)
+    assert [value for value in values if re.search(r"#|rgb|hsl|white|black|gr[ae]y|red|green|blue", value)] == []
+
+
+def test_the_panel_lives_on_the_other_side_too(open_notebook: Open) -> None:
+    lab = open_notebook("1")
+    panel = lab.panel()
+    lab.do("sidebar:switch", side="left", id="jupyter-distrib-panel")
+    expect(lab.page.locator("#jp-right-stack #jupyter-distrib-panel")).to_be_attached()
+    expect(lab.panel().locator("code")).to_have_text("%%distributed")
+    panel.get_by_label("Strategy", exact=True).select_option("ddp")
+    expect(panel.locator("code")).to_have_text("%%distributed --strategy ddp")
+
+
+def test_every_command_says_what_it_is_and_what_it_takes(open_notebook: Open) -> None:
+    lab = open_notebook("1")
+    told = lab.page.evaluate(
+        """async () => {
+            const { commands } = window.jupyterapp ?? window.jupyterlab;
+            const ours = commands.listCommands().filter(id => id.startsWith('jupyter-distrib:'));
+            return Promise.all(ours.map(async id => [
+                id, commands.label(id), commands.caption(id), Boolean(commands.icon(id)), (await commands.describedBy(id)).args
+            ]));
+        }"""
+    )
+    assert len(told) >= 10
+    for name, label, caption, has_icon, arguments in told:
+        assert label, name
+        assert caption, name
+        assert has_icon, name
+        assert arguments["type"] == "object", name
