@@ -10,20 +10,17 @@ time is that of the browser's own event, by the same clock.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from playwright.sync_api import Browser, expect, sync_playwright  # noqa: E402 - found by the line above
+from playwright.sync_api import Browser, expect  # noqa: E402 - found by the line above
 
 from tests.browser import lab  # noqa: E402
-from tests.processes import agents, wait_until_gone  # noqa: E402
 
 CELL = """%%distributed --ranks 2 --strategy ddp
 import time
@@ -45,21 +42,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     others = {path.name: path for path in sorted((ROOT / ".venv-browser").glob("ipykernel-*"))}
     kernels: dict[str, Path | None] = {**others, "python3": None}
-    with tempfile.TemporaryDirectory(prefix="jdb-") as folder, sync_playwright() as playwright:
-        os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = f"{folder}/run"
-        os.environ["JUPYTER_DISTRIB_LOG_DIR"] = f"{folder}/logs"
-        browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_FLAGS)
-        server = lab.Server(Path(folder) / "jupyter", kernels)
-        try:
-            found = [measure(browser, server, kernel, int(sys.argv[1])) for kernel in kernels]
-        finally:
-            server.end_kernels()
-            server.close()
-            browser.close()
-            left = agents(Path(folder) / "run")
-            for pid in left:
-                os.kill(pid, signal.SIGTERM)
-            wait_until_gone(left)
+    with lab.serving(kernels) as (browser, server):
+        found = [measure(browser, server, kernel, int(sys.argv[1])) for kernel in kernels]
     print(json.dumps(found))
 
 

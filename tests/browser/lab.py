@@ -6,19 +6,24 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 import jupyter_distrib
+from tests.processes import agents, wait_until_gone
 
 TOP = Path(__file__).parent.parent.parent
 ARTIFACTS = TOP / "artifacts" / "browser"
@@ -75,8 +80,11 @@ class Server:
             "PYTHONPATH": str(PACKAGE.parent),
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
+        python = os.environ.get(
+            "JUPYTER_DISTRIB_LAB", sys.executable
+        )  # of another environment, with another JupyterLab
         command = [
-            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}"),
+            *(python, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}"),
             *("--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={self.work}"),
             *("--allow-root", "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
         ]
@@ -158,9 +166,18 @@ def _free_port() -> int:
 class Lab:
     """One page with one notebook in it, and what a user does there."""
 
-    def __init__(self, browser: Browser, server: Server, notebook: str, *, classic: bool = False) -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        server: Server,
+        notebook: str,
+        *,
+        classic: bool = False,
+        height: int = 860,
+        scale: float = 1,
+    ) -> None:
         self.server, self.name, self.classic = server, notebook, classic
-        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, device_scale_factor=1)
+        self.context = browser.new_context(viewport={"width": 1280, "height": height}, device_scale_factor=scale)
         self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
@@ -301,3 +318,23 @@ def harmless(lab: Lab, where: str, *drawn: str) -> None:
     for kind in ("script", "[onerror]", "[onload]", "a", *drawn):
         expect(lab.page.locator(f"{where} {kind}")).to_have_count(0)
     assert lab.page.evaluate("window.pwned") is None
+
+
+@contextmanager
+def serving(kernels: dict[str, Path | None]) -> Iterator[tuple[Browser, Server]]:
+    """A browser and a server outside of tests, and agents of their own, which end with them."""
+    with tempfile.TemporaryDirectory(prefix="jd-") as folder, sync_playwright() as playwright:
+        os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = f"{folder}/run"
+        os.environ["JUPYTER_DISTRIB_LOG_DIR"] = f"{folder}/logs"
+        browser = playwright.chromium.launch(executable_path=chromium(), args=CHROMIUM_FLAGS)
+        server = Server(Path(folder) / "jupyter", kernels)
+        try:
+            yield browser, server
+        finally:
+            server.end_kernels()
+            server.close()
+            browser.close()
+            left = agents(Path(folder) / "run")
+            for pid in left:
+                os.kill(pid, signal.SIGTERM)
+            wait_until_gone(left)
