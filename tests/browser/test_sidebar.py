@@ -281,7 +281,8 @@ def test_colours_come_from_the_theme() -> None:
 def test_the_panel_lives_on_the_other_side_too(open_notebook: Open) -> None:
     lab = open_notebook("1")
     panel = lab.panel()
-    lab.do("sidebar:switch", side="left", id="jupyter-distrib-panel")
+    lab.page.locator(".jp-SideBar [data-id=jupyter-distrib-panel]").click(button="right")
+    lab.page.locator(".lm-Menu-item", has_text="Switch Sidebar Side").click()
     expect(lab.page.locator("#jp-right-stack #jupyter-distrib-panel")).to_be_attached()
     expect(lab.panel().locator("code")).to_have_text("%%distributed")
     panel.get_by_label("Strategy", exact=True).select_option("ddp")
