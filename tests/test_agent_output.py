@@ -252,6 +252,7 @@ def test_only_the_tail_is_remembered(loop: Loop) -> None:
     os.close(write_fd)
 
 
+@pytest.mark.slow
 def test_a_chatty_rank_does_not_keep_the_loop_awake(loop: Loop) -> None:
     got: list[bytes] = []
     read_fd, write_fd = os.pipe()

@@ -209,6 +209,7 @@ def test_the_fuller_template_serves_what_the_early_one_left(stage: Stage) -> Non
     assert len(stage.started) == 1
 
 
+@pytest.mark.slow
 def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
     """More than the socket takes at once."""
     stage.templates.start()

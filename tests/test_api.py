@@ -160,6 +160,7 @@ print([type(point) is Point for point in results], [point.x for point in results
 """
 
 
+@pytest.mark.slow
 def test_a_plain_script_can_call_a_distributed_function(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
 
@@ -238,6 +239,7 @@ weights(model)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_a_prepared_program_gives_the_weights_of_hand_written_data_parallelism(book: Notebook, kind: str) -> None:
     book.ok(TRAINING + f"kind = {kind!r}")

@@ -279,6 +279,7 @@ def test_a_handle_says_where_to_call_it():
     assert "jupyter_distrib.load() in a %%distributed cell" in refused(load, "here", model=handle)
 
 
+@pytest.mark.slow
 def test_wrappers_leave_no_trace_in_the_names():
     model, optimizer = trained()
     save("compiled", model=torch.compile(model), optimizer=optimizer)

@@ -58,6 +58,7 @@ def value(text: str) -> float:
     return float(text.rpartition(":")[2])
 
 
+@pytest.mark.slow
 def test_what_4_ranks_have_saved_goes_on_with_2_ranks_and_without_any(book: Notebook) -> None:
     went_on = value(book.ok(f"%%distributed --ranks 4 --strategy ddp\n{SAVE}").result)
 

@@ -219,6 +219,7 @@ def assert_failures_in_a_row(book: Notebook, times: int) -> None:
     assert_good(book)
 
 
+@pytest.mark.slow
 def test_failures_in_a_row_do_not_add_up(book: Notebook) -> None:
     assert_failures_in_a_row(book, 30)
 
@@ -250,6 +251,7 @@ def assert_right_rank(book: Notebook, times: int) -> list[float]:
     return sorted(waits)
 
 
+@pytest.mark.slow
 def test_the_rank_that_raised_is_named_20_times_of_20(book: Notebook) -> None:
     assert assert_right_rank(book, 20)[-2] < SOON_S
 
@@ -276,6 +278,7 @@ def test_values_of_ranks_that_had_finished_are_on_the_exception(book: Notebook) 
 # ------------------------------------------------------------------------------- F2, F3: what is shown
 
 
+@pytest.mark.slow
 def test_the_same_exception_on_8_ranks_is_one_short_traceback(notebook: Notebook) -> None:
     outcome = notebook.cell("%%distributed --ranks 8\n1 / 0")
 

@@ -114,6 +114,7 @@ def test_files_sockets_and_databases_are_named_but_standard_streams_travel(tmp_p
     assert round_trip(text=io.StringIO("a"))["text"].read() == "a"
 
 
+@pytest.mark.slow
 def test_a_culprit_in_something_big_or_deep_is_found_within_a_second() -> None:
     deep: Any = threading.Lock()
     for _ in range(5000):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
@@ -26,6 +28,7 @@ def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(notebook:
     assert "step 9" in notebook.cell("print(job.logs(1))").stdout
 
 
+@pytest.mark.slow
 def test_waiting_too_short_says_that_the_run_goes_on(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=20) + "rank")
     outcome = notebook.cell("job.result(timeout_s=0.01)")
@@ -43,6 +46,7 @@ def test_a_detached_run_can_be_cancelled(notebook: Notebook) -> None:
     assert notebook.cell("job.result()").ename == "KeyboardInterrupt"
 
 
+@pytest.mark.slow
 def test_another_cell_runs_meanwhile_on_other_ranks(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
     other = notebook.cell("%%distributed --ranks 2\nrank")
@@ -59,6 +63,7 @@ def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: 
     assert "Cell In" in outcome.traceback
 
 
+@pytest.mark.slow
 def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebook) -> None:
     notebook.cell("class Point:\n    def __init__(self, x): self.x = x")
     notebook.cell(
@@ -77,6 +82,7 @@ def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebo
     assert wait_until_gone(pids, 5.0) == []
 
 
+@pytest.mark.slow
 def test_attaching_without_a_detached_run_says_so(notebook: Notebook) -> None:
     outcome = notebook.cell("%distributed_attach nowhere")
 
@@ -84,6 +90,7 @@ def test_attaching_without_a_detached_run_says_so(notebook: Notebook) -> None:
     assert "no detached run" in outcome.evalue
 
 
+@pytest.mark.slow
 def test_an_attached_run_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
         book.cell("%load_ext jupyter_distrib")

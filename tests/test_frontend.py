@@ -206,6 +206,7 @@ def test_a_log_is_shown_by_its_end_with_whole_lines(book: Notebook) -> None:
     assert answer["path"].endswith("rank1.log")
 
 
+@pytest.mark.slow
 def test_an_idle_kernel_with_ranks_sends_nothing(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2\nrank")
     drain(book)

@@ -22,6 +22,7 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
 def test_a_cell_may_open_and_close_its_own_group_any_number_of_times(book: Notebook, strategy: str) -> None:
     for _ in range(4):
@@ -91,6 +92,7 @@ def test_the_strategys_group_outlives_a_clean_run_also_with_unequal_collectives_
     assert book.cell(good).result == "ranks 0-1: 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS=3", "PYTHONHASHSEED=7", "LD_BIND_NOW=1", "PLAIN=x"])
 def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: Notebook, name: str) -> None:
     variable, _, value = name.partition("=")
@@ -128,6 +130,7 @@ TAKE_A_STEP = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["1 / 0", "raise KeyboardInterrupt"])
 def test_a_model_that_was_wrapped_by_hand_and_kept_trains_on_after_a_failure(book: Notebook, how: str) -> None:
     """Its own group was cut; ranks that failed in the middle of a step hold different weights."""

@@ -217,6 +217,7 @@ def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
     print(f"p50 {sorted(waits)[25]:.3f} s, most {max(waits):.3f} s")
 
 
+@pytest.mark.slow
 def test_an_import_that_was_stopped_works_the_next_time(notebook: Notebook, tmp_path: Path) -> None:
     package = tmp_path / "slow_package"
     package.mkdir()
@@ -339,6 +340,7 @@ def test_a_cell_that_catches_the_interrupt_and_goes_on_to_its_end_returns(book: 
 # ------------------------------------------------------------------------------- other phases
 
 
+@pytest.mark.slow
 def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
     for _ in range(3):
         begin(notebook, "--ranks 8 --fresh", "import time\ntime.sleep(100)")

@@ -109,6 +109,7 @@ def distributed(line, cell):
 """
 
 
+@pytest.mark.slow
 def test_another_extensions_magic_is_taken_and_given_back(tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
         book.ok(FOREIGN)
@@ -202,6 +203,7 @@ def test_what_cannot_be_sent_is_left_out_if_the_cell_may_do_without_it(book: Not
     assert book.ok(ON_TWO + "def unused():\n    return guard\n5").result == "ranks 0-1: 5"
 
 
+@pytest.mark.slow
 def test_a_large_variable_is_named_in_a_warning(book: Notebook) -> None:
     book.ok("import torch\nsmall = torch.ones(3)\nlarge = torch.zeros(26_000_000)")
 
@@ -362,6 +364,7 @@ def test_gpus_on_a_machine_without_any_are_cpu_ranks_and_the_run_says_so(tmp_pat
         assert sentence not in book.ok("%%distributed --ranks 2\nprint('hello')").view
 
 
+@pytest.mark.slow
 def test_ranks_asked_for_by_number_serve_cells_that_name_none(tmp_path: Path) -> None:
     """Where there is no GPU, both mean the same two CPU ranks."""
     pids = "\nimport os\nos.getpid()"

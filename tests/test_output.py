@@ -70,6 +70,7 @@ def test_a_flood_is_complete_in_the_log_and_short_under_the_cell(book: Notebook,
     assert "not shown here" in outcome.view
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_through_the_descriptor_do_not_block(book: Notebook) -> None:
     outcome = book.cell("%%distributed --ranks 1\nimport os\nfor _ in range(100): os.write(1, b'x' * 2**20)\n'done'")
 

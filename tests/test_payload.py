@@ -233,6 +233,7 @@ def test_neither_descriptors_nor_mappings_leak() -> None:
     assert _open_files_and_maps() == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_a_value_holds_its_mapping_without_a_descriptor_and_lets_go_of_it() -> None:
     before = _open_files_and_maps()

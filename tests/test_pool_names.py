@@ -109,6 +109,7 @@ def test_a_cell_can_wait_for_the_one_before(book: Notebook) -> None:
     assert book.ok("run.result()").result == "ranks 0-1: 'first'"
 
 
+@pytest.mark.slow
 def test_a_gpu_type_that_is_not_there_is_refused(book: Notebook) -> None:
     if book.ok("import torch\ntorch.cuda.is_available()").result == "True":
         pytest.skip("there are GPUs")
@@ -134,6 +135,7 @@ def environment(folder: Path, *, libraries: bool, torch: str = "") -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_a_pool_has_an_interpreter_of_its_own(book: Notebook, tmp_path: Path) -> None:
     python = environment(tmp_path / "env", libraries=True)
     (python.parent.parent / "lib").glob("python*")
@@ -144,6 +146,7 @@ def test_a_pool_has_an_interpreter_of_its_own(book: Notebook, tmp_path: Path) ->
     book.ok("%distributed_pool remove other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("libraries", "torch", "says"),
     [

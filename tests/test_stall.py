@@ -66,6 +66,7 @@ def follow(client: Client, crew: CrewOpened, source: str, **more: object) -> Fol
     return Follower(client, client.start(crew, source, **more))
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: Client) -> None:
     crew = client.crew(2)
     run = follow(client, crew, GROUP + "for _ in range(40):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)")
@@ -188,6 +189,7 @@ def test_a_hang_timeout_stops_the_run_with_the_reason(shared_notebook: Notebook)
     assert shared_notebook.ok("%%distributed --ranks 2\nrank").result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
@@ -207,6 +209,7 @@ def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: st
     assert "OFF" in debug
 
 
+@pytest.mark.slow
 def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: Client) -> None:
     crew = client.crew(2)
     run = follow(

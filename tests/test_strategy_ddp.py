@@ -72,6 +72,7 @@ def test_kept_models_go_on_where_they_were_and_epochs_too(book: Notebook) -> Non
     book.ok(SETUP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["interrupt", "failure", "exit"])
 def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book: Notebook, end: str) -> None:
     book.ok(SETUP)
@@ -253,6 +254,7 @@ def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, 
     assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
 
 
+@pytest.mark.slow
 def test_a_strategy_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(
         "from jupyter_distrib.arguments import Option, count\n"

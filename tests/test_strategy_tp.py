@@ -55,6 +55,7 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
+@pytest.mark.slow
 def test_a_plan_over_the_mesh_gives_what_one_process_gives(book: Notebook) -> None:
     book.ok("alone = build()\nexpected = train(alone, 8)")
     book.ok(

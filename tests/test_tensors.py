@@ -183,6 +183,7 @@ def test_sparse_tensors_leave_nothing_behind_in_torch(kernel: Kernel) -> None:
     assert torch._utils._sparse_tensors_to_validate == []
 
 
+@pytest.mark.slow
 def test_a_model_and_its_optimizer_stay_connected(kernel: Kernel) -> None:
     kernel.namespace["torch"] = torch
     kernel.cell("""
@@ -309,5 +310,6 @@ class FreshTensor:
         return {"part": torch.arange(1_000_000)[5:7]}
 
 
+@pytest.mark.slow
 def test_a_state_made_of_new_memory_each_time_is_packed_too() -> None:
     assert returned(FreshTensor()).part.tolist() == [5, 6]

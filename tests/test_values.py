@@ -93,6 +93,7 @@ def test_an_instance_of_a_class_of_the_cell_comes_back_and_works(book: Notebook)
     assert book.fails("Pair").ename == "NameError"
 
 
+@pytest.mark.slow
 def test_tensors_come_back_on_the_cpu_and_writable(book: Notebook) -> None:
     body = """
 import torch
@@ -270,6 +271,7 @@ def test_a_function_of_the_notebook_can_read_a_kept_name(book: Notebook) -> None
     assert book.ok(ON_TWO + "look()").result == "rank 0: 0\nrank 1: 1"
 
 
+@pytest.mark.slow
 def test_a_kept_model_is_trained_on_by_the_next_cell(book: Notebook) -> None:
     book.ok("import torch")
     body = """

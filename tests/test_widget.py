@@ -38,6 +38,7 @@ def test_a_run_is_watched_in_a_widget_and_leaves_static_output(book: Notebook) -
     assert outcome.open_widgets == set()
 
 
+@pytest.mark.slow
 def test_no_run_leaves_a_widget_behind(book: Notebook) -> None:
     count = "from ipywidgets.widgets.widget import _instances as _i\nimport comm\nprint(len(_i), len(comm.get_comm_manager().comms))"
     book.cell(TRAIN, cell_id=CELL)
@@ -56,6 +57,7 @@ def test_a_cell_that_ends_at_once_has_no_widget(book: Notebook) -> None:
     assert "[0-1] quick" in outcome.view
 
 
+@pytest.mark.slow
 def test_a_cell_that_shows_nothing_loads_no_widget_library(notebook: Notebook) -> None:
     notebook.ok("%%distributed --ranks 2\npass")
     outcome = notebook.cell("%%distributed --ranks 2\nrank", cell_id=CELL)
@@ -65,6 +67,7 @@ def test_a_cell_that_shows_nothing_loads_no_widget_library(notebook: Notebook) -
     assert loaded.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_client_that_names_no_cell_is_given_html_and_text(book: Notebook) -> None:
     outcome = book.cell(TRAIN)
 
@@ -73,6 +76,7 @@ def test_a_client_that_names_no_cell_is_given_html_and_text(book: Notebook) -> N
     assert "step 8/8" in outcome.view
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("choice", "cell_id", "kinds"), [("html", CELL, STATIC), ("widget", "", {WIDGET, *STATIC})])
 def test_the_environment_chooses_the_view(book: Notebook, choice: str, cell_id: str, kinds: set[str]) -> None:
     book.ok(f"%env JUPYTER_DISTRIB_VIEW={choice}")
@@ -82,6 +86,7 @@ def test_the_environment_chooses_the_view(book: Notebook, choice: str, cell_id: 
     assert outcome.kinds == kinds
 
 
+@pytest.mark.slow
 def test_without_anywidget_there_is_html(book: Notebook) -> None:
     book.ok(
         "import sys\n_kept = {name: sys.modules.pop(name, None) for name in ('anywidget', 'jupyter_distrib.run_widget')}\nsys.modules['anywidget'] = None"
@@ -96,6 +101,7 @@ def test_without_anywidget_there_is_html(book: Notebook) -> None:
     assert "step 8/8" in outcome.view
 
 
+@pytest.mark.slow
 def test_a_widget_library_that_breaks_does_not_end_the_run(book: Notebook) -> None:
     book.ok("import jupyter_distrib.run_widget as _r\n_push, _r.RunWidget.push = _r.RunWidget.push, lambda *_: 1 / 0")
     outcome = book.cell(TRAIN, cell_id=CELL)
@@ -105,6 +111,7 @@ def test_a_widget_library_that_breaks_does_not_end_the_run(book: Notebook) -> No
     assert "step 8/8" in outcome.view
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupted", "failed", "lost"])
 def test_a_run_that_ends_badly_settles_too(book: Notebook, how: str) -> None:
     end = {
@@ -126,6 +133,7 @@ def test_a_run_that_ends_badly_settles_too(book: Notebook, how: str) -> None:
     assert outcome.open_widgets == set()
 
 
+@pytest.mark.slow
 def test_a_silent_run_that_was_shown_does_not_stay_running(book: Notebook) -> None:
     outcome = book.cell("%%distributed --ranks 2\nimport time\ntime.sleep(1.6)", cell_id=CELL)
 
@@ -156,6 +164,7 @@ def test_stop_from_the_widget_reaches_the_run(book: Notebook) -> None:
     assert book.fails("run.result(timeout_s=20)").ename == "KeyboardInterrupt"
 
 
+@pytest.mark.slow
 def test_messages_to_the_browser_are_few_whatever_ranks_print(book: Notebook) -> None:
     outcome = book.cell(
         "%%distributed --ranks 2\nimport time\nend = time.time() + 2\nwhile time.time() < end: print('x' * 80)",

@@ -489,6 +489,7 @@ print("fine", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_groups_come_and_go_in_two_ranks() -> None:
     import socket
 
