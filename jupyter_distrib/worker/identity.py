@@ -81,11 +81,17 @@ def environment() -> dict[str, str]:
 
 
 def defaults() -> dict[str, str]:
-    """Variables that are set unless the user has set them: threads share the cores, and local ranks meet on the
-    loopback interface, those of several nodes on the one between them."""
+    """Variables that are set unless the user has set them: threads share the cores, local ranks meet on the loopback
+    interface, those of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of
+    its default, which grow to 3 MB a rank (measured with torch 2.13)."""
     threads = str(order().threads)
     interface = order().interface
-    return {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {
+        "OMP_NUM_THREADS": threads,
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "TORCH_FR_BUFFER_SIZE": "200",
+    }
 
 
 def is_rank() -> bool:
