@@ -62,6 +62,10 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%load_ext jupyter_distrib`."""
+    from jupyter_distrib import session
+
+    session.current().warm_up()  # the pool gets ready while the rest is imported
+
     from jupyter_distrib import magic
 
     magic.load(shell)

@@ -278,7 +278,6 @@ def load(shell: InteractiveShell) -> None:
     completion.install(shell)
     frontend.install(shell)
     comment.install(shell)
-    session.current().warm_up()
 
 
 def _home(magic: Callable[..., Any]) -> str:

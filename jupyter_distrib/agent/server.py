@@ -26,6 +26,7 @@ from jupyter_distrib import paths
 from jupyter_distrib.agent import devices, reap
 from jupyter_distrib.agent.crew import Crew, NodeRun
 from jupyter_distrib.agent.journal import Journal
+from jupyter_distrib.agent.launch import Launched
 from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.templates import Templates
 from jupyter_distrib.events import (
@@ -89,10 +90,10 @@ class Waiting:
 class Agent:
     """Everything that lives on this node on behalf of the user's kernels with one environment."""
 
-    def __init__(self, listener: socket.socket, directory: Path, name: str) -> None:
+    def __init__(self, listener: socket.socket, directory: Path, name: str, launched: Launched | None = None) -> None:
         self._listener, self._directory, self._name = listener, directory, name
         self._loop = Loop()
-        self._templates = Templates(self._loop, self._exchange_early)
+        self._templates = Templates(self._loop, self._exchange_early, launched)
         self._leases = devices.Leases(directory)
         self._clients: list[Client] = []
         self._crews: list[Crew] = []

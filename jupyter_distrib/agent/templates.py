@@ -7,14 +7,13 @@ wait until it has imported torch.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jupyter_distrib.agent.launch import Launched, launch
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link, encode
@@ -35,16 +34,21 @@ class _Order:
 
 
 class Templates:
-    """At most two templates: the early one, and the fuller one that replaces it."""
+    """At most two templates: the early one, and the fuller one that replaces it.
 
-    def __init__(self, loop: Loop, on_fuller: Callable[[], None]) -> None:
-        self._loop, self._on_fuller = loop, on_fuller
+    Args:
+        on_fuller: Called when it has.
+        launched: The first, if it is on its way already.
+    """
+
+    def __init__(self, loop: Loop, on_fuller: Callable[[], None], launched: Launched | None = None) -> None:
+        self._loop, self._on_fuller, self._launched = loop, on_fuller, launched
         self._waiting: deque[_Order] = deque()
         self._forking: deque[tuple[Link, _Order]] = deque()
         self._link: Link | None = None
         self._pending: list[Link] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the agent
+        self._log = launched.log if launched else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the agent
         self.session = 0
         """Session of the templates and of what they have just forked."""
 
@@ -67,19 +71,10 @@ class Templates:
         """Exec the template, unless one is up or on its way."""
         if self._process is not None:
             return
-        ends = [socket.socketpair() for _ in range(2)]
-        theirs = [end.fileno() for _, end in ends]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_distrib.worker.template", str(os.getpid()), *map(str, theirs)],
-            pass_fds=theirs,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self._process, links, _ = self._launched or launch(self._log)
+        self._launched = None
         self.session = self._process.pid
-        for mine, end in ends:
-            end.close()
+        for mine in links:
             mine.setblocking(False)
             link = Link(mine)
             self._pending.append(link)

@@ -58,7 +58,8 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
 
 def serve(link: Link, agent_pid: int, *, early: bool) -> None:
     """Fork what is asked for until the agent closes the link."""
-    gc.collect()
+    if not early:
+        gc.collect()
     gc.freeze()
     link.send(TemplateReady(pid=os.getpid(), early=early))
     while True:
