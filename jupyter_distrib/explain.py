@@ -28,9 +28,14 @@ class Explanation:
 
     @classmethod
     def of(
-        cls, captured: Captured, namespace: Mapping[str, Any], *, strategy: str = "none", summary: str = ""
+        cls,
+        captured: Captured,
+        namespace: Mapping[str, Any],
+        *,
+        strategy: str = "none",
+        effects: tuple[str, str] = ("", ""),
     ) -> Explanation:
-        """`summary`: what the strategy does with a model."""
+        """`effects`: what the strategy does with a model and with a data loader."""
         names = {item.name: (item.value, item.reason) for item in captured.inputs}
         for name, way in reachable(captured.inputs, namespace).items():
             names.setdefault(name, (namespace[name], f"used by {' -> '.join(way)}"))
@@ -41,7 +46,7 @@ class Explanation:
                 for name, (value, reason) in names.items()
             ),
             strategy=strategy,
-            prospects=tuple((each.where, each.what, each.effect) for each in foresee(captured, namespace, summary)),
+            prospects=tuple((each.where, each.what, each.effect) for each in foresee(captured, namespace, *effects)),
         )
 
     def __repr__(self) -> str:

@@ -21,9 +21,9 @@ _BY_HAND = {
     "DistributedDataParallel": "wrapped by hand, so this model is left alone",
     "FullyShardedDataParallel": "wrapped by hand, so this model is left alone",
     "fully_shard": "sharded by hand, so this model is left alone",
+    "parallelize_module": "spread over the mesh by this plan",
     "DistributedSampler": "divided by hand, so a data loader with it is left alone",
 }
-_DIVIDED = "divided among the ranks where it is trained with, whole in an evaluation"
 _MAX_TEXT = 60
 
 
@@ -37,28 +37,29 @@ class Prospect:
     effect: str
 
 
-def foresee(captured: Captured, namespace: Mapping[str, Any], summary: str) -> tuple[Prospect, ...]:
+def foresee(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[Prospect, ...]:
     """Where in the cell and in what travels with it a strategy will do something.
 
     Args:
         captured: The cell.
         namespace: The notebook's.
-        summary: What the strategy does with a model; empty if it does nothing.
+        model: What the strategy does with a model; empty if it does nothing.
+        data: What it does with a data loader.
     """
-    if not summary:
+    if not model:
         return ()
-    model = f"its model is {summary}"
-    found = list(_in_source(captured.cell.source, "line {}", namespace, model))
+    effects = f"its model is {model}", data
+    found = list(_in_source(captured.cell.source, "line {}", namespace, effects))
     values = {item.name: item.value for item in captured.inputs}
     values |= {name: namespace[name] for name in reachable(captured.inputs, namespace)}
     for name, value in values.items():
         if functions := _functions(name, value):
             for place, function in functions.items():
-                found += _in_source(_source(function), f"{place}, its line {{}}", namespace, model)
+                found += _in_source(_source(function), f"{place}, its line {{}}", namespace, effects)
         elif _is_a(value, "torch.optim.optimizer.Optimizer"):
-            found.append(Prospect(where="captured", what=name, effect=model))
+            found.append(Prospect(where="captured", what=name, effect=effects[0]))
         elif _is_a(value, "torch.utils.data.dataloader.DataLoader"):
-            found.append(Prospect(where="captured", what=name, effect=_DIVIDED))
+            found.append(Prospect(where="captured", what=name, effect=effects[1]))
     return tuple(found)
 
 
@@ -79,7 +80,7 @@ def _source(function: FunctionType) -> str:
         return ""
 
 
-def _in_source(source: str, where: str, namespace: Mapping[str, Any], model: str) -> Iterator[Prospect]:
+def _in_source(source: str, where: str, namespace: Mapping[str, Any], effects: tuple[str, str]) -> Iterator[Prospect]:
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -87,20 +88,20 @@ def _in_source(source: str, where: str, namespace: Mapping[str, Any], model: str
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for node in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         name = ast.unparse(node.func)
-        if effect := _effect(name, tree, namespace, model):
+        if effect := _effect(name, tree, namespace, effects):
             text = ast.unparse(node)
             short = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
             yield Prospect(where=where.format(node.lineno), what=short, effect=effect)
 
 
-def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], model: str) -> str:
+def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], effects: tuple[str, str]) -> str:
     last = name.rpartition(".")[2]
     if last in _BY_HAND:
         return _BY_HAND[last]
     if last == "DataLoader":
-        return _DIVIDED
+        return effects[1]
     if _is_optimizer(name, tree, namespace):
-        return model
+        return effects[0]
     return ""
 
 

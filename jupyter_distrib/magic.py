@@ -48,8 +48,8 @@ class DistributedMagics(Magics):
         captured = self._capture(options, cell)
         if options.explain:
             strategy = options.strategy or "none"
-            summary = load_strategy(strategy).summary
-            return Explanation.of(captured, self.shell.user_ns, strategy=strategy, summary=summary)
+            effects = load_strategy(strategy).effects(options.strategy_options)
+            return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
         run = self._start(captured, options, known)
         if options.detach:
             return self._detached(run, options)

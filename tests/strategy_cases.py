@@ -753,6 +753,33 @@ weights(model)
     ),
 )
 
+_SLICED = """
+torch.manual_seed(1)
+model = {model}
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+mine = TensorDataset(features[rank::world_size], targets[rank::world_size])
+fit(model, optimizer, DataLoader(mine, batch_size=8))
+weights({whole})
+"""
+_SLICED_INDICES = """
+torch.manual_seed(1)
+model = {model}
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+mine = list(range(48))[rank * 48 // world_size : (rank + 1) * 48 // world_size]
+fit(model, optimizer, DataLoader(data, batch_size=8, sampler=mine))
+weights({whole})
+"""
+_SLICED_STREAM = """
+class Mine(IterableDataset):
+    def __iter__(self):
+        return itertools.islice(data, rank, None, world_size)
+torch.manual_seed(1)
+model = {model}
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+fit(model, optimizer, DataLoader(Mine(), batch_size=8))
+weights({whole})
+"""
+
 BY_HAND = (
     Case(
         title="own process group, DistributedDataParallel and sampler",
@@ -783,6 +810,22 @@ weights(model.module)
         code=HAND.replace('dist.init_process_group("gloo")', "")
         + _SIMPLE.replace("DistributedDataParallel(Net())", "Net()").replace(".module", ""),
         by_hand=_SIMPLE,
+    ),
+    Case(
+        title="data sliced by hand, `features[rank::world_size]`",
+        slow=False,
+        code=_SLICED.format(model="Net()", whole="model"),
+        by_hand=_SLICED.format(model="DistributedDataParallel(Net())", whole="model.module"),
+    ),
+    Case(
+        title="indices sliced by hand, in a sampler",
+        code=_SLICED_INDICES.format(model="Net()", whole="model"),
+        by_hand=_SLICED_INDICES.format(model="DistributedDataParallel(Net())", whole="model.module"),
+    ),
+    Case(
+        title="an IterableDataset that asks for its rank",
+        code=_SLICED_STREAM.format(model="Net()", whole="model"),
+        by_hand=_SLICED_STREAM.format(model="DistributedDataParallel(Net())", whole="model.module"),
     ),
 )
 

@@ -196,6 +196,16 @@ steps = len(train)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 fit(model, optimizer, train)"""
 FIT = "\nfit(model, optimizer, loader)"
+SLICED = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train = DataLoader(TensorDataset(features[{slice}], targets[{slice}]), batch_size=8)
+for x, y in itertools.islice(train, 1): update(model, optimizer, x, y)
+"""
+OTHER_PARAMETERS = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = Net()
+fit(model, optimizer, loader)"""
 
 SAID = {
     "an update by hand": (
@@ -210,6 +220,22 @@ SAID = {
     "an evaluation like training": (
         f"{FIT}\nfor x, y in loader: model(x)",
         "each rank has read its share only on line 4",
+    ),
+    "data that the cell has divided": (
+        SLICED.format(slice="rank::world_size"),
+        "the data loader read on line 6 holds other samples on each rank: the cell has divided them by hand, so it is",
+    ),
+    "data that the cell has divided unequally": (
+        SLICED.format(slice="rank * 32 // (world_size - 1) :"),
+        "the data loader read on line 6 holds other samples on each rank, with 6, 2 batches",
+    ),
+    "data that differ for another reason": (
+        SLICED.format(slice="rank::2"),
+        "the data loader read on line 6 holds other samples on one rank than on another, and each rank has read a",
+    ),
+    "an optimizer over other parameters than those of the model": (
+        OTHER_PARAMETERS,
+        "SGD has stepped on line 5 without a gradient: backward() has computed those of other parameters than its own.",
     ),
     "training in eval mode": (f"model.eval(){FIT}", "every rank has trained with all batches that were read on line 3"),
     "a length asked too early": (TOO_EARLY, "len() of a data loader, asked on line 3 before there was an optimizer"),
@@ -240,6 +266,16 @@ REFUSED = {
         "torch.optim.SGD(nn.ReLU().parameters(), lr=1)",
         "optimizer got an empty parameter list",
     ),
+    "prepare() on some of the ranks": (
+        f"{DDP}--on 0",
+        "jupyter_distrib.prepare(model)",
+        "jupyter_distrib.prepare() needs every rank, and --on runs this cell on some of them: leave --on out.",
+    ),
+    "processes that a cell starts to be ranks": (
+        DDP,
+        "torch.multiprocessing.start_processes(print, (), 2, start_method='fork')",
+        "torch.multiprocessing.start_processes() on a rank of a distributed cell: the ranks are there already",
+    ),
     "an unknown strategy": ("%%distributed --strategy dpd", "1", "did you mean ddp?"),
     "an option of another strategy": ("%%distributed --batch global", "1", "--strategy ddp"),
     "an unknown way to batch": (DDP + "--batch globl", "1", "did you mean global?"),
@@ -252,6 +288,27 @@ def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, 
 
     assert sentence in book.fails(f"{line}\n{body}").traceback
     assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
+
+
+def test_a_loader_that_one_rank_reads_keeps_nobody_waiting_for_ever(book: Notebook) -> None:
+    looked = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nif rank % world_size == 0: next(iter(loader))\n"
+
+    assert book.ok(f"{DDP}--out trained\n{looked}fit(model, optimizer, loader)\nweights(model)")
+    assert agree(book, "trained")
+
+
+@pytest.mark.slow
+def test_a_cell_on_some_of_the_ranks_waits_for_nobody(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(SETUP)
+        alone = book.ok(f"{DDP}--on 1\nfit(model, optimizer, loader)\njupyter_distrib.total(5), len(loader)")
+        assert alone.result == "rank 1: (5, 6)"
+        assert "trained on some of the ranks only, so nothing was averaged over ranks" in alone.view
+        for strategy in ("fsdp", "tp"):
+            refused = book.fails(f"{DDP.replace('ddp', strategy)}--on 1\n1").evalue
+            assert refused.startswith("this strategy spreads a model over all ranks, and --on runs the cell on some")
+        assert "global batch 16 = 2 x 8" in book.ok(f"{DDP}{FIT};").view
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ kernels."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -285,6 +286,49 @@ def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
         "%%distributed --ranks 2 --strategy fsdp\nw = torch.zeros(3, requires_grad=True)\ntorch.optim.SGD([w], 0.1)"
     )
     assert "SGD (line 3) trains a tensor of shape (3,) that belongs to no module" in loose.evalue
+
+
+def test_explain_shows_what_would_be_sharded_and_where(book: Notebook) -> None:
+    book.ok("theirs = build()\nits = torch.optim.SGD(theirs.parameters(), 0.1)")
+    shown = book.ok(
+        "%%distributed --ranks 2 --strategy fsdp --fsdp-unit Linear --explain\n"
+        f"{PLAIN}train(theirs, its)\nfrom torch.distributed.fsdp import fully_shard\nfully_shard(build(), mesh=mesh)"
+    ).result
+    table = [re.split(r" {2,}", line) for line in shown.partition("\n\n")[2].splitlines()]
+
+    model = "its model is sharded over the ranks, in units of Linear"
+    assert table == [
+        ["where", "what", "with --strategy fsdp"],
+        ["line 3", "torch.optim.AdamW(model.parameters(), 0.01)", model],
+        ["line 7", "fully_shard(build(), mesh=mesh)", "sharded by hand, so this model is left alone"],
+        [
+            "train, its line 4",
+            "DataLoader(data(), batch_size=8, shuffle=True)",
+            "divided among the ranks where it is trained with, whole in an evaluation",
+        ],
+        ["captured", "its", model],
+    ]
+
+
+def test_a_strategy_that_cannot_begin_leaves_torch_as_it_was(book: Notebook) -> None:
+    book.ok("theirs = build()\nits = torch.optim.SGD(theirs.parameters(), 0.1)")
+    failed = book.fails("%%distributed --ranks 2 --strategy fsdp --fsdp-unit Linaer\ntrain(theirs, its)")
+
+    assert failed.evalue == "--fsdp-unit Linaer: no part of Net has this class; did you mean Linear?"
+    assert "line" not in failed.traceback  # it had not come to the cell
+    clean = book.ok("%%distributed --ranks 2\ntorch.optim.Optimizer.__init__.__code__.co_filename.split('/')[-2]")
+    assert clean.result == "ranks 0-1: 'optim'"
+
+
+def test_torch_save_of_shards_is_refused_and_that_of_whole_tensors_is_not(book: Notebook) -> None:
+    saved = "torch.save(model.state_dict(), f'{rank}.pt')"
+
+    refused = book.fails(f"%%distributed --ranks 2 --strategy fsdp --keep model\n{PLAIN}{saved}").evalue
+    assert refused.startswith("torch.save() would write this rank's shards only, since this model is sharded over")
+    run(book, PLAIN, "--strategy fsdp --keep model")
+    assert book.fails(f"%%distributed --ranks 2\n{saved}").evalue == refused
+    run(book, f"model = build()\n{saved}")
+    assert book.ok("torch.load('1.pt').keys() == build().state_dict().keys()").result == "True"
 
 
 def test_sharding_by_hand_is_left_alone(book: Notebook) -> None:

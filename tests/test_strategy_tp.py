@@ -3,6 +3,8 @@ kernels."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jupyter_distrib.errors import OptionsError
@@ -113,6 +115,21 @@ def test_a_mesh_of_the_notebooks_own_is_not_replaced(book: Notebook) -> None:
     book.ok("mesh = 'mine'")
     assert book.ok("%%distributed --ranks 2 --strategy tp\nmesh").result == "ranks 0-1: 'mine'"
     book.ok("del mesh")
+
+
+def test_explain_knows_which_dimensions_the_mesh_has(book: Notebook) -> None:
+    cell = "model = parallelize_module(build(), mesh['model'], PLAN)\nlosses = train(model, 8)"
+    plain = book.ok(f"%%distributed --ranks 2 --strategy tp --explain\n{cell}").result
+    both = book.ok(f"%%distributed --ranks 4 --strategy tp --mesh data=2,model=2 --explain\n{cell}").result
+
+    assert re.search(
+        r"line 2 +parallelize_module\(build\(\), mesh\['model'\], PLAN\) +spread over the mesh by this plan", plain
+    )
+    model = "its model is spread over the mesh by the plan that the cell gives"
+    assert re.search(rf"torch.optim.AdamW\(model.parameters\(\), 0.01\) +{model}\n", plain)
+    assert "whole on every rank, since the mesh has no dimension `data`" in plain
+    assert f"{model}, and sharded over its dimension `data`, large blocks that it repeats as units" in both
+    assert "divided among the ranks where it is trained with" in both
 
 
 @pytest.mark.parametrize("text", ["", "data", "data=0", "data=x", "2", "data=2,,model=2", "a=1,a=2", "data=-1"])

@@ -131,7 +131,7 @@ class Worker:
 
         import torch
 
-        from jupyter_distrib.worker import group
+        from jupyter_distrib.worker import group, refusals
 
         torch.set_num_threads(self.order.threads)
         if "fork" in multiprocessing.get_all_start_methods():
@@ -142,6 +142,7 @@ class Worker:
         self.handlers = leftovers.Handlers()
         self.group = group.Rendezvous(self.order.rank, self.order.world_size)
         group.install(self.group)
+        refusals.install()
         displaying.install()
         if self.order.visible_devices is not None:
             torch.cuda.set_device(identity.device())

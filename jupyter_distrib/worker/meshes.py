@@ -44,6 +44,12 @@ def mesh(shape: Shape) -> DeviceMesh:
     return _made[shape]
 
 
+def is_ours(each: DeviceMesh) -> bool:
+    """Whether it is one of these meshes, or was cut out of one."""
+    root = each._get_root_mesh()  # noqa: SLF001 - torch (2.13) has no public way
+    return any(root is made for made in _made.values())
+
+
 def follow() -> bool:
     """Have all meshes use the groups that there are now; True if any rank had others before. Collective then."""
     global _world

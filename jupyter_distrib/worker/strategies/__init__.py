@@ -25,6 +25,8 @@ from jupyter_distrib.arguments import Declared, Option
 from jupyter_distrib.errors import DistributedError
 
 ENTRY_POINTS = "jupyter_distrib.strategies"
+DIVIDED = "divided among the ranks where it is trained with, whole in an evaluation"
+DIVIDED_ALWAYS = "divided among the ranks, in an evaluation without repetitions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,15 @@ class Strategy:
     """Whether values of its cells may be sharded over the ranks."""
     summary: ClassVar[str] = ""
     """What it does with the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: nothing."""
+
+    @classmethod
+    def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
+        """What it will do with a model and with a data loader, for `--explain`; called in the kernel.
+
+        Args:
+            options: Those of its own that were given, by `Option.name`.
+        """
+        return cls.summary, DIVIDED_ALWAYS if "shard_eval" in options else DIVIDED
 
     def begin(self, run: StrategyRun) -> None:
         """Called in the rank's main thread before the cell, when the captured names are there; may be interrupted."""

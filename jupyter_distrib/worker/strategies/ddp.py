@@ -34,6 +34,7 @@ class DataParallelStrategy(TrainingStrategy):
         from jupyter_distrib.worker import group, identity
         from jupyter_distrib.worker.training.replicas import DataParallel
 
-        met_again = group.current.ensure(group.default_backend(identity.device()))
+        # On some of the ranks only, a new group would wait for the others for ever.
+        met_again = run.everyone and group.current.ensure(group.default_backend(identity.device()))
         self.training = training = DataParallel(run)
         training.begin(met_again=met_again)

@@ -7,9 +7,11 @@ treated as what is found.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.arguments import Option, switch
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.strategies import StrategyRun, TrainingStrategy
 from jupyter_distrib.worker.strategies.ddp import BATCH, SHARD_EVAL
 
@@ -47,33 +49,42 @@ class FullyShardedStrategy(TrainingStrategy):
     summary = "sharded over the ranks"
     training: ShardedTraining | None = None
 
+    @classmethod
+    def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
+        _, data = super().effects(options)
+        units = options.get("fsdp_unit")
+        return f"{cls.summary}, " + (f"in units of {units}" if units else "large blocks that it repeats as units"), data
+
     def begin(self, run: StrategyRun) -> None:
         from jupyter_distrib.worker import identity
 
-        self.training = begun(run, (("data", identity.world_size()),))
+        self._train_over(run, (("data", identity.world_size()),))
 
     def returning(self, value: object) -> None:
         assert self.training is not None
         self.training.returning(value)
 
+    def _train_over(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> None:
+        """Have the group and the mesh, and watch the cell."""
+        from jupyter_distrib.worker import group, identity, meshes
+        from jupyter_distrib.worker.training.sharded import How, ShardedTraining
 
-def begun(run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> ShardedTraining:
-    """Have the group and the mesh, and watch the cell."""
-    from jupyter_distrib.worker import group, identity, meshes
-    from jupyter_distrib.worker.training.sharded import How, ShardedTraining
-
-    group.current.ensure(group.default_backend(identity.device()))
-    regrouped = meshes.follow()
-    mesh = meshes.mesh(shape)
-    run.names.setdefault("mesh", mesh)
-    names = mesh.mesh_dim_names or ()
-    how = How(
-        data=mesh["data"] if "data" in names else None,
-        model=names != ("data",),
-        unit=run.options.get("fsdp_unit", ""),
-        bf16=run.options.get("precision") == "bf16",
-        offload="cpu_offload" in run.options,
-    )
-    training = ShardedTraining(run, how)
-    training.begin(regrouped=regrouped)
-    return training
+        if not run.everyone:
+            raise DistributedError(
+                "this strategy spreads a model over all ranks, and --on runs the cell on some of them: leave --on out, "
+                "or take --strategy none."
+            )
+        group.current.ensure(group.default_backend(identity.device()))
+        regrouped = meshes.follow()
+        mesh = meshes.mesh(shape)
+        run.names.setdefault("mesh", mesh)
+        names = mesh.mesh_dim_names or ()
+        how = How(
+            data=mesh["data"] if "data" in names else None,
+            model=names != ("data",),
+            unit=run.options.get("fsdp_unit", ""),
+            bf16=run.options.get("precision") == "bf16",
+            offload="cpu_offload" in run.options,
+        )
+        self.training = training = ShardedTraining(run, how)
+        training.begin(regrouped=regrouped)

@@ -6,11 +6,13 @@ Ranks that differ in `model` only see the same data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jupyter_distrib.arguments import Option, shown
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.worker.strategies import StrategyRun
 from jupyter_distrib.worker.strategies.ddp import BATCH, SHARD_EVAL
-from jupyter_distrib.worker.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyShardedStrategy, begun
+from jupyter_distrib.worker.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyShardedStrategy
 
 
 def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
@@ -41,8 +43,15 @@ class TensorParallelStrategy(FullyShardedStrategy):
     options = (MESH, UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL)
     summary = "spread over the mesh by the plan that the cell gives"
 
+    @classmethod
+    def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
+        if "data" not in dict(dimensions("--mesh", options.get("mesh", "model=1"))):
+            return cls.summary, "whole on every rank, since the mesh has no dimension `data`"
+        sharded, data = super().effects(options)
+        return sharded.replace(cls.summary, f"{cls.summary}, and sharded over its dimension `data`"), data
+
     def begin(self, run: StrategyRun) -> None:
         from jupyter_distrib.worker import identity
 
         given = run.options.get("mesh", f"model={identity.world_size()}")
-        self.training = begun(run, dimensions("--mesh", given))
+        self._train_over(run, dimensions("--mesh", given))

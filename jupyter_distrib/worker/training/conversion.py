@@ -72,8 +72,8 @@ class Spread(Protocol):
     def yield_to(self, module: nn.Module) -> None:
         """Somebody else has begun to look after this module."""
 
-    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:
-        """Have `run` compute the gradients of these tensors."""
+    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
+        """Have `run` compute the gradients of these tensors; False if none of them was of a model that it spreads."""
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has changed its parameters."""
@@ -90,6 +90,8 @@ class Conversion:
         self._looked = False
         self._alone = False
         """A backward pass has run for which the spread had nothing to do."""
+        self._fed: WeakSet[Optimizer] = WeakSet()
+        """Optimizers that have stepped with a gradient, or of which it was said that they never do."""
         self._busy = False
         """Inside a moment that was noticed: what happens in it is ours, or a part of it."""
 
@@ -101,7 +103,7 @@ class Conversion:
         replace(torch.autograd, "backward", self._going_backward)
         replace(DistributedDataParallel, "__init__", self._wrapping)
         self._loaders.install(self._patches, self.look_around)
-        stepped = register_optimizer_step_post_hook(lambda optimizer, *_: self._spread.stepped(optimizer))
+        stepped = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
         self._undo = stepped.remove
 
     def end(self) -> None:
@@ -210,13 +212,27 @@ class Conversion:
             self._busy = True
             try:
                 self.look_around()
-                self._alone = self._alone or not self._spread.active
                 self._loaders.backwards += 1
-                self._spread.backward(run, (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors))
+                some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+                self._alone = not self._spread.backward(run, some) or self._alone
             finally:
                 self._busy = False
 
         return backward
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        self._spread.stepped(optimizer)
+        if optimizer in self._fed:
+            return
+        hungry = all(each.grad is None for each in modules.parameters_of(optimizer))
+        if hungry and self._alone and optimizer in self._known:
+            self._run.note(
+                f"{type(optimizer).__name__} has stepped{_at(places.here(self._run.filename))} without a gradient: "
+                "backward() has computed those of other parameters than its own. Build it from the parameters of the "
+                "model that is trained"
+            )
+        if self._alone or not hungry:
+            self._fed.add(optimizer)
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807
@@ -225,6 +241,10 @@ class Conversion:
                 self._spread.yield_to(module)
 
         return __init__
+
+
+def _at(place: str) -> str:
+    return f" on {place}" if place else ""
 
 
 def _in_other_hands() -> dict[int, torch.Tensor]:

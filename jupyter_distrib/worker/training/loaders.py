@@ -3,6 +3,7 @@
 nothing is trained yet                          whole
 under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
 a sampler that knows of ranks                   left alone
+ranks that hold other data, which they divided  left alone
 else                                            a share of equal length on every rank
 """
 
@@ -16,6 +17,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.worker import cell
+from jupyter_distrib.worker.strategies import StrategyRun
+from jupyter_distrib.worker.training import places
+from jupyter_distrib.worker.training.contents import Contents
+from jupyter_distrib.worker.training.deeds import Deeds
 from jupyter_distrib.worker.training.patches import Patches
 from jupyter_distrib.worker.training.shares import Part, is_divided_by_others, share
 
@@ -37,24 +42,16 @@ class Loaders:
     Args:
         state: Whether anything is trained.
         part: This rank's share.
-        shard_eval: Divide what is read for an evaluation as well.
-        told: Called when a loader is divided for the first time, with itself and with this rank's share.
-        here: Says which line of the user's is being executed.
-        note: Shows a sentence to the user.
+        run: The run.
+        deeds: Told of each loader that is divided.
     """
 
-    def __init__(
-        self,
-        state: State,
-        part: Part,
-        *,
-        shard_eval: bool = False,
-        told: Callable[[DataLoader[Any], DataLoader[Any]], None] = lambda loader, mine: None,
-        here: Callable[[], str] = lambda: "",
-        note: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._state, self._part, self.shard_eval, self._told = state, part, shard_eval, told
-        self._here, self._note = here, note
+    def __init__(self, state: State, part: Part, run: StrategyRun, deeds: Deeds) -> None:
+        self._state, self._part, self._run, self._deeds = state, part, run, deeds
+        self.shard_eval = "shard_eval" in run.options
+        """What is read for an evaluation is divided as well."""
+        self._contents = Contents(run.filename)
+        self._by_hand: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
         self._shares: WeakKeyDictionary[DataLoader[Any], dict[Reading, DataLoader[Any]]] = WeakKeyDictionary()
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
         self._ours: WeakSet[DataLoader[Any]] = WeakSet()
@@ -78,7 +75,12 @@ class Loaders:
 
     def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """This rank's share, or the loader itself if somebody has divided it already."""
-        return loader if is_divided_by_others(loader) else self._share(loader, "divided")
+        return loader if self._is_divided(loader) else self._share(loader, "divided")
+
+    def tell(self) -> None:
+        """Say what should not have been divided, as far as that is known by now."""
+        for text in self._contents.news():
+            self._run.note(text)
 
     def _reading(self, original: Any) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
@@ -90,7 +92,7 @@ class Loaders:
                 mine = iter(self._share(loader, how))
                 return self._watched_share(loader, mine) if how == "divided" else mine
             batches = self._placed(original(loader))
-            if self._state.active and torch.is_grad_enabled() and not is_divided_by_others(loader):
+            if self._state.active and torch.is_grad_enabled() and not self._is_divided(loader):
                 return self._watched_whole(batches)
             return batches
 
@@ -104,17 +106,29 @@ class Loaders:
             # The length belongs to what was read: `total / len(loader)` often stands behind the loop.
             how = self._last.get(loader) or self._decided(loader)
             if how == "whole" and not self._state.active and loader not in self._measured:
-                self._measured[loader] = self._here()
+                self._measured[loader] = places.here(self._run.filename)
             return int(original(loader)) if how == "whole" else len(self._share(loader, how))
 
         return __len__
 
     def _decided(self, loader: DataLoader[Any]) -> Reading:
-        if not self._state.active or is_divided_by_others(loader):
+        if not self._state.active:
             return "whole"
         if torch.is_grad_enabled() and self._state.in_training:
-            return "divided"
-        return "evaluated" if self.shard_eval else "whole"
+            return "whole" if self._is_divided(loader) else "divided"
+        return "evaluated" if self.shard_eval and not self._is_divided(loader) else "whole"
+
+    def _is_divided(self, loader: DataLoader[Any]) -> bool:
+        """Whether somebody else has divided it among the ranks."""
+        if loader not in self._by_hand:
+            self._by_hand[loader] = is_divided_by_others(loader) or self._differs(loader)
+        return self._by_hand[loader]
+
+    def _differs(self, loader: DataLoader[Any]) -> bool:
+        by_hand = self._contents.divided_by_hand(loader, places.here(self._run.filename)) if self._part.size > 1 else ""
+        if by_hand:
+            self._run.note(by_hand)
+        return bool(by_hand)
 
     def _share(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
         shares = self._shares.setdefault(loader, {})
@@ -124,28 +138,29 @@ class Loaders:
             self._ours.add(mine)
             shares[how] = mine
             if how == "divided":
-                self._told(loader, mine)
+                self._deeds.divided(loader, mine, places.here(self._run.filename))
         return shares[how]
 
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
-        where, before = self._here(), self.backwards
+        where, before = places.here(self._run.filename), self.backwards
         if (measured := self._measured.pop(loader, None)) is not None:
-            self._note(
+            self._run.note(
                 f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
                 f"loader; read on {where}, each rank has a share: ask behind the optimizer"
             )
         yield from batches
+        self.tell()
         if self.backwards == before:
-            self._note(
+            self._run.note(
                 f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
                 "or in eval mode, the loader is whole"
             )
 
     def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        where, before = self._here(), self.backwards
+        where, before = places.here(self._run.filename), self.backwards
         yield from batches
         if self.backwards > before:
-            self._note(
+            self._run.note(
                 f"every rank has trained with all batches that were read on {where}, since the model was in eval mode: "
                 "with model.train(), each rank gets its share"
             )

@@ -48,7 +48,7 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
         following = [
             each
             for each in gc.get_referents(*edge)
-            if id(each) not in seen and gc.is_tracked(each) and not isinstance(each, (type, ModuleType))
+            if id(each) not in seen and gc.is_tracked(each) and not issubclass(type(each), (type, ModuleType))
         ]
         edge = list({id(each): each for each in following}.values())
         seen |= {id(each) for each in edge}

@@ -106,14 +106,16 @@ class Replica:
         hook(0)
         self._averaged = True
 
-    def settle(self) -> None:
-        """Called after the backward pass."""
-        if any(self._used) and not all(self._used):
+    def settle(self) -> bool:
+        """Called after the backward pass; False if it was another model's."""
+        some = any(self._used)
+        if some and not all(self._used):
             assert self._flags.grad is not None
             for each, before, anyone in zip(self._trained, self._before, self._flags.grad.tolist(), strict=True):
                 if not anyone and before is None:
                     each.grad = None
         self._before = []
+        return some
 
     def share_buffers(self) -> None:
         """Called when the optimizer has stepped: no graph needs the old buffers any more."""

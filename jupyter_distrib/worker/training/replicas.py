@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import group, identity
 from jupyter_distrib.worker.strategies import StrategyRun
-from jupyter_distrib.worker.training import agreement, modules, objects, places
+from jupyter_distrib.worker.training import agreement, modules, objects
 from jupyter_distrib.worker.training.conversion import Conversion, Training, is_sharded
 from jupyter_distrib.worker.training.deeds import Deeds
 from jupyter_distrib.worker.training.loaders import Loaders
@@ -42,14 +42,7 @@ class DataParallel:
             batch="global" if run.options.get("batch") == "global" else "per-rank",
         )
         self._deeds = Deeds(part.size)
-        self._loaders = Loaders(
-            self,
-            part,
-            shard_eval="shard_eval" in run.options,
-            told=self._divided,
-            here=lambda: places.here(run.filename),
-            note=run.note,
-        )
+        self._loaders = Loaders(self, part, run, self._deeds)
         self._conversion = Conversion(run, self, self._loaders)
         self._replicas: WeakKeyDictionary[Optimizer, list[Replica]] = WeakKeyDictionary()
         self._prepared: list[Replica] = []
@@ -69,6 +62,7 @@ class DataParallel:
         try:
             if ok:
                 self._tell()
+                self._loaders.tell()
                 self._tell_if_apart()
         finally:
             for replica in self._all():
@@ -84,6 +78,10 @@ class DataParallel:
         Raises:
             DistributedError: One of them cannot be made ready; nothing of it has been changed.
         """
+        if not self._run.everyone:
+            raise DistributedError(
+                "jupyter_distrib.prepare() needs every rank, and --on runs this cell on some of them: leave --on out."
+            )
         check_together(objects)
         return tuple(map(self._prepare, objects))
 
@@ -105,7 +103,7 @@ class DataParallel:
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Summed over ranks if each reads a share of what it evaluates, else as they are."""
-        return agreement.summed(values) if self._loaders.shard_eval else values
+        return agreement.summed(values) if self._loaders.shard_eval and self._run.everyone else values
 
     # ------------------------------------------------------------------------------------------------ Spread
 
@@ -137,13 +135,14 @@ class DataParallel:
         self._prepared = [each for each in self._prepared if not _overlaps(each, theirs)]
         self._unverified = [each for each in self._unverified if not _overlaps(each, theirs)]
 
-    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:
+    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         self._verify()
         self._tell()
         announced = [replica for replica in self._all() if replica.announce()]
         beginning = next((each for each in tensors if each.requires_grad), None)
         if not announced or beginning is None:
-            return run()
+            run()
+            return False
 
         def finish() -> None:
             for replica in announced:
@@ -161,8 +160,8 @@ class DataParallel:
             raise
         finally:
             handle.remove()
-        for replica in announced:
-            replica.settle()
+        reached = [replica.settle() for replica in announced]
+        return any(reached)
 
     def stepped(self, optimizer: Optimizer) -> None:
         if optimizer not in self._stepped:
@@ -172,9 +171,6 @@ class DataParallel:
             replica.share_buffers()
 
     # ------------------------------------------------------------------------------------------------ what is told
-
-    def _divided(self, loader: DataLoader[Any], mine: DataLoader[Any]) -> None:
-        self._deeds.divided(loader, mine, places.here(self._run.filename))
 
     def _tell(self) -> None:
         if (news := self._deeds.news()) and identity.rank() == 0:

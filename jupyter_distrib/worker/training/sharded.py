@@ -77,18 +77,13 @@ class ShardedTraining:
             batch="global" if run.options.get("batch") == "global" else "per-rank",
         )
         self._deeds = Deeds(part.size)
-        self._loaders = Loaders(
-            self,
-            part,
-            shard_eval="shard_eval" in run.options,
-            told=lambda loader, mine: self._deeds.divided(loader, mine, places.here(run.filename)),
-            here=lambda: places.here(run.filename),
-            note=run.note,
-        )
+        self._loaders = Loaders(self, part, run, self._deeds)
         self._conversion = Conversion(run, self, self._loaders)
         self._undo: Callable[[], None] = lambda: None
         self._roots: list[nn.Module] = []
         """Those that this run trains."""
+        self._reached = False
+        """A backward pass has computed gradients of them."""
 
     def begin(self, *, regrouped: bool) -> None:
         """Watch the cell. `regrouped`: an interrupt, for instance, has cost the ranks the groups they had."""
@@ -97,23 +92,22 @@ class ShardedTraining:
         self._conversion.begin()
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
         self._undo = stepping.remove
-        if self._run.everyone:
-            self._conversion.look_around()  # a captured optimizer's model has to be sharded before its first batch
+        self._conversion.look_around()  # a captured optimizer's model has to be sharded before its first batch
 
     def returning(self, value: object) -> None:
         """Make the sharded parts of the cell's value whole on rank 0."""
         for root in list(steps):
             reshard(root)
-        if self._run.everyone:
-            whole.gather_if_all_do(value)
+        whole.gather_if_all_do(value)
 
     def end(self, *, ok: bool) -> None:
-        if self._run.everyone and isinstance(sys.exception(), SystemExit):
+        if isinstance(sys.exception(), SystemExit):
             whole.absent()  # after any other exception the ranks are stopped together
         self._conversion.end()
         self._undo()
         if ok:
             self._tell()
+            self._loaders.tell()
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Summed over ranks if each reads a share of what it evaluates, else as they are."""
@@ -180,9 +174,11 @@ class ShardedTraining:
                 "DistributedDataParallel out, or take --strategy ddp."
             )
 
-    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:
+    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         self._tell()
         run()
+        self._reached = self._reached or any(p.grad is not None for root in self._roots for p in root.parameters())
+        return self._reached
 
     def stepped(self, optimizer: Optimizer) -> None:
         for root in self._of(optimizer):

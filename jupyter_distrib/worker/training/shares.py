@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker.training import objects
+from jupyter_distrib.worker.training.contents import reads_ranks
 
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How often a data set was read shuffled, so that a loader made anew for every epoch shuffles anew, too."""
@@ -215,7 +216,7 @@ def is_divided_by_others(loader: DataLoader[Any]) -> bool:
         loader.dataset,
         getattr(loader.batch_sampler, "sampler", None),
     )
-    return any(map(_knows_ranks, parts))
+    return any(map(_knows_ranks, parts)) or reads_ranks(loader.dataset)
 
 
 def _knows_ranks(part: Any) -> bool:
@@ -224,7 +225,9 @@ def _knows_ranks(part: Any) -> bool:
     if isinstance(part, DistributedSampler) or type(part).__module__.partition(".")[0] in _FRAMEWORKS:
         return True
     names = getattr(part, "__dict__", {}).keys()
-    return {"rank", "num_replicas"} <= names or {"process_index", "num_processes"} <= names
+    return any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, "_distributed", None) is not None
 
 
+_RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
+"""Names of attributes. `_distributed` is what `datasets.distributed.split_dataset_by_node` leaves in a stream."""
 _FRAMEWORKS = {"accelerate", "composer", "deepspeed", "lightning", "pytorch_lightning"}
