@@ -8,6 +8,7 @@ of them, are pointed to the new ones, so that a model that was kept on the ranks
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -44,10 +45,14 @@ def mesh(shape: Shape) -> DeviceMesh:
     return _made[shape]
 
 
-def is_ours(each: DeviceMesh) -> bool:
-    """Whether it is one of these meshes, or was cut out of one."""
-    root = each._get_root_mesh()  # noqa: SLF001 - torch (2.13) has no public way
-    return any(root is made for made in _made.values())
+def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
+    """Whether any of these sharded tensors is spread over one of these meshes, or what was cut out of one.
+
+    Args:
+        tensors: Called only if there are meshes.
+    """
+    made = [*_made.values()]
+    return bool(made) and any(each.device_mesh._get_root_mesh() in made for each in tensors())  # noqa: SLF001 - torch (2.13) has no public way
 
 
 def follow() -> bool:
@@ -97,5 +102,6 @@ def _point_fsdp_to(module: Any) -> None:
         for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
             if info is not None:
                 info.__post_init__()
-    if state._is_root is not False:  # noqa: SLF001
+    # Before its first forward it has nothing to reset, and no place for it.
+    if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):  # noqa: SLF001
         module.reset_iter_state()

@@ -62,4 +62,4 @@ def _is_ours(value: object) -> bool:
     """Whether anything in it is sharded over a mesh that a strategy has made; the cell's own meshes are its own
     matter."""
     meshes = sys.modules.get("jupyter_distrib.worker.meshes")
-    return meshes is not None and any(meshes.is_ours(each.device_mesh) for each in payload.sharded_in(value))
+    return meshes is not None and meshes.ours_among(lambda: payload.sharded_in(value))

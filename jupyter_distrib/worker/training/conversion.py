@@ -70,7 +70,7 @@ class Spread(Protocol):
         """An optimizer is there that has nothing to spread: its parameters are sharded already."""
 
     def yield_to(self, module: nn.Module) -> None:
-        """Somebody else has begun to look after this module."""
+        """Somebody else begins to look after this module."""
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         """Have `run` compute the gradients of these tensors; False if none of them was of a model that it spreads."""
@@ -236,9 +236,9 @@ class Conversion:
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807
-            original(wrapper, module, *args, **keywords)
             if not isinstance(module, Held):
                 self._spread.yield_to(module)
+            original(wrapper, module, *args, **keywords)
 
         return __init__
 

@@ -50,6 +50,8 @@ class How:
     offload: bool = False
 
 
+_MIXED = "got mixed torch.Tensor and DTensor"
+"""What torch (2.13) says if a module is called whose parameters are not gathered."""
 New = dict[int, tuple[Any, Any]]
 """Old parameter and new one, by the `id` of the old one."""
 
@@ -108,6 +110,11 @@ class ShardedTraining:
         if ok:
             self._tell()
             self._loaders.tell()
+        elif _MIXED in str(sys.exception()):
+            self._run.note(
+                "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
+                "itself is called: call that, or register_fsdp_forward_method(model, name) of torch.distributed.fsdp"
+            )
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Summed over ranks if each reads a share of what it evaluates, else as they are."""
