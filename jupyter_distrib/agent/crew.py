@@ -23,6 +23,7 @@ from jupyter_distrib.agent import death, reap
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.output import RunOutput
+from jupyter_distrib.agent.queued import Queued, Tell
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.templates import Templates
 from jupyter_distrib.agent.watch import Watch
@@ -33,7 +34,6 @@ from jupyter_distrib.events import (
     CrewRefused,
     Cut,
     Ended,
-    Event,
     Execute,
     Exited,
     Failed,
@@ -67,7 +67,6 @@ FORK_AT_ONCE = 60
 """Four descriptors for each rank go with the order, and one message takes about 250."""
 LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
-Tell = Callable[[Event, tuple[int, ...]], None]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -114,7 +113,7 @@ class Crew:
         """Called to close the crew."""
         self._loop, self._templates, self._logs = loop, templates, logs
         self._ranks: dict[int, Rank] = {}
-        self._queued: tuple[Execute, list[int], Tell] | None = None
+        self._queued: Queued | None = None
         self._last_output: RunOutput | None = None
         self._opened = False
         self._lost: set[int] = set()
@@ -148,7 +147,7 @@ class Crew:
     @property
     def current(self) -> Execute | None:
         """What this crew executes, or is about to."""
-        return self.run.command if self.run else self._queued[0] if self._queued else None
+        return self.run.command if self.run else self._queued.command if self._queued else None
 
     @property
     def detached(self) -> bool:
@@ -303,7 +302,7 @@ class Crew:
             self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=lost), ())
         if self._queued is not None:
             queued, self._queued = self._queued, None
-            self.execute(*queued)
+            self.execute(queued.command, queued.fds, queued.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -311,7 +310,7 @@ class Crew:
         """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it
         came."""
         if any(rank.state == "starting" for rank in self._ranks.values()):
-            self._queued = (command, fds, tell)
+            self._queued = Queued(command=command, fds=fds, tell=tell)
             return
         for rank in self._ranks.values():
             rank.drain()
@@ -353,7 +352,8 @@ class Crew:
         """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
         run = self.run
         if self._queued is not None:
-            return self._cancel_queued()
+            queued, self._queued = self._queued, None
+            return queued.cancel()
         if run is None:
             return
         run.clean = False
@@ -368,16 +368,6 @@ class Crew:
             run.timers.append(self._loop.later(delay_s, partial(self._interrupt, run, whole_group=delay_s > 0)))
             run.timers.append(self._loop.later(delay_s + CUT_AFTER_S, lambda: self._cut(run)))
         run.timers.append(self._loop.later(KILL_AFTER_S, lambda: self._kill_pending(run)))
-
-    def _cancel_queued(self) -> None:
-        assert self._queued is not None
-        (command, fds, tell), self._queued = self._queued, None
-        for fd in fds:
-            os.close(fd)
-        now = time.monotonic()
-        for number in command.ranks:
-            tell(Interrupted(run=command.run, rank=number, frames=(), at_s=now), ())
-        tell(Ended(run=command.run, at_s=now), ())
 
     def _interrupt(self, run: NodeRun, *, whole_group: bool) -> None:
         for rank in self._pending(run):
@@ -560,7 +550,7 @@ class Crew:
         if self.run is not None and self.run.watch is not None:
             self.run.watch.close()
         if self._queued is not None:
-            self._cancel_queued()
+            self._queued.cancel()
         for rank in self._ranks.values():
             if force:
                 rank.end()

@@ -4,8 +4,8 @@
                <--CrewOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
 
 To the gate's clients it is what `agent/crew.py` is to an agent's: one crew, one stream of events, one end of each run.
-What only somebody who sees all nodes can do is done here: the others are stopped when ranks of one node fail, far ends
-of connections are cut, and a new store is made when the group of any node is not fit any more.
+What only somebody who sees all nodes can do is done here, and for one run in `gate/run.py`: a new store is made when
+the group of any node is not fit any more.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.agent.queued import Queued, Tell
 from jupyter_distrib.events import (
     CloseCrew,
-    Command,
-    Connected,
     CrewChanged,
     CrewClosed,
     CrewOpened,
@@ -30,40 +29,17 @@ from jupyter_distrib.events import (
     Ended,
     Event,
     Execute,
-    Exited,
-    Failed,
     Forget,
-    Interrupted,
     Meet,
     OpenCrew,
-    Part,
     Regrouped,
     Renew,
     Returned,
-    Stop,
-    TimedOut,
     WorkerInfo,
 )
+from jupyter_distrib.gate.run import Node, SpreadRun
 
-FAILURE_GRACE_S = 0.1
-"""How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
 RENEW_LIMIT_S = 20.0
-Tell = Callable[[Event, tuple[int, ...]], None]
-
-
-class Node(Protocol):
-    """The agent of one node, reachable. Nothing here blocks."""
-
-    name: str
-    """How a person knows it: `node 10.0.0.7`."""
-    host: str
-    interface: str
-
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """Deliver in order; `fds` stay the caller's."""
-
-    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        """Bring what the node's ranks wrote into this folder, then call `done` in the loop; also if it fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,24 +60,6 @@ class Place(Protocol):
 
     def give_back(self, *, force: bool) -> None:
         """Let the nodes go, also while they are still being looked for."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SpreadRun:
-    """A run, as far as its nodes execute it."""
-
-    command: Execute
-    tell: Tell
-    ranks: dict[int, set[int]]
-    """By node, those that have not ended."""
-    nodes: set[int]
-    """Those that have not said that they have ended."""
-    started_s: float = field(default_factory=time.monotonic)
-    clean: bool = True
-    sequences: set[int] = field(default_factory=set)
-    wrote: bool = False
-    fetching: int = 0
-    timers: list[Timer] = field(default_factory=list)
 
 
 class Crew:
@@ -127,7 +85,7 @@ class Crew:
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
         self._renewing: Timer | None = None
         self._ending = False
-        self._queued: tuple[Execute, list[int], Tell] | None = None
+        self._queued: Queued | None = None
 
     @property
     def name(self) -> str:
@@ -139,7 +97,7 @@ class Crew:
 
     @property
     def current(self) -> Execute | None:
-        return self.run.command if self.run else self._queued[0] if self._queued else None
+        return self.run.command if self.run else self._queued.command if self._queued else None
 
     @property
     def detached(self) -> bool:
@@ -245,113 +203,54 @@ class Crew:
             self._renewing = None
         if self._queued is not None:
             queued, self._queued = self._queued, None
-            self.execute(*queued)
+            self.execute(queued.command, queued.fds, queued.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
     def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks. Takes `fds`."""
         if self._renewing is not None:
-            self._queued = (command, fds, tell)
+            self._queued = Queued(command=command, fds=fds, tell=tell)
             return
         ranks = {
             node: mine
             for node, infos in self._infos.items()
             if (mine := set(command.ranks) & {info.rank for info in infos})
         }
-        self.run = SpreadRun(command=command, tell=tell, ranks=ranks, nodes=set(ranks))
-        for node, mine in ranks.items():
-            part = replace(command, ranks=tuple(sorted(mine)), detached=False, timeout_s=None)
-            self._shares[node].node.send(part, fds)
+        self.run = SpreadRun(
+            command,
+            tell,
+            ranks=ranks,
+            nodes=[share.node for share in self._shares],
+            loop=self._loop,
+            logs=self._logs,
+            on_over=self._over,
+        )
+        self.run.start(fds)
         for fd in fds:
             os.close(fd)
-        if command.timeout_s is not None:
-            self._after(command.timeout_s, self._time_out)
-
-    def _after(self, delay_s: float, call: Callable[[SpreadRun], None]) -> None:
-        run = self.run
-        assert run is not None
-        run.timers.append(self._loop.later(delay_s, lambda: call(run) if self.run is run else None))
-
-    def _time_out(self, run: SpreadRun) -> None:
-        limit_s = run.command.timeout_s or 0.0
-        run.tell(TimedOut(run=run.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
-        self.stop()
 
     def stop(self, *, force: bool = False) -> None:
         if self._queued is not None:
-            return self._cancel_queued()
+            queued, self._queued = self._queued, None
+            return queued.cancel()
         if self.run is not None:
-            self._stop_nodes(self.run, force=force)
-
-    def _stop_nodes(self, run: SpreadRun, *, force: bool = False, but: int = -1) -> None:
-        for node in run.nodes - {but}:
-            self._shares[node].node.send(Stop(run=run.command.run, force=force))
-
-    def _cancel_queued(self) -> None:
-        assert self._queued is not None
-        (command, fds, tell), self._queued = self._queued, None
-        for fd in fds:
-            os.close(fd)
-        now = time.monotonic()
-        for number in command.ranks:
-            tell(Interrupted(run=command.run, rank=number, frames=(), at_s=now), ())
-        tell(Ended(run=command.run, at_s=now), ())
+            self.run.stop(force=force)
 
     def _run_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         run = self.run
         if run is None or getattr(event, "run", "") != run.command.run:
             return
-        if hasattr(event, "at_s"):  # nodes have clocks of their own; the record wants one
-            event = replace(event, at_s=time.monotonic())  # type: ignore[arg-type]
-        match event:
-            case Connected():
-                for other in run.nodes - {node}:
-                    self._shares[other].node.send(Part(run=event.run, ends=event.ends))
-            case Ended():
-                self._ended(run, node, event)
-            case Returned() | Failed() | Interrupted() | Exited():
-                run.ranks[node].discard(event.rank)
-                run.tell(event, fds)
-                self._follow(run, node, event)
-            case _:
-                run.tell(event, fds)
+        if isinstance(event, Returned):
+            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+        run.heard(node, event, fds)
 
-    def _follow(self, run: SpreadRun, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
-        """What the end of one rank means for other nodes."""
-        match event:
-            case Returned():
-                self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
-            case Failed():
-                self._after(FAILURE_GRACE_S, lambda run: self._stop_nodes(run, but=node))
-            case Exited():
-                self._stop_nodes(run, but=node)
-
-    def _ended(self, run: SpreadRun, node: int, event: Ended) -> None:
-        run.nodes.discard(node)
-        run.clean &= event.clean
-        run.sequences |= set(event.sequences)
-        if event.log_directory:
-            run.wrote = True
-            run.fetching += 1
-            self._shares[node].node.fetch_logs(event.run, self._logs / event.run, lambda: self._fetched(run))
-        self._finish_if_over(run)
-
-    def _fetched(self, run: SpreadRun) -> None:
-        run.fetching -= 1
-        self._finish_if_over(run)
-
-    def _finish_if_over(self, run: SpreadRun) -> None:
-        if run.nodes or run.fetching or self.run is not run:
-            return
-        for timer in run.timers:
-            timer.cancel()
+    def _over(self, run: SpreadRun) -> None:
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
         if not self._ending and (not run.clean or len(run.sequences) > 1):
             self._renew()
-        directory = str(self._logs / run.command.run) if run.wrote else ""
-        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=directory), ())
+        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.log_directory), ())
         self.on_ended(run)
 
     # ------------------------------------------------------------------------------------------------ ending
@@ -369,32 +268,13 @@ class Crew:
         if not self._infos or len(self._infos) < len(self._shares):
             return self.refuse(reason)
         if self._queued is not None:
-            self._cancel_queued()
+            queued, self._queued = self._queued, None
+            queued.cancel()
         if run is not None:
-            self._end_run(run, reason, dead)
+            self._ending = True
+            run.lose(reason, dead, {info.rank: info.pid for infos in self._infos.values() for info in infos})
         self.on_closed()
         self.tell(CrewClosed(crew=self.name, reason=reason), ())
-
-    def _end_run(self, run: SpreadRun, reason: str, dead: set[int]) -> None:
-        now = time.monotonic()
-        for node, ranks in sorted(run.ranks.items(), key=lambda entry: entry[0] not in dead):
-            for rank in sorted(ranks):
-                pid = next((info.pid for info in self._infos[node] if info.rank == rank), 0)
-                lines = (reason,) if node in dead else ()
-                gone = Exited(
-                    run=run.command.run,
-                    rank=rank,
-                    pid=pid,
-                    exit_code=None if node in dead else -9,
-                    asked=node not in dead,
-                    last_lines=lines,
-                    at_s=now,
-                )
-                run.tell(gone, ())
-        run.nodes.clear()
-        run.fetching = 0
-        self._ending = True
-        self._finish_if_over(run)
 
     def forget(self, command: Forget) -> None:
         for key in command.keys:
@@ -405,7 +285,7 @@ class Crew:
     def close(self, *, force: bool) -> None:
         self.closed = True
         if self._queued is not None:
-            self._cancel_queued()
+            self._queued.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
         if not force:

@@ -12,7 +12,6 @@ its cluster goes away. Single-threaded, in one `Loop`.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from jupyter_distrib import paths
 from jupyter_distrib.agent.loop import Timer
 from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent, Client
 from jupyter_distrib.events import Event, OpenCrew
-from jupyter_distrib.gate.crew import Crew, Place, SpreadRun
+from jupyter_distrib.gate.crew import Crew, Place
+from jupyter_distrib.gate.run import SpreadRun
 
 MakePlace = Callable[[Client], Place]
 
@@ -81,13 +81,12 @@ class Gate(Agent):
         if (timer := self._unused.pop(crew.name, None)) is not None:
             timer.cancel()
         if not crew.closed:
-            ended_s = time.monotonic()
-            self._unused[crew.name] = self._loop.later(self._idle_s, lambda: self._release(crew, ended_s))
+            self._unused[crew.name] = self._loop.later(self._idle_s, lambda: self._release(crew))
 
-    def _release(self, crew: Crew, since_s: float) -> None:
-        if crew.closed or crew.kept:
+    def _release(self, crew: Crew) -> None:
+        if crew.closed:
             return
-        if not crew.idle:
+        if crew.kept or not crew.idle:
             return self._count_idle(crew)
         crew.end(f"released after {self._idle_s:g} s without a cell", set())
 

@@ -1,0 +1,173 @@
+"""One run whose ranks are on several nodes. Runs in the gate's loop.
+
+What only somebody who sees all nodes can do for a run is done here: the others are stopped when ranks of one node fail,
+the far ends of cut connections are cut, and the run ends once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.agent.queued import Tell
+from jupyter_distrib.events import (
+    Command,
+    Connected,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Failed,
+    Interrupted,
+    Part,
+    Returned,
+    Stop,
+    TimedOut,
+)
+
+FAILURE_GRACE_S = 0.1
+"""How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
+
+
+class Node(Protocol):
+    """The agent of one node, reachable. Nothing here blocks."""
+
+    name: str
+    """How a person knows it: `node 10.0.0.7`."""
+    host: str
+    interface: str
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        """Deliver in order; `fds` stay the caller's."""
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        """Bring what the node's ranks wrote into this folder, then call `done` in the loop; also if it fails."""
+
+
+class SpreadRun:
+    """A run, as far as its nodes execute it.
+
+    Args:
+        ranks: By node, those that execute it.
+        nodes: All of the crew.
+        logs: Folder of the logs of all runs.
+        on_over: Called once, when every node has ended it and its logs are here.
+    """
+
+    def __init__(
+        self,
+        command: Execute,
+        tell: Tell,
+        *,
+        ranks: dict[int, set[int]],
+        nodes: Sequence[Node],
+        loop: Loop,
+        logs: Path,
+        on_over: Callable[[SpreadRun], None],
+    ) -> None:
+        self.command, self.tell, self.ranks = command, tell, ranks
+        self.started_s = time.monotonic()
+        self.clean = True
+        self.sequences: set[int] = set()
+        self._nodes, self._loop, self._logs, self._on_over = nodes, loop, logs / command.run, on_over
+        self._going = set(ranks)
+        """Nodes that have not said that they have ended."""
+        self._wrote = False
+        self._fetching = 0
+        self._timers: list[Timer] = []
+
+    @property
+    def log_directory(self) -> str:
+        return str(self._logs) if self._wrote else ""
+
+    def start(self, fds: Sequence[int]) -> None:
+        """Hand the cell to the nodes of its ranks."""
+        for node, mine in self.ranks.items():
+            part = replace(self.command, ranks=tuple(sorted(mine)), detached=False, timeout_s=None)
+            self._nodes[node].send(part, fds)
+        if self.command.timeout_s is not None:
+            self._after(self.command.timeout_s, self._time_out)
+
+    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._timers.append(self._loop.later(delay_s, call))
+
+    def _time_out(self) -> None:
+        limit_s = self.command.timeout_s or 0.0
+        self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.stop()
+
+    def stop(self, *, force: bool = False, but: int = -1) -> None:
+        """Stop its ranks on all nodes but one."""
+        for node in self._going - {but}:
+            self._nodes[node].send(Stop(run=self.command.run, force=force))
+
+    def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+        """Something of this run came from a node."""
+        if hasattr(event, "at_s"):  # nodes have clocks of their own; the record wants one
+            event = replace(event, at_s=time.monotonic())  # type: ignore[arg-type]
+        match event:
+            case Connected():
+                for other in self._going - {node}:
+                    self._nodes[other].send(Part(run=event.run, ends=event.ends))
+            case Ended():
+                self._ended(node, event)
+            case Returned() | Failed() | Interrupted() | Exited():
+                self.ranks[node].discard(event.rank)
+                self.tell(event, fds)
+                self._follow(node, event)
+            case _:
+                self.tell(event, fds)
+
+    def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
+        """What the end of one rank means for other nodes."""
+        match event:
+            case Failed():
+                self._after(FAILURE_GRACE_S, lambda: self.stop(but=node))
+            case Exited():
+                self.stop(but=node)
+
+    def _ended(self, node: int, event: Ended) -> None:
+        self._going.discard(node)
+        self.clean &= event.clean
+        self.sequences |= set(event.sequences)
+        if event.log_directory:
+            self._wrote = True
+            self._fetching += 1
+            self._nodes[node].fetch_logs(event.run, self._logs, self._fetched)
+        self._finish_if_over()
+
+    def _fetched(self) -> None:
+        self._fetching -= 1
+        self._finish_if_over()
+
+    def _finish_if_over(self) -> None:
+        if not self._going and not self._fetching:
+            self._finish()
+
+    def _finish(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        on_over, self._on_over = self._on_over, lambda run: None
+        on_over(self)
+
+    def lose(self, reason: str, dead: set[int], pids: Mapping[int, int]) -> None:
+        """Its nodes are given up: ranks of `dead` ones are lost, those of the others are stopped because of it; `pids`
+        are those of all ranks."""
+        now = time.monotonic()
+        for node, ranks in sorted(self.ranks.items(), key=lambda entry: entry[0] not in dead):
+            for rank in sorted(ranks):
+                gone = Exited(
+                    run=self.command.run,
+                    rank=rank,
+                    pid=pids.get(rank, 0),
+                    exit_code=None if node in dead else -9,
+                    asked=node not in dead,
+                    last_lines=(reason,) if node in dead else (),
+                    at_s=now,
+                )
+                self.tell(gone, ())
+        self._finish()

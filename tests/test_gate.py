@@ -1,0 +1,228 @@
+"""One crew over several nodes: what is sent to which node, and when a run is over. No engine, no process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.events import (
+    Cell,
+    Command,
+    Connected,
+    CrewClosed,
+    CrewOpened,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Failed,
+    Failure,
+    Interrupted,
+    Meet,
+    OpenCrew,
+    Parcel,
+    Part,
+    Regrouped,
+    Renew,
+    Returned,
+    Setting,
+    Stop,
+    TimedOut,
+    WorkerInfo,
+)
+from jupyter_distrib.gate.crew import Crew, Share
+
+
+class Later:
+    """A loop in which time goes by when it is told to."""
+
+    def __init__(self) -> None:
+        self.timers: list[FakeTimer] = []
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
+        self.timers.append(FakeTimer(delay_s, call))
+        return self.timers[-1]
+
+    def pass_s(self, limit_s: float) -> None:
+        due = [timer for timer in self.timers if timer.delay_s <= limit_s and not timer.cancelled]
+        self.timers = [timer for timer in self.timers if timer not in due]
+        for timer in due:
+            timer.call()
+
+
+@dataclass(eq=False)
+class FakeTimer:
+    delay_s: float
+    call: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass(eq=False)
+class FakeNode:
+    name: str
+    host: str = "10.0.0.1"
+    interface: str = "eth0"
+    got: list[Command] = field(default_factory=list)
+    fetching: list[Callable[[], None]] = field(default_factory=list)
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        self.got.append(command)
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        self.fetching.append(done)
+
+    def last(self, kind: type) -> Any:
+        return next(command for command in reversed(self.got) if isinstance(command, kind))
+
+
+class FakePlace:
+    given_back = False
+
+    def start(self, command: OpenCrew, crew: Crew) -> None:
+        """The test places them."""
+
+    def give_back(self, *, force: bool) -> None:
+        self.given_back = True
+
+
+class Gathering:
+    """A crew of two nodes with two ranks each, opened."""
+
+    def __init__(self) -> None:
+        self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
+        self.nodes = [FakeNode("node a"), FakeNode("node b")]
+        self.crew = Crew(
+            OpenCrew(crew="c", size=4, gpus=False),
+            loop=self.loop,  # type: ignore[arg-type]
+            place=self.place,
+            logs=Path("/logs"),
+            tell=lambda event, fds: self.told.append(event),
+        )
+        self.crew.open()
+        self.crew.placed([Share(node=node, size=2, gpus=False) for node in self.nodes])
+        for number in range(2):
+            infos = tuple(WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
+            self.crew.heard(number, CrewOpened(crew="c", workers=infos, gpus=False))
+
+    def run(self, **more: Any) -> None:
+        command = Execute(
+            run="r",
+            crew="c",
+            ranks=(0, 1, 2, 3),
+            cell=Cell(source="", filename=""),
+            inputs=Parcel(data=b""),
+            setting=Setting(),
+            **more,
+        )
+        self.crew.execute(command, [], lambda event, fds: self.told.append(event))
+
+    def end(self, node: int, **more: Any) -> None:
+        self.crew.heard(node, Ended(run="r", at_s=0.0, **more))
+
+    def ends(self) -> list[Ended]:
+        return [event for event in self.told if isinstance(event, Ended)]
+
+
+@pytest.fixture
+def gathering() -> Gathering:
+    return Gathering()
+
+
+def test_it_is_one_crew_to_the_notebook(gathering: Gathering) -> None:
+    (opened,) = (event for event in gathering.told if isinstance(event, CrewOpened))
+    assert [info.rank for info in opened.workers] == [0, 1, 2, 3]
+    orders = [node.last(OpenCrew) for node in gathering.nodes]
+    assert [(each.first_rank, each.size, each.world_size, each.node_rank) for each in orders] == [
+        (0, 2, 4, 0),
+        (2, 2, 4, 1),
+    ]
+
+
+def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gathering: Gathering) -> None:
+    gathering.run()
+    assert [node.last(Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
+    gathering.crew.heard(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
+    gathering.end(0, log_directory="/there")
+    gathering.end(1)
+    assert gathering.ends() == []
+    gathering.nodes[0].fetching[0]()
+    assert [event.log_directory for event in gathering.ends()] == ["/logs/r"]
+    assert list(gathering.crew.kept) == ["r/model"]
+    assert gathering.crew.idle
+
+
+def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Gathering) -> None:
+    gathering.run()
+    failure = Failure(type_name="ValueError", message="", frames=())
+    gathering.crew.heard(1, Failed(run="r", rank=2, failure=failure, at_s=0.0))
+    assert not any(isinstance(command, Stop) for command in gathering.nodes[0].got)
+    gathering.loop.pass_s(0.5)
+    assert gathering.nodes[0].last(Stop) == Stop(run="r")
+    assert not any(isinstance(command, Stop) for command in gathering.nodes[1].got), "it stops its own"
+
+
+def test_the_far_ends_of_cut_connections_are_cut(gathering: Gathering) -> None:
+    gathering.run()
+    ends = (("10.0.0.1:1", "10.0.0.2:2"),)
+    gathering.crew.heard(0, Connected(run="r", ends=ends))
+    assert gathering.nodes[1].last(Part) == Part(run="r", ends=ends)
+    assert not any(isinstance(command, Part) for command in gathering.nodes[0].got)
+
+
+def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.end(0, clean=False)
+    gathering.end(1)
+    assert gathering.nodes[0].last(Renew) == Renew(crew="c")
+    gathering.run()
+    assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [1, 1]
+    gathering.crew.heard(0, Regrouped(crew="c", host="10.0.0.1", port=7))
+    assert gathering.nodes[1].last(Meet) == Meet(crew="c", host="10.0.0.1", port=7)
+    assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
+
+
+def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.end(0, clean=False)
+    gathering.end(1)
+    gathering.run()
+    gathering.crew.stop()
+    assert [event.rank for event in gathering.told if isinstance(event, Interrupted)] == [0, 1, 2, 3]
+    assert len(gathering.ends()) == 2
+
+
+def test_ranks_of_a_lost_node_are_lost_and_the_others_stopped(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.crew.lost(1, "it was switched off")
+    gone = [event for event in gathering.told if isinstance(event, Exited)]
+    assert [(event.rank, event.pid, event.asked) for event in gone] == [
+        (2, 102, False),
+        (3, 103, False),
+        (0, 100, True),
+        (1, 101, True),
+    ]
+    assert gone[0].last_lines == ("node b was lost: it was switched off",)
+    assert len(gathering.ends()) == 1
+    assert isinstance(gathering.told[-1], CrewClosed)
+
+
+def test_a_time_limit_is_told_and_stops_all_nodes(gathering: Gathering) -> None:
+    gathering.run(timeout_s=5.0)
+    gathering.loop.pass_s(5.0)
+    assert [event.limit_s for event in gathering.told if isinstance(event, TimedOut)] == [5.0]
+    assert all(node.last(Stop) == Stop(run="r") for node in gathering.nodes)
+
+
+def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.end(0, log_directory="/there")
+    gathering.crew.lost(1, "gone")
+    gathering.nodes[0].fetching[0]()
+    assert len(gathering.ends()) == 1
