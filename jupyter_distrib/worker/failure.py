@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from jupyter_distrib import payload
 from jupyter_distrib.events import Failure, Frame
+from jupyter_distrib.worker.interfaces import nccl_hint
 from jupyter_distrib.worker.process import NO_KEYBOARD
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -49,11 +50,17 @@ def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) 
         type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
-        notes=(*_notes(error), *(hint for text, hint in _HINTS.items() if text in f"{name}: {message}")),
+        notes=(*_notes(error), *_hints(f"{name}: {message}")),
         parcel=parcel,
         cause=describe(cause, run=run, by_value=by_value, depth=depth + 1) if cause and depth < _MAX_CAUSES else None,
         code=_exit_status(error) if isinstance(error, SystemExit) else None,
     )
+
+
+def _hints(text: str) -> Iterator[str]:
+    yield from (hint for words, hint in _HINTS.items() if words in text)
+    if hint := nccl_hint(text):
+        yield hint
 
 
 def type_name(cls: type) -> str:
