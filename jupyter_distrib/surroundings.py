@@ -12,6 +12,8 @@ from functools import cache
 
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
 """Variables about how ranks talk to one another, whoever has set them."""
+_NOWHERE = ("RAY_AUTH_",)
+"""The key to the cluster, which a cell that runs there does not need."""
 
 
 def that_travel() -> dict[str, str]:
@@ -23,6 +25,7 @@ def that_travel() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
+        if not name.startswith(_NOWHERE)
         if name.startswith(_EVERYWHERE) or at_start.get(name, value if not at_start else None) != value
     }
 

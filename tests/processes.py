@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+_AGENT = re.compile(r"jupyter_distrib\.(agent|gate)\b")
+
 
 def agents(runtime: Path) -> list[int]:
-    """Agents that serve sockets in this runtime folder."""
-    return [pid for pid, line in _command_lines() if "jupyter_distrib.agent" in line and str(runtime) in line]
+    """Agents and gates that serve sockets in this runtime folder."""
+    return [pid for pid, line in _command_lines() if _AGENT.search(line) and str(runtime) in line]
 
 
 def marked(text: str) -> list[int]:

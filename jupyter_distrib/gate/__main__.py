@@ -14,11 +14,12 @@ from pathlib import Path
 
 from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
-from jupyter_distrib.gate.placing import RayPlace, Wanted
+from jupyter_distrib.gate.placing import RayPlace
 from jupyter_distrib.gate.server import Gate
+from jupyter_distrib.gate.shapes import Wanted
 
 DEFAULT_IDLE_S = 600.0
-TELL_S = 1.0
+TELL_S = 0.2
 """Who asked before it was known that there is no cluster is told within this."""
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from typing import Any
 from jupyter_distrib.errors import PoolError
 
 CONNECT_S = 3.0
+JOIN_S = 180.0
+"""A loaded head may need a minute to start its side of a connection, and Ray itself tries for minutes."""
 GCS_PORT = "6379"
 _CHECKS = {"gcs": "/ray.rpc.NodeInfoGcsService/CheckAlive", "client": "/ray.rpc.RayletDriver/ClusterInfo"}
 """Calls that a cluster with tokens answers with UNAUTHENTICATED, and one without with anything else."""
+_HEAD_FAILED = "Initialization failure from server"
+"""Ray Client's words for a head whose side of the connection did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class Address:
 def connect(address: str, *, insecure: bool) -> Address:
     """Join the cluster. Raises `PoolError` within seconds, before anything of the user's was sent."""
     found = resolve(address)
-    _check_port(found)
+    check_port(found)
     _check_token(found, insecure=insecure)
     _join(found)
     return found
@@ -71,7 +76,8 @@ def _running_here() -> str:
     return str(found[0])
 
 
-def _check_port(address: Address) -> None:
+def check_port(address: Address) -> None:
+    """Raises `PoolError` if nobody is there, or not any more."""
     try:
         socket.create_connection((address.host, address.port), timeout=CONNECT_S).close()
     except OSError as error:
@@ -83,11 +89,16 @@ def _check_port(address: Address) -> None:
 
 def _check_token(address: Address, *, insecure: bool) -> None:
     """A cluster that asks for no token runs anybody's code; it must be wanted."""
-    if _asks_for_token(address):
+    if _refuses(address, ""):
         os.environ["RAY_AUTH_MODE"] = "token"
-        if not has_token():
+        if not (token := _token()):
             raise PoolError(
                 f"the Ray cluster at {address.shown} asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN."
+            )
+        if _refuses(address, token):
+            raise PoolError(
+                f"the Ray cluster at {address.shown} does not take this token: put the right one into "
+                "~/.ray/auth_token or RAY_AUTH_TOKEN."
             )
     elif not insecure:
         raise PoolError(
@@ -98,7 +109,8 @@ def _check_token(address: Address, *, insecure: bool) -> None:
         os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
-def _asks_for_token(address: Address) -> bool:
+def _refuses(address: Address, token: str) -> bool:
+    """Whether it wants a token, or another one."""
     import grpc  # comes with ray[client]
 
     with grpc.insecure_channel(f"{address.host}:{address.port}") as channel:
@@ -106,7 +118,7 @@ def _asks_for_token(address: Address) -> bool:
             _CHECKS["client" if address.client else "gcs"], request_serializer=bytes, response_deserializer=bytes
         )
         try:
-            call(b"", timeout=CONNECT_S)
+            call(b"", timeout=CONNECT_S, metadata=[("authorization", f"Bearer {token}")] if token else None)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 return True
@@ -117,25 +129,36 @@ def _asks_for_token(address: Address) -> bool:
         return False
 
 
-def has_token() -> bool:
-    """Whether Ray will find one (docs.ray.io, token authentication)."""
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token")
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or (os.path.isfile(path) and os.path.getsize(path) > 0)
+def _token() -> str:
+    """The one that Ray will find (docs.ray.io, token authentication), or nothing."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token.strip()
+    try:
+        path = os.environ.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token")
+        return Path(path).read_text("utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _join(address: Address) -> None:
+    """The head starts a process for each client, which one in several times dies at once, because it is forked while
+    other clients are served (https://github.com/ray-project/ray/issues/63202); so that is tried again."""
     import ray
 
-    try:
-        ray.init(
-            address=address.url,
-            namespace="jupyter_distrib",
-            log_to_driver=False,
-            logging_level="ERROR",
-            configure_logging=not address.client,
-        )
-    except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-        raise PoolError(explained(address, str(error))) from None
+    until_s = time.monotonic() + JOIN_S
+    while True:
+        try:
+            ray.init(
+                address=address.url,
+                namespace="jupyter_distrib",
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=not address.client,
+            )
+            return
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+            if _HEAD_FAILED not in str(error) or time.monotonic() > until_s:
+                raise PoolError(explained(address, str(error))) from None
 
 
 def explained(address: Address, text: str) -> str:
@@ -148,8 +171,12 @@ def explained(address: Address, text: str) -> str:
             f"the Ray cluster at {address.shown} has Ray {there.get('Ray')} and Python {there.get('Python')}, "
             f"the notebook has Ray {ray.__version__} and Python {platform.python_version()}: install the same versions."
         )
-    if "uthentication" in text or "UNAUTHENTICATED" in text:
-        return f"the Ray cluster at {address.shown} does not take this token: put the right one into ~/.ray/auth_token."
+    if _HEAD_FAILED in text:
+        return (
+            f"the Ray cluster at {address.shown} does not manage to start its side of the connection "
+            f"({text.strip().splitlines()[-1].strip()}): start its head with GRPC_ENABLE_FORK_SUPPORT=0 set, "
+            f"or use HOST:{GCS_PORT}."
+        )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
     return f"the Ray cluster at {address.shown} cannot be joined: {first}"
 
@@ -175,7 +202,7 @@ def actor_class() -> Any:
     import ray
 
     class HostActor:
-        def __init__(self, package: bytes, label: str, session: str) -> None:
+        def __init__(self, package: bytes, label: str, session: str, client: bool) -> None:
             import importlib
             import io
             import os
@@ -191,7 +218,7 @@ def actor_class() -> Any:
             sys.path.insert(0, f"{folder}/source")
             for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
                 del sys.modules[name]
-            self._host = importlib.import_module("jupyter_distrib.gate.host").Host(folder, label, session)
+            self._host = importlib.import_module("jupyter_distrib.gate.host").Host(folder, label, session, plain=client)
 
         def describe(self, directory: str, stamp: tuple[int, int]) -> str:
             return str(self._host.describe(ray.util.get_node_ip_address(), directory, stamp))

@@ -8,16 +8,15 @@ Runs in a process of the engine on that node; knows no engine.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import mmap
 import os
+import pickle
 import platform
 import queue
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from typing import Any
 from jupyter_distrib import shared_memory
 from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Returned, Welcomed
 from jupyter_distrib.link import Link, decode_frame
+from jupyter_distrib.worker import interfaces
 
 IDLE_S = 3.0
 """The agent ends this long after its host has gone."""
@@ -43,14 +43,16 @@ class Host:
     Args:
         folder: Private to it; removed in the end.
         label: Of the notebook.
+        plain: The engine pickles large contents again on their way, as Ray Client does: they must be plain bytes.
     """
 
-    def __init__(self, folder: str, label: str, session: str) -> None:
+    def __init__(self, folder: str, label: str, session: str, *, plain: bool = False) -> None:
         self._folder = Path(folder)
         self._link = Link(self._start())
         self._inbox: queue.SimpleQueue[tuple[bytes, Any] | None] = queue.SimpleQueue()
         self._over = False
         self._mapped = False
+        self._plain = plain
         hello = Hello(
             protocol=PROTOCOL,
             session=session,
@@ -160,10 +162,21 @@ class Host:
             content = None
             if fds:
                 assert isinstance(event, Returned)
-                content = _content(fds[0])
+                content = self._content(fds[0])
             for fd in fds:
                 os.close(fd)
             self._inbox.put((self._link.frame, content))
+
+    def _content(self, fd: int) -> Any:
+        """What lies behind a descriptor, for a pickle that does not copy it if it can be helped."""
+        size = os.fstat(fd).st_size
+        if not size:
+            return b""
+        content = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        if not self._plain:
+            return pickle.PickleBuffer(content)
+        with content:
+            return content[:]
 
     def logs(self, run: str) -> list[tuple[str, Any]]:
         """Name and content of each rank's log."""
@@ -171,7 +184,7 @@ class Host:
         for path in sorted((self._folder / "logs" / run).glob("rank*.log")):
             with path.open("rb") as file:
                 if path.stat().st_size:
-                    found.append((path.name, _content(file.fileno())))
+                    found.append((path.name, self._content(file.fileno())))
             path.unlink()
         return found
 
@@ -221,14 +234,6 @@ class Host:
         }
 
 
-def _content(fd: int) -> Any:
-    """What lies behind a descriptor, for a pickle that does not copy it."""
-    import pickle
-
-    size = os.fstat(fd).st_size
-    return pickle.PickleBuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ) if size else b"")
-
-
 def _stamp(directory: str) -> tuple[int, int] | None:
     """Tells a folder that both machines share from one of the same name."""
     try:
@@ -246,13 +251,7 @@ def _gpu_names() -> list[str]:
 
 def _interface_of(address: str) -> str:
     """The network interface that has this address; loopback's name if none has it."""
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
-            request = struct.pack("256s", name[:15].encode())
-            answer = fcntl.ioctl(sock, 0x8915, request)  # SIOCGIFADDR, netdevice(7)
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return "lo"
+    return next((name for name, its in interfaces.addresses().items() if its == address), "lo")
 
 
 def _version(name: str) -> str:

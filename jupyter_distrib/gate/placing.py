@@ -6,16 +6,16 @@ Ray reports arrives in threads of Ray's. Both come back to the loop through `Cal
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
 import pickle
-import re
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,27 +27,22 @@ from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
 from jupyter_distrib.gate.project import Project
+from jupyter_distrib.gate.shapes import Need, Wanted
 from jupyter_distrib.link import decode_frame, encode
 
-JOIN_S = 40.0
-"""Ray Client takes 6 to 14 s on a small machine; without an answer Ray tries for minutes."""
+TELL_S = 5.0
+"""Who still waits after this is told what for."""
+JOIN_S = 1.5 * cluster.JOIN_S
+"""The last attempt to join begins before `cluster.JOIN_S` and may take its time."""
 READY_S = 5.0
 """A placement group that the cluster has room for is ready within this."""
-START_S = 120.0
+START_S = 300.0
 """For the processes of a node, and for a runtime environment that has to be made first."""
+AHEAD = 2
+"""Questions for events that each node has at a time."""
+LOOK_S = 2.0
+"""How often to look for new nodes while waiting for some."""
 END_S = 2.0
-DEFAULT_CPU_RANKS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """How a crew is spread: options of the pool."""
-
-    nodes: int = 0
-    """0: as few as can be."""
-    cpus_per_rank: float = 1.0
-    runtime_env: Mapping[str, Any] | None = None
-    copy_files: bool = False
 
 
 class RayNode:
@@ -59,7 +54,9 @@ class RayNode:
         self.name = f"node {self.host}"
         self._shared = bool(about["shared"])
         self._project = Project()
-        self._over = False
+        self._questions = itertools.count()
+        self._answers: dict[int, Any] = {}
+        self._heard = 0
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, Execute) and not self._shared:
@@ -74,12 +71,24 @@ class RayNode:
             self.actor.send.remote(frame)
 
     def listen(self) -> None:
-        """Ask for what comes next; the answer arrives when there is some."""
+        """Ask for what comes next, and for what comes after that, so that a question is always there already."""
+        for _ in range(AHEAD):
+            self._ask()
+
+    def _ask(self) -> None:
+        number = next(self._questions)
         self.actor.receive.remote().future().add_done_callback(
-            lambda future: self._place.calls.put(lambda: self._received(future))
+            lambda future: self._place.calls.put(lambda: self._received(number, future))
         )
 
-    def _received(self, future: Any) -> None:
+    def _received(self, number: int, future: Any) -> None:
+        """Ray may tell of answers in another order than they were given in."""
+        self._answers[number] = future
+        while (future := self._answers.pop(self._heard, None)) is not None:
+            self._heard += 1
+            self._take(future)
+
+    def _take(self, future: Any) -> None:
         crew = self._place.crew
         if crew.closed:
             return
@@ -89,7 +98,7 @@ class RayNode:
             return crew.lost(self._number, _cause(error))
         if not answer:
             return crew.lost(self._number, "its agent has ended")
-        self.listen()
+        self._ask()
         for frame, content in answer:
             self._hear(crew, frame, content)
 
@@ -116,8 +125,8 @@ def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
             fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with open(fd, "wb") as file:
                 file.write(memoryview(content))
-    except Exception:  # noqa: BLE001, S110 - the node is gone, which its own listener says; the run ends all the same
-        pass
+    except Exception:  # noqa: BLE001 - Ray raises all kinds: the node is gone, which its own listener says
+        traceback.print_exc()  # into the gate's log; the run ends all the same
     done()
 
 
@@ -131,6 +140,7 @@ class RayPlace:
         self._lock = threading.Lock()
         self._group: Any = None
         self._attempts = 0
+        self._said = ""
         self._actors: list[Any] = []
         self._put: tuple[str, Any] = ("", None)
 
@@ -153,8 +163,9 @@ class RayPlace:
     def _look(self, command: OpenCrew) -> None:
         """In a thread of its own."""
         try:
-            self._joined.result(JOIN_S)
-            nodes, gpus, sizes = self._placed(command)
+            address = self._wait_until_joined()
+            cluster.check_port(address)
+            nodes, gpus, sizes = self._placed(command, address)
         except PoolError as refusal:
             return self._call(partial(self.crew.refuse, str(refusal)))
         except TimeoutError:
@@ -170,69 +181,73 @@ class RayPlace:
 
         self._call(begin)
 
+    def _wait_until_joined(self) -> cluster.Address:
+        try:
+            return self._joined.result(TELL_S)
+        except TimeoutError:
+            self._say("the Ray cluster is being joined.")
+            return self._joined.result(JOIN_S)
+
     def _call(self, call: Callable[[], None]) -> None:
         self.calls.put(lambda: None if self.crew.closed else call())
 
-    def _placed(self, command: OpenCrew) -> tuple[list[RayNode], bool, list[int]]:
-        import ray
+    def _placed(self, command: OpenCrew, address: cluster.Address) -> tuple[list[RayNode], bool, list[int]]:
+        need = Need.of(command, self._wanted, _alive())
+        sizes = self._reserve(need)
+        return self._start_actors(sizes, gpus=need.gpus, client=address.client), need.gpus, sizes
 
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        kind = _gpu_kind(command, nodes)
-        gpus = command.gpus and any(node["Resources"].get("GPU") for node in nodes)
-        unit = "GPU" if gpus else "CPU"
-        there = sorted((_room(node, unit, kind, self._wanted) for node in nodes), reverse=True)
-        size = command.size or (sum(there) if gpus else DEFAULT_CPU_RANKS)
-        shapes = [shape for count in self._counts(size, there) if (shape := _even(size, count, there))]
-        if not shapes and not command.wait_s:
-            raise PoolError(_too_few(size, unit, there, self._wanted, command))
-        sizes = self._reserve(shapes or [[size]], unit, kind, command)
-        return self._start_actors(sizes, unit, gpus=gpus), gpus, sizes
+    def _reserve(self, need: Need) -> list[int]:
+        """The best shape that there is room for now; else, if it may take its time, the best there will be room for."""
+        until_s = time.monotonic() + need.command.wait_s
+        while True:
+            nodes = _alive()
+            there = need.there(nodes)
+            shapes = need.shapes(there)
+            if not shapes and not need.command.wait_s:
+                raise PoolError(need.too_few(there))
+            for shape in shapes[:3]:
+                if self._try(shape, need, time.monotonic() + READY_S):
+                    return shape
+            # Left standing, it is what an autoscaler looks at.
+            shape = shapes[0] if shapes else need.grown(there)
+            if need.command.wait_s and self._try(shape, need, until_s, known=nodes):
+                return shape
+            if time.monotonic() >= until_s:
+                raise PoolError(_busy(need, there))
 
-    def _counts(self, size: int, there: Sequence[int]) -> Sequence[int]:
-        return (min(self._wanted.nodes, size),) if self._wanted.nodes else range(1, len(there) + 1)
-
-    def _reserve(self, shapes: Sequence[list[int]], unit: str, kind: str, command: OpenCrew) -> list[int]:
-        """The first shape that there is room for now; else the first one, waited for as long as was asked."""
+    def _try(self, shape: list[int], need: Need, until_s: float, known: list[Any] | None = None) -> bool:
+        """Whether the nodes were had in time. If nodes are `known`, say what is missing, and give up when others are
+        there."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        until_s, told = time.monotonic() + command.wait_s, ""
-        for shape in [*shapes[:3], shapes[0]]:
-            bundles = [self._bundle(size, unit, kind) for size in shape]
-            strategy = "STRICT_SPREAD" if len(shape) > 1 else "PACK"
-            self._attempts += 1
-            name = f"jupyter_distrib: {self._hello.label} #{command.crew}.{self._attempts}"  # Ray wants them unique
-            with self._lock:
-                if self._given_back.is_set():
-                    raise PoolError("the ranks were given up while they were waited for.")
-                group = self._group = placement_group(bundles, strategy=strategy, name=name)
-            ready = group.ready()
-            is_last = shape is shapes[0] and told
-            limit_s = max(1.0, until_s - time.monotonic()) if is_last else READY_S
-            done, _ = ray.wait([ready], timeout=limit_s)
+        strategy = "STRICT_SPREAD" if len(shape) > 1 else "PACK"
+        self._attempts += 1
+        name = f"jupyter_distrib: {self._hello.label} #{need.command.crew}.{self._attempts}"  # Ray wants them unique
+        with self._lock:
+            if self._given_back.is_set():
+                raise PoolError("the ranks were given up while they were waited for.")
+            group = self._group = placement_group([need.bundle(size) for size in shape], strategy=strategy, name=name)
+        ready = group.ready()
+        while True:
+            done, _ = ray.wait([ready], timeout=max(0.1, min(LOOK_S, until_s - time.monotonic())))
             if done:
                 ray.get(ready)
-                return shape
-            reason = _busy(sum(shape), unit)
-            remove_placement_group(group)
-            if is_last or (len(shapes) == 1 and not command.wait_s):
-                raise PoolError(reason)
-            if shape is shapes[min(2, len(shapes) - 1)]:
-                if not command.wait_s:
-                    raise PoolError(reason)
-                told = reason
-                self._call(partial(self.crew.queued, reason))
-        raise PoolError(told)
+                return True
+            nodes = _alive()
+            changed = known is not None and {node["NodeID"] for node in nodes} != {node["NodeID"] for node in known}
+            if changed or self._given_back.is_set() or time.monotonic() >= until_s:
+                remove_placement_group(group)
+                return False
+            if known is not None:
+                self._say(_busy(need, need.there(nodes)))
 
-    def _bundle(self, size: int, unit: str, kind: str) -> dict[str, float]:
-        bundle: dict[str, float] = {"CPU": size * self._wanted.cpus_per_rank} if self._wanted.cpus_per_rank else {}
-        if unit == "GPU":
-            bundle["GPU"] = size
-            if kind:
-                bundle[kind] = 0.001
-        return bundle or {"CPU": 0.001}
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._call(partial(self.crew.queued, reason))
 
-    def _start_actors(self, sizes: Sequence[int], unit: str, *, gpus: bool) -> list[RayNode]:
+    def _start_actors(self, sizes: Sequence[int], *, gpus: bool, client: bool) -> list[RayNode]:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -250,9 +265,11 @@ class RayPlace:
                 }
                 if self._wanted.runtime_env:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
-                actor = cls.options(**options).remote(package, self._hello.label, self._hello.session)
+                actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, client)
                 self._actors.append(actor)
         asked = [actor.describe.remote(self._directory, self._stamp()) for actor in self._actors]
+        if ray.wait(asked, num_returns=len(asked), timeout=TELL_S)[1]:
+            self._say("Ray starts processes on the nodes.")
         nodes = []
         for number, text in enumerate(ray.get(asked, timeout=START_S)):
             about = json.loads(text)
@@ -300,69 +317,31 @@ class RayPlace:
                 ray.kill(actor)
             if group is not None:
                 remove_placement_group(group)
-        except Exception:  # noqa: BLE001, S110 - the cluster is gone, and all that was there with it
-            pass
+        except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
+            traceback.print_exc()  # into the gate's log
 
 
-def _gpu_kind(command: OpenCrew, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """The resource by which Ray knows GPUs of the type asked for; empty if any type will do."""
-    if not command.gpu_type:
-        return ""
-    kinds = sorted({name for node in nodes for name in node["Resources"] if name.startswith("accelerator_type:")})
-    wanted = set(re.findall(r"[a-z0-9]+", command.gpu_type.lower()))
-    for kind in kinds:
-        if wanted <= set(re.findall(r"[a-z0-9]+", kind.partition(":")[2].lower())):
-            return str(kind)
-    there = ", ".join(kind.partition(":")[2] for kind in kinds) or "no GPU at all"
-    raise PoolError(
-        f"--gpu-type {command.gpu_type}, but the Ray cluster has {there}; leave it out, or use another pool."
-    )
+def _alive() -> list[Any]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _room(node: Mapping[str, Any], unit: str, kind: str, wanted: Wanted) -> int:
-    """How many ranks a node can have at most."""
-    resources = node["Resources"]
-    if kind and kind not in resources:
-        return 0
-    limits = [resources.get("GPU", 0.0)] if unit == "GPU" else []
-    if wanted.cpus_per_rank:
-        limits.append(resources.get("CPU", 0.0) // wanted.cpus_per_rank)
-    return int(min(limits, default=1000))
-
-
-def _even(size: int, count: int, there: Sequence[int]) -> list[int]:
-    """So many ranks over so many nodes as evenly as can be; empty if they have not the room."""
-    if not 0 < count <= min(size, len(there)):
-        return []
-    shape = [size // count + (number < size % count) for number in range(count)]
-    return shape if all(mine <= room for mine, room in zip(shape, there, strict=False)) else []
-
-
-def _too_few(size: int, unit: str, there: Sequence[int], wanted: Wanted, command: OpenCrew) -> str:
-    rooms = [room for room in there if room]
-    has = f"{sum(rooms)} on {len(rooms)} nodes ({', '.join(map(str, rooms))})" if len(rooms) > 1 else str(sum(rooms))
-    asked = f"--{'gpus' if unit == 'GPU' else 'ranks'} {size}" + (f" on {wanted.nodes} nodes" if wanted.nodes else "")
-    each = f", at {wanted.cpus_per_rank:g} CPU for each" if unit == "CPU" and wanted.cpus_per_rank else ""
-    typed = f" of type {command.gpu_type}" if command.gpu_type else ""
-    return (
-        f"{asked}, but the Ray cluster has room for {has}{typed}{each}; ask for at most that many, or say --wait S "
-        "if it grows by itself."
-    )
-
-
-def _busy(size: int, unit: str) -> str:
+def _busy(need: Need, there: Sequence[int]) -> str:
     """What is free, and which notebooks have the rest."""
     import ray
     from ray.util import placement_group_table
 
+    unit, size = need.unit, need.size(there)
     total, free = ray.cluster_resources().get(unit, 0), ray.available_resources().get(unit, 0)
     names = {
         str(group["name"]).partition(": ")[2].partition(" #")[0]
         for group in placement_group_table().values()
         if str(group.get("name", "")).startswith("jupyter_distrib: ") and group["state"] == "CREATED"
     }
+    grow = "" if need.shapes(there) else " It has to grow."
     holders = f" {', '.join(sorted(names))} have ranks there." if names else ""
-    return f"{size} {unit}s are asked for, and {free:g} of {total:g} are free in the Ray cluster.{holders}"
+    return f"{size} {unit}s are asked for, and {free:g} of {total:g} are free in the Ray cluster.{grow}{holders}"
 
 
 def _cause(error: BaseException) -> str:

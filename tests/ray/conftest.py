@@ -17,6 +17,13 @@ from tests.notebook import Notebook
 HERE = Path(__file__).parent
 INSTALL = "Ray is not installed here: pip install 'jupyter_distrib[ray]' (sh .ci/ray does it)"
 CPUS = 4
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "PYTHONPATH": "",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # 30 is too little on a loaded machine
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # else the head loses some processes that it starts for clients, see `_join`
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,16 +35,16 @@ def ray_is_here() -> None:
 class Cluster:
     """The cluster's process, and where it is reached."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = 2, **env: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.2", 0))
             port = free.getsockname()[1]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "cluster.py"), str(port), str(CPUS)],
+            [sys.executable, str(HERE / "cluster.py"), str(port), str(CPUS), str(nodes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120", "PYTHONPATH": ""},
+            env={**os.environ, **ENVIRONMENT, **env},
             text=True,
         )
         self.address = self._line()

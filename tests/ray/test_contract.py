@@ -8,11 +8,17 @@ from jupyter_distrib import testing
 from jupyter_distrib.pools.ray import RayPool
 from tests.ray.conftest import Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ON_ONE_NODE = ("gives_values_in_rank_order", "sets_torchruns_variables", "numbers_ranks_from_the_first")
 """What these say of local ranks is so if all ranks are on one node."""
-THROUGH_CLIENT = ("gives_values_in_rank_order", "moves_big_values", "stops")
+THROUGH_CLIENT = ("gives_values_in_rank_order", "moves_big_values", "stops", "writes_logs")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray may take a minute to join and to start processes where others want the processor too."""
+    monkeypatch.setattr(testing, "LIMIT_S", 240.0)
 
 
 @pytest.mark.parametrize("check", testing.checks(detached=True), ids=lambda check: check.__name__)

@@ -1,0 +1,193 @@
+"""What is said of a cluster before, while and after ranks are had there: tokens, versions, room, growth, its end."""
+
+from __future__ import annotations
+
+import re
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import testing
+from jupyter_distrib.events import CrewClosed, CrewQueued
+from jupyter_distrib.gate import cluster as joining
+from jupyter_distrib.pools.ray import RayPool
+from tests.notebook import Notebook
+from tests.ray.conftest import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+NO_TOKEN = "asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+NOT_THIS = "does not take this token"
+TOKEN = "a-token-that-is-long-enough-0123456789"
+
+
+def refused(book: Notebook, line: str) -> str:
+    outcome = book.cell(f"%%distributed {line}\nrank", timeout_s=150)
+    assert outcome.status == "error", outcome.text
+    assert "\n" not in outcome.traceback.strip(), "one sentence"
+    return outcome.traceback
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Cluster]:
+    """One node with a token and two GPUs that are none."""
+    one = Cluster(nodes=1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
+    yield one
+    one.close()
+
+
+def refused_by_the_next(book: Notebook, line: str, before: str) -> str:
+    """What a gate says that has the environment as it is now; one that has found no cluster goes a moment later."""
+    deadline = time.monotonic() + 60
+    while before in (said := refused(book, line)) and time.monotonic() < deadline:
+        continue
+    return said
+
+
+def test_a_cluster_with_a_token_wants_the_right_one(guarded: Cluster, tmp_path: Path) -> None:
+    """And is used without `--insecure`."""
+    with Notebook(tmp_path, env={"HOME": str(tmp_path)}) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os")
+        for address in (guarded.address, guarded.client_address):
+            assert NO_TOKEN in refused(book, f"--pool ray --address {address}")
+        book.ok("os.environ['RAY_AUTH_TOKEN'] = 'another-token-that-is-long-enough-98765'")
+        for address in (guarded.address, guarded.client_address):
+            assert NOT_THIS in refused_by_the_next(book, f"--pool ray --address {address}", NO_TOKEN)
+        book.ok(f"os.environ['RAY_AUTH_TOKEN'] = {TOKEN!r}")
+        at = f"--pool ray --address {guarded.address}"
+        said = refused_by_the_next(book, f"{at} --gpus 4", NOT_THIS)
+        assert "--gpus 4, but the Ray cluster has room for 2; ask for at most that many" in said
+        assert "--gpu-type H100, but the Ray cluster has A10; leave it out" in refused(book, f"{at} --gpu-type H100")
+        cell = f"%%distributed {at} --ranks 2\nimport os\nstr(os.environ.get('RAY_AUTH_TOKEN'))"
+        assert book.cell(cell, timeout_s=150).result == "ranks 0-1: 'None'", "keys stay at home"
+
+
+def test_a_cluster_that_goes_away_in_mid_run_is_told(tmp_path: Path) -> None:
+    own = Cluster(nodes=1)
+    at = f"--pool ray --insecure --address {own.address} --ranks 2"
+    try:
+        # The driver of a cluster that may come back waits for a minute.
+        with Notebook(tmp_path, env={"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}) as book:
+            book.ok("%load_ext jupyter_distrib")
+            assert book.cell(f"%%distributed {at}\nrank;", timeout_s=150).status == "ok"
+            book.start(f"%%distributed {at}\nimport time\nprint('in', flush=True)\ntime.sleep(300)")
+            book.until("in")
+            own.ask("kill")
+            outcome = book.finish(120)
+            assert outcome.ename == "RankLost", outcome.text
+            assert re.search(r"was lost: |the process that holds the Ray cluster has ended", outcome.traceback)
+            assert f"no Ray cluster can be reached at {own.address}" in refused(book, at)
+    finally:
+        own.close()
+
+
+def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster) -> None:
+    client = testing.Client(RayPool(address=cluster.address, insecure="", idle="0.5"))
+    try:
+        crew = client.crew(1)
+        assert client.run(crew, "rank").values == {0: 0}
+        assert client.wait(CrewClosed).reason == "released after 0.5 s without a cell"
+        crew = client.crew(1)
+        client.run(crew, "kept = 1", keep=("kept",))
+        time.sleep(1.5)
+        assert client.run(crew, "rank").values == {0: 0}, "its ranks are still there"
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("nodes", ["0", "3"])
+def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, nodes: str) -> None:
+    """Nine ranks at four CPUs a node take a third one, as an autoscaler would bring it."""
+    client = testing.Client(RayPool(address=cluster.address, insecure="", nodes=nodes))
+    try:
+        testing.LIMIT_S, before = 200.0, testing.LIMIT_S
+        client.send(testing.OpenCrew(crew="grows", size=9, gpus=False, wait_s=180.0))
+        while "grow" not in (queued := client.wait(CrewQueued, testing.CrewRefused)).reason:
+            assert isinstance(queued, CrewQueued), queued
+        assert re.match(
+            r"9 CPUs are asked for, and \d of 8 are free in the Ray cluster. It has to grow.", queued.reason
+        )
+        cluster.ask("add")
+        opened = client.wait(testing.CrewOpened, testing.CrewRefused)
+        assert isinstance(opened, testing.CrewOpened), opened
+        assert len(opened.workers) == 9
+        assert client.run(opened, "int(__import__('os').environ['NODE_RANK'])").values[8] == 2
+        client.close_crew(opened)
+    finally:
+        testing.LIMIT_S = before
+        client.close()
+        cluster.ask("lose")
+
+
+def test_ranks_get_their_own_python_and_runtime_environment(cluster: Cluster, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nVIA=ours exec {sys.executable} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    environment = '{"env_vars": {"FROM_RUNTIME_ENV": "yes", "NCCL_SOCKET_IFNAME": "eth7"}}'
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        line = f"--pool ray --insecure --address {cluster.address} --ranks 1 --python {python}"
+        outcome = book.cell(
+            f"%%distributed {line} --runtime-env '{environment}'\nimport os\n"
+            "[os.environ.get(name) for name in ('VIA', 'FROM_RUNTIME_ENV', 'NCCL_SOCKET_IFNAME')]",
+            timeout_s=150,
+        )
+        assert outcome.result == "rank 0: ['ours', 'yes', 'eth7']", outcome.text
+
+
+def test_an_interface_that_the_notebook_names_is_used(cluster: Cluster, tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os\nos.environ['NCCL_SOCKET_IFNAME'] = 'eth9'")
+        line = f"--pool ray --insecure --address {cluster.address} --ranks 2 --nodes 2"
+        cell = f"%%distributed {line}\nimport os\n(os.environ['NCCL_SOCKET_IFNAME'], os.environ['GLOO_SOCKET_IFNAME'])"
+        outcome = book.cell(cell, timeout_s=150)
+        assert outcome.result == "ranks 0-1: ('eth9', 'lo')", outcome.text
+
+
+# ---------------------------------------------------------------------------------------------------- in Ray's words
+
+ADDRESS = joining.Address(shown="ray://head:10001", host="head", port=10001, client=True)
+
+
+@pytest.mark.parametrize(("ray_version", "python"), [("2.9.3", None), (None, "3.9.1")])
+def test_other_versions_are_one_sentence(ray_version: str | None, python: str | None) -> None:
+    import ray
+    from ray._private.utils import check_version_info, compute_version_info
+
+    ours = compute_version_info()
+    there = {"ray_version": ray_version or ours[0], "python_version": python or ours[1]}
+    with pytest.raises(RuntimeError) as raised:
+        check_version_info(there, "Ray Client")
+    assert joining.explained(ADDRESS, str(raised.value)) == (
+        f"the Ray cluster at ray://head:10001 has Ray {there['ray_version']} and Python {there['python_version']}, "
+        f"the notebook has Ray {ray.__version__} and Python {ours[1]}: install the same versions."
+    )
+
+
+def test_a_head_that_loses_its_side_is_tried_again_and_then_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    said = (
+        "Initialization failure from server:\nTraceback (most recent call last):\n  File ...\n"
+        "RuntimeError: Starting Ray client server failed. See ray_client_server_23008.err for detailed logs."
+    )
+    failures = [ConnectionAbortedError(said)] * 2
+    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(failures.pop()) if failures else None)
+    joining._join(ADDRESS)
+    assert failures == []
+    monkeypatch.setattr(joining, "JOIN_S", 0.0)
+    failures = [ConnectionAbortedError(said)]
+    with pytest.raises(joining.PoolError, match=r"Starting Ray client server failed.*GRPC_ENABLE_FORK_SUPPORT=0"):
+        joining._join(ADDRESS)
+
+
+def test_a_port_that_is_no_cluster_is_said_within_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        address = "ray://127.0.0.1:" + str(mute.getsockname()[1])
+        said = refused(book, f"--pool ray --insecure --address {address}")
+        assert f"what answers at {address} is no Ray cluster" in said
