@@ -113,10 +113,10 @@ def prints(plan: Plan) -> Iterator[Figure]:
             outcome = notebook.good("%%distributed --ranks 2\n" + PRINTS.format(count=count))
             times.append(outcome.wall_s)
             messages.append(outcome.messages)
-            complete.append(_logs_complete(notebook, count))
+            complete.append(logs_complete(notebook, count))
     yield Figure(
         what="20,000 printed lines per rank, 2 ranks",
-        measured=f"{spread(times[1:])}, {max(messages)} messages, {_lines(complete)} in the log",
+        measured=f"{spread(times[1:])}, {max(messages)} messages, {told_lines(complete)} in the log",
         target="<= 0.3 s, <= 30 messages, every line in the log",
         ok=min(times) <= 0.3 and max(messages) <= 30 and all(complete),
         numbers={"times_s": times, "messages": messages},
@@ -135,12 +135,12 @@ def million(plan: Plan) -> Iterator[Figure]:
             growth.append((processes.peak_bytes(notebook.pid) - before) / MB)
             times.append(outcome.wall_s)
             messages.append(outcome.messages)
-            complete.append(_logs_complete(notebook, count))
+            complete.append(logs_complete(notebook, count))
     ratio = statistics.median(mine / other for mine, other in zip(times, plain, strict=True))
     yield Figure(
         what="1,000,000 printed lines per rank, 2 ranks, against the same into files",
         measured=f"{spread(times)} against {spread(plain)}: x{ratio:.2f}; {max(messages)} messages, "
-        f"{_lines(complete)} in the log",
+        f"{told_lines(complete)} in the log",
         target="<= 2 x",
         ok=ratio <= 2 and all(complete),
         numbers={"times_s": times, "to_files_s": plain, "messages": messages},
@@ -164,12 +164,12 @@ def _to_files(folder: Path, count: int) -> float:
     return max(float(process.communicate()[0]) for process in running)
 
 
-def _logs_complete(notebook: Notebook, count: int) -> bool:
+def logs_complete(notebook: Notebook, count: int, ranks: int = 2) -> bool:
     """Whether the log of each rank of the last run is exactly what it printed."""
     run = max((notebook.runtime / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
     wanted = "".join(f"line {i}\n" for i in range(count))
-    return all((run / f"rank{rank}.log").read_text() == wanted for rank in range(2))
+    return all((run / f"rank{rank}.log").read_text() == wanted for rank in range(ranks))
 
 
-def _lines(complete: list[bool]) -> str:
+def told_lines(complete: list[bool]) -> str:
     return "every line" if all(complete) else "NOT every line"

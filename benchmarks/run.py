@@ -16,6 +16,7 @@ import peers
 import report
 import rows_browser
 import rows_data
+import rows_ray
 import rows_start
 import rows_training
 import rows_trouble
@@ -40,6 +41,11 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "flood": rows_view.flood,
     "watched": rows_view.watched,
     "stop": rows_browser.stop,
+    "ray-noop": rows_ray.noop,
+    "ray-first": rows_ray.first,
+    "ray-value": rows_ray.value,
+    "ray-prints": rows_ray.prints,
+    "many": rows_ray.many,
 }
 
 

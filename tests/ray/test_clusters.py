@@ -85,7 +85,8 @@ def test_a_cluster_that_goes_away_in_mid_run_is_told(tmp_path: Path) -> None:
         own.close()
 
 
-def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster) -> None:
+def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
     client = testing.Client(RayPool(address=cluster.address, insecure="", idle="0.5"))
     try:
         crew = client.crew(1)
@@ -99,12 +100,11 @@ def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster) -> 
         client.close()
 
 
-@pytest.mark.parametrize("nodes", ["0", "3"])
-def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, nodes: str) -> None:
+def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine ranks at four CPUs a node take a third one, as an autoscaler would bring it."""
-    client = testing.Client(RayPool(address=cluster.address, insecure="", nodes=nodes))
+    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
+    client = testing.Client(RayPool(address=cluster.address, insecure=""))
     try:
-        testing.LIMIT_S, before = 200.0, testing.LIMIT_S
         client.send(testing.OpenCrew(crew="grows", size=9, gpus=False, wait_s=180.0))
         while "grow" not in (queued := client.wait(CrewQueued, testing.CrewRefused)).reason:
             assert isinstance(queued, CrewQueued), queued
@@ -118,7 +118,6 @@ def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, nodes: str) -> Non
         assert client.run(opened, "int(__import__('os').environ['NODE_RANK'])").values[8] == 2
         client.close_crew(opened)
     finally:
-        testing.LIMIT_S = before
         client.close()
         cluster.ask("lose")
 

@@ -1,0 +1,239 @@
+"""The Ray pool on two nodes of one machine, beside Ray itself; a gate with hundreds of ranks, which needs no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import rows_data
+from driver import Notebook
+from plan import LOAD, Plan, import_torch_s
+from report import HERE, Figure, spread
+
+MB = rows_data.MB
+_BARE = """\
+import json, sys, time
+began = time.perf_counter()
+import ray
+ray.init(address={address!r}, logging_level="ERROR", log_to_driver=False)
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Where
+group = placement_group([{{"CPU": 2}}] * 2, strategy="STRICT_SPREAD")
+ray.get(group.ready())
+@ray.remote(num_cpus=1)
+class Actor:
+    def call(self, value=None): return 0
+    def copy(self, value): return len(bytearray(value))
+def start(count):
+    where = [Where(group, placement_group_bundle_index=number % 2) for number in range(count)]
+    return [Actor.options(scheduling_strategy=each).remote() for each in where]
+actors = start(2)
+ray.get([actor.call.remote() for actor in actors])
+first_s = time.perf_counter() - began
+actors += start(2)
+def call(times):
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        ray.get([actor.call.remote() for actor in actors])
+        found.append(time.perf_counter() - began)
+    return found
+call(20)
+warm_s = call(200)
+value_s = []
+if {size}:
+    import numpy
+    value = numpy.ones({size} // 8)
+    for _ in range({times}):
+        began = time.perf_counter()
+        ref = ray.put(value)
+        ray.get([actor.copy.remote(ref) for actor in actors[:2]])
+        value_s.append(time.perf_counter() - began)
+        del ref
+print(json.dumps([first_s, warm_s, value_s]))
+"""
+
+
+_CLUSTER = """\
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+for address in ("127.0.0.2", "127.0.0.3"):
+    cluster.add_node(num_cpus=4, object_store_memory=3 << 30, node_ip_address=address, include_dashboard=False)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@contextmanager
+def _cluster() -> Iterator[str]:
+    """Two nodes of four CPUs, with room for large values; its address."""
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": ""}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", _CLUSTER], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+def _bare(address: str, size: int = 0, times: int = 1) -> tuple[float, list[float], list[float]]:
+    """Ray alone in a process of its own: connect + placement group + an actor a node; calls to four actors; a value."""
+    code = _BARE.format(address=address, size=size, times=times)
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    first_s, warm_s, value_s = json.loads(done.stdout.splitlines()[-1])
+    return first_s, warm_s, value_s
+
+
+def _skipped() -> Figure | None:
+    if importlib.util.find_spec("ray") is None:
+        return Figure(what="the Ray pool", measured="not measured: Ray is not installed")
+    return None
+
+
+def _line(address: str) -> str:
+    return f"%%distributed --pool ray --insecure --address {address} --ranks 4 --nodes 2"
+
+
+@contextmanager
+def _warm(plan: Plan, address: str) -> Iterator[tuple[Notebook, str]]:
+    with plan.notebook() as notebook:
+        notebook.good(LOAD)
+        for _ in range(5):
+            notebook.good(f"{_line(address)}\npass")
+        yield notebook, _line(address)
+
+
+def noop(plan: Plan) -> Iterator[Figure]:
+    """A warm cell that does nothing on two nodes."""
+    if skipped := _skipped():
+        yield skipped
+        return
+    with _cluster() as address:
+        _, bare, _ = _bare(address)
+        with _warm(plan, address) as (notebook, line):
+            plain, times = [], []
+            for _ in plan.times(60, 20):
+                plain.append(notebook.good("pass").wall_s)
+                times.append(notebook.good(f"{line}\npass").wall_s)
+    added_s = statistics.median(times) - statistics.median(plain)
+    limit_s = 2 * statistics.median(bare) + 0.003
+    yield Figure(
+        what="warm no-op cell on 2 nodes of a Ray cluster, 4 ranks, against a plain `pass` cell",
+        measured=f"+{1000 * added_s:.1f} ms (best +{1000 * (min(times) - min(plain)):.1f}); "
+        f"calls to 4 bare actors {1000 * statistics.median(bare):.1f} ms",
+        target=f"<= {1000 * limit_s:.1f} ms (2 x the bare calls + 3 ms)",
+        ok=added_s <= limit_s,
+        numbers={"times_s": times, "plain_s": plain, "bare_s": bare},
+    )
+
+
+def first(plan: Plan) -> Iterator[Figure]:
+    """The first cell of a kernel on a cluster that runs."""
+    if skipped := _skipped():
+        yield skipped
+        return
+    bare, times, imports = [], [], []
+    with _cluster() as address:
+        _bare(address)  # into the page cache
+        for _ in plan.times(5, 2):
+            imports.append(import_torch_s())
+            bare.append(_bare(address)[0])
+            with plan.notebook() as notebook:
+                notebook.good(LOAD)
+                times.append(notebook.good(f"{_line(address)}\npass").wall_s)
+    limit_s = 1.3 * min(bare) + min(imports) + 0.3
+    yield Figure(
+        what="first cell on a running Ray cluster, 4 ranks on 2 nodes",
+        measured=f"{spread(times)}; connect + placement group + 1 bare actor a node {min(bare):.2f} s",
+        target=f"<= {limit_s:.2f} s (1.3 x that + a template: import torch {min(imports):.2f} s + 0.3 s)",
+        ok=min(times) <= limit_s,
+        numbers={"times_s": times, "bare_s": bare, "import_torch_s": imports},
+    )
+
+
+def value(plan: Plan) -> Iterator[Figure]:
+    """512 MB of the notebook on four ranks of two nodes."""
+    if skipped := _skipped():
+        yield skipped
+        return
+    repeats = len(plan.times(5, 2))
+    with _cluster() as address:
+        _, _, bare = _bare(address, 512 * MB, repeats + 1)
+        with _warm(plan, address) as (notebook, line):
+            notebook.good(f"import torch\nbig = torch.ones({512 * MB // 4})")
+            times = [notebook.good(f"{line}\nbig[-1].item()").wall_s for _ in range(repeats + 1)]
+    yield Figure(
+        what="512 MB captured tensor to 4 ranks on 2 nodes",
+        measured=f"{spread(times[1:])}; ray.put + ray.get + a copy on each node {spread(bare[1:])}",
+        target="<= 1.3 x that",
+        ok=min(times[1:]) <= 1.3 * min(bare[1:]),
+        numbers={"times_s": times, "bare_s": bare},
+    )
+
+
+def prints(plan: Plan) -> Iterator[Figure]:
+    """20,000 lines from each of four ranks."""
+    if skipped := _skipped():
+        yield skipped
+        return
+    count = 20_000
+    env = {"JUPYTER_DISTRIB_VIEW": "widget"}
+    with _cluster() as address, plan.notebook(env=env) as notebook:
+        notebook.good(LOAD)
+        notebook.good(f"{_line(address)}\npass")
+        outcomes, complete = [], []
+        for _ in plan.times(5, 2):
+            outcomes.append(notebook.good(f"{_line(address)}\n{rows_data.PRINTS.format(count=count)}"))
+            complete.append(rows_data.logs_complete(notebook, count, 4))
+    rate = max(outcome.messages / max(outcome.wall_s, 1.0) for outcome in outcomes)
+    yield Figure(
+        what="20,000 printed lines per rank, 4 ranks on 2 nodes of a Ray cluster",
+        measured=f"{spread([outcome.wall_s for outcome in outcomes])}, {rate:.1f} messages/s, "
+        f"{rows_data.told_lines(complete)} in the log",
+        target="every line in the log, <= 10 messages/s",
+        ok=rate <= 10 and all(complete),
+        numbers={"messages": [outcome.messages for outcome in outcomes]},
+    )
+
+
+def many(plan: Plan) -> Iterator[Figure]:
+    """What 8, 64 and 512 ranks cost the kernel, that all report at once."""
+    import simulated
+
+    path = os.pathsep.join(filter(None, (str(plan.package), str(HERE), os.environ.get("PYTHONPATH"))))
+    for ranks in (8, 64, 512):
+        env = {"PYTHONPATH": path, "JUPYTER_DISTRIB_VIEW": "widget"}
+        with plan.notebook(env=env) as notebook:
+            notebook.good("import simulated\nsimulated.use()")
+            notebook.good(LOAD)
+            before = json.loads(notebook.value("simulated.cost()"))
+            outcome = notebook.good(f"%%distributed --pool simulated --ranks {ranks}\npass", timeout_s=300)
+            after = json.loads(notebook.value("simulated.cost()"))
+        share = (after["cpu_s"] - before["cpu_s"]) / (after["at_s"] - before["at_s"])
+        nodes = ranks // simulated.PER_NODE
+        yield Figure(
+            what=f"kernel while {ranks} ranks on {nodes} node{'s' * (nodes > 1)} report "
+            f"{simulated.STEPS_PER_S} steps/s each (simulated ranks, real gate)",
+            measured=f"{100 * share:.0f}% of a core ({1000 * share / ranks:.2f} ms/s for each rank), "
+            f"{after['rss_mb']:.0f} MB, {outcome.messages / outcome.wall_s:.1f} messages/s to the browser, "
+            f"{outcome.wall_s:.1f} s for a cell of {simulated.RUN_S:g} s",
+            target="< 50% of a core, < 200 MB" if ranks == 512 else "",
+            ok=share < 0.5 and after["rss_mb"] < 200 if ranks == 512 else None,
+            numbers={"share": share, "rss_mb": after["rss_mb"], "wall_s": outcome.wall_s},
+        )

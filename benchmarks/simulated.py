@@ -1,0 +1,140 @@
+"""Hundreds of ranks that cost nothing: a pool whose nodes are made up, behind a real gate and its real link.
+
+`SimulatedPool` is given to a kernel; `python -m simulated ...` is the gate that it starts. Each rank reports a number,
+its progress and a line now and then, as a training loop does, and its node samples it once a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jupyter_distrib import events
+from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.events import Command, Execute, OpenCrew
+from jupyter_distrib.gate.crew import Crew, Share
+from jupyter_distrib.gate.server import Gate
+from jupyter_distrib.link import Link
+from jupyter_distrib.pools.local import Home, LocalNode
+
+STEPS_PER_S = 5
+"""Of each rank: so often it reports a number and its progress."""
+LINES_PER_S = 1
+PER_NODE = 8
+RUN_S = 10.0
+
+
+class SimulatedPool:
+    kind = "simulated"
+    options = ()
+
+    def connect(self, hello: events.Hello, sink: Callable[..., None], lost: Callable[[str], None]) -> LocalNode:
+        home = Home(name="simulated", module="simulated")
+        node = LocalNode(Link(home.reach()), sink, lost)
+        node.send(hello)
+        return node
+
+
+class LightNode:
+    """One node with ranks that are only numbers."""
+
+    host, interface = "127.0.0.1", "lo"
+
+    def __init__(self, number: int, crew: Crew, loop: Loop) -> None:
+        self.name = f"node {number}"
+        self._number, self._crew, self._loop = number, crew, loop
+        self._ranks: range = range(0)
+        self._run = ""
+        self._step = 0
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        match command:
+            case OpenCrew():
+                self._ranks = range(command.first_rank, command.first_rank + command.size)
+                workers = tuple(events.WorkerInfo(rank=rank, pid=rank + 1, device="cpu") for rank in self._ranks)
+                self._tell(events.CrewOpened(crew=command.crew, workers=workers, gpus=False))
+            case Execute():
+                self._run, self._step = command.run, 0
+                for rank in command.ranks:
+                    self._tell(events.Started(run=self._run, rank=rank, pid=rank + 1, device="cpu", at_s=0.0))
+                self._loop.later(1 / STEPS_PER_S, self._go_on)
+
+    def _tell(self, event: events.Event) -> None:
+        self._loop.soon(lambda: self._crew.heard(self._number, event))
+
+    def _go_on(self) -> None:
+        self._step += 1
+        for rank in self._ranks:
+            for event in self._of_a_step(rank):
+                self._tell(event)
+        if self._step < RUN_S * STEPS_PER_S:
+            self._loop.later(1 / STEPS_PER_S, self._go_on)
+            return
+        for rank in self._ranks:
+            self._tell(events.Returned(run=self._run, rank=rank, value=None))
+        self._tell(events.Ended(run=self._run, at_s=0.0))
+
+    def _of_a_step(self, rank: int) -> Iterator[events.Event]:
+        run, step = self._run, self._step
+        yield events.Measured(run=run, rank=rank, step=step, values={"loss": 1 / step}, at_s=0.0)
+        yield events.Progressed(run=run, rank=rank, label="step", step=step, total=1000, at_s=0.0)
+        if step % (STEPS_PER_S // LINES_PER_S) == 0:
+            text = f"step {step} of rank {rank}: loss {1 / step}\n"
+            yield events.Wrote(run=run, rank=rank, stream="stdout", text=text)
+        if step % STEPS_PER_S == 0:
+            yield events.Sampled(
+                run=run, rank=rank, rss_bytes=200 << 20, cpu_percent=99.0, gpu_memory_bytes=None,
+                gpu_memory_total_bytes=None, gpu_percent=None, at_s=0.0,
+            )  # fmt: skip
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        done()
+
+
+class LightPlace:
+    """As many made-up nodes as it takes."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def start(self, command: OpenCrew, crew: Crew) -> None:
+        sizes = [PER_NODE] * (command.size // PER_NODE)
+        shares = [
+            Share(node=LightNode(number, crew, self._loop), size=size, gpus=False) for number, size in enumerate(sizes)
+        ]
+        self._loop.soon(lambda: crew.placed(shares))
+
+    def give_back(self, *, force: bool) -> None:
+        """There is nothing."""
+
+
+def main(socket_fd: int, directory: str, name: str) -> None:
+    gate = Gate(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=600.0)
+    gate.make_place = lambda client: LightPlace(gate.loop)
+    signal.signal(signal.SIGTERM, lambda *_: gate.stop())
+    gate.run()
+
+
+def use() -> None:
+    """In a kernel, before the extension is loaded: `--pool simulated`."""
+    from jupyter_distrib import pools
+
+    pools._brought = lambda: {"simulated": SimulatedPool}  # noqa: SLF001 - what an entry point would do
+
+
+def cost() -> str:
+    """Of this process so far, as JSON: processor seconds, memory now, and the clock."""
+    times = os.times()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    about = {"cpu_s": times.user + times.system, "rss_mb": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
+    return json.dumps({**about, "at_s": time.monotonic()})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
