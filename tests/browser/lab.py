@@ -200,8 +200,17 @@ class Lab:
 
     def reload(self) -> None:
         """As the user does it; without the question that a page with changes asks."""
-        self.page.reload()
-        self.wait_for_notebook()
+        self.open(reset=False)
+
+    def wait_until_restored(self, panel: str) -> None:
+        """Until the server has been told that a page that is loaded is to have this panel open."""
+        deadline, layout = time.monotonic() + PATIENCE_MS / 1000, {}
+        while time.monotonic() < deadline:
+            layout = self.server.get("/lab/api/workspaces/default")["data"].get("layout-restorer:data", {})
+            if layout.get("left", {}).get("current") == panel:
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"{panel} is not in the layout that is kept: {layout}")
 
     def do(self, command: str, **args: Any) -> None:
         """A command of the front end, as the palette and menus run it."""

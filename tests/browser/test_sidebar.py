@@ -24,6 +24,7 @@ while True:
 TRAINING = """%%distributed --ranks 4 --strategy ddp
 import os, time
 import torch, jupyter_distrib
+import torch.distributed as dist
 from torch import nn
 torch.manual_seed(0)
 model = jupyter_distrib.prepare(nn.Linear(20, 1))
@@ -35,7 +36,9 @@ for step in jupyter_distrib.progress(range(100_000)):
     loss.backward()
     optimizer.step()
     jupyter_distrib.report(loss=loss.item())
-    if os.path.exists("ENOUGH"):
+    enough = torch.tensor(float(os.path.exists("ENOUGH")))
+    dist.all_reduce(enough)  # so that all leave at the same step
+    if enough:
         break
     time.sleep(0.05)
 print('trained')
@@ -150,6 +153,7 @@ def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: O
     panel = lab.panel()
     lab.run(1)
     expect(panel.locator(".jp-Distributed-run").first).to_contain_text("running")
+    lab.wait_until_restored("jupyter-distrib-panel")
     lab.reload()
 
     expect(panel).to_be_visible()  # as it was left
@@ -158,7 +162,7 @@ def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: O
     expect(run.get_by_role("progressbar")).to_be_visible()
     lab.shoot("reloaded-in-mid-run")
     enough.touch()
-    expect(run).to_contain_text("done")
+    expect(run.locator(".jp-Distributed-state")).to_have_text("done")
     expect(lab.output(1)).to_contain_text("trained")
     expect(lab.output(1)).to_contain_text("True")
     saved = lab.save().cells[1].outputs
