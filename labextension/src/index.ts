@@ -63,6 +63,7 @@ function activate(
   const add = (): void => app.shell.add(panel, 'left', { rank: 350, type: 'Distributed' });
   add();
   restorer?.add(panel, panel.id);
+  void app.restored.then(() => panel.reopen());
 
   addCommands(app, doer, options, () => {
     if (!panel.isAttached) {

@@ -64,11 +64,27 @@ export class DistributedPanel extends SidePanel {
       }
       this.addWidget(section);
     }
-    if (this.content instanceof AccordionPanel) {
-      this.content.setRelativeSizes(SIZES);
-    }
+    this.open();
     doer.model.changed.connect(this.onChanged, this);
     this.onChanged();
+  }
+
+  /**
+   * Open all sections if all are closed. JupyterLab keeps which are open, and takes those for closed that were hidden
+   * when it looked, as they are without a kernel.
+   */
+  reopen(): void {
+    if (this.content.widgets.every(section => section.isHidden)) {
+      this.open();
+    }
+  }
+
+  private open(): void {
+    const content = this.content;
+    if (content instanceof AccordionPanel) {
+      content.widgets.forEach((_, index) => content.expand(index));
+      content.setRelativeSizes(SIZES);
+    }
   }
 
   protected override onAfterShow(message: Message): void {

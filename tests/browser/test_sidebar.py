@@ -56,9 +56,16 @@ def test_a_kernel_without_the_extension_is_loaded_by_a_button(open_notebook: Ope
 
     expect(panel).to_contain_text("jupyter_distrib is not loaded in the kernel")
     lab.shoot("sidebar-not-loaded", panel)
+    lab.wait_until_restored("jupyter-distrib-panel")
+    lab.reload()
     panel.get_by_role("button", name="Load it").click()
-    expect(panel.get_by_text("Next runs")).to_be_visible()
     expect(panel.locator("code")).to_have_text("%%distributed")
+    for inside in (
+        panel.locator("code"),
+        panel.locator(".jp-Distributed-pool").first,
+        panel.get_by_text("Nothing has"),
+    ):
+        expect(inside).to_be_visible()  # the sections are open, although they were hidden when the page was left
 
 
 def test_what_is_picked_is_used_by_the_next_run_and_can_be_written_into_the_cell(open_notebook: Open) -> None:
