@@ -56,7 +56,7 @@ def main() -> None:
 
 def watched(browser: Browser, server: Server) -> None:
     """A training cell, alone and with the sidebar beside it."""
-    lab = opened(browser, server, [LOAD, DATA, TRAIN], height=960)
+    lab = opened(browser, server, [LOAD, DATA, TRAIN], height=1080)
     lab.do("filebrowser:toggle-main")
     lab.run(1)
     lab.wait_idle(1)
@@ -67,6 +67,7 @@ def watched(browser: Browser, server: Server) -> None:
     expect(epoch).to_contain_text("4/60")
     lab.cell(2).screenshot(path=str(IMAGES / "live-view.png"))
     lab.page.locator(".jd-no").first.click()
+    lab.page.set_viewport_size({"width": 1280, "height": 960})
     panel = lab.panel()
     panel.get_by_label("Strategy", exact=True).select_option("ddp")
     panel.get_by_label("Ranks", exact=True).select_option("ranks")
