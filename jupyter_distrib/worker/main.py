@@ -57,9 +57,19 @@ ASKED_GRACE_S = 0.5
 
 
 def run_worker(
-    order: WorkerOrder, link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int, *, early: bool
+    order: WorkerOrder,
+    link_fd: int,
+    stdout_fd: int,
+    stderr_fd: int,
+    loading_fd: int,
+    *,
+    early: bool,
+    gone: int | None = None,
 ) -> NoReturn:
-    """Be this rank until told to leave. Called in a process just forked from the template, or just exec'd."""
+    """Be this rank until told to leave. Called in a process just forked from the template, or just exec'd.
+
+    `gone`, if given, is a pipe that ends when the process that forked this one does, so that the agent adopts it.
+    """
     os.setsid()
     process.take_streams(stdout_fd, stderr_fd)
     identity.take(order)
@@ -67,6 +77,10 @@ def run_worker(
     worker = Worker(order, Link(socket.socket(fileno=link_fd)), loading_fd)
     signal.signal(signal.SIGINT, worker.on_interrupt)
     last_words.tell_place_on_signal(loading_fd)
+    worker.settle()
+    if gone is not None:
+        os.read(gone, 1)
+        os.close(gone)
     process.die_with_parent(order.agent_pid)
     worker.serve(early=early)
 
@@ -98,7 +112,6 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ main thread
 
     def serve(self, *, early: bool) -> NoReturn:
-        self._settle()
         threading.Thread(target=self._control, name="jupyter_distrib-control", daemon=True).start()
         self.link.send(Ready(rank=self.order.rank, pid=os.getpid(), early=early))
         while True:
@@ -125,7 +138,7 @@ class Worker:
         self._littered = self._in_cycles = False
         gc.collect()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """What a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
         import multiprocessing
 

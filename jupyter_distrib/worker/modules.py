@@ -21,13 +21,18 @@ _FOLDERS = tuple(
 _Stamp = tuple[int, int]
 
 
+of_template: frozenset[str] = frozenset()
+"""What was imported before this process was forked: to go through two thousand names would copy their memory."""
+
+
 class LocalModules:
     """Remembers which local modules a rank has imported, and what their files were then."""
 
     def __init__(self) -> None:
-        self._others = set(sys.modules)
+        self._baseline = of_template or frozenset(sys.modules)
+        self._others: set[str] = set()
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
-        self._looked_at = (0, "")
+        self._looked_at = len(sys.modules), next(reversed(sys.modules))
         """How many modules there were when all had been looked at, and which was the newest."""
 
     def remember(self) -> None:
@@ -36,7 +41,7 @@ class LocalModules:
         if now == self._looked_at:
             return
         self._looked_at = now
-        for name in sys.modules.keys() - self._others - self._known.keys():
+        for name in sys.modules.keys() - self._baseline - self._others - self._known.keys():
             path = getattr(sys.modules[name], "__file__", None)
             if isinstance(path, str) and not os.path.realpath(path).startswith(_FOLDERS):
                 self._known[name] = (path, _stamp(path))

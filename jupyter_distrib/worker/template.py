@@ -19,7 +19,7 @@ import sys
 
 from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import process
+from jupyter_distrib.worker import modules, process
 
 FULLER = (
     "torch._dynamo",
@@ -58,6 +58,7 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
 
 def serve(link: Link, agent_pid: int, *, early: bool) -> None:
     """Fork what is asked for until the agent closes the link."""
+    modules.of_template = frozenset(sys.modules)
     if not early:
         gc.collect()
     gc.freeze()
@@ -75,10 +76,13 @@ def _fork_ranks(link: Link, orders: tuple[WorkerOrder, ...], fds: list[int], ear
     helper = os.fork()
     if helper == 0:
         pids = []
+        gone, here = os.pipe()
         for index, order in enumerate(orders):
             pid = os.fork()
             if pid == 0:
-                _become_rank(link, order, fds, index, early)
+                link.sock.close()
+                os.close(here)
+                _become_rank(order, fds, index, early=early, gone=gone)
             pids.append(pid)
         link.send(Forked(pids=tuple(pids)))
         os._exit(0)
@@ -87,17 +91,16 @@ def _fork_ranks(link: Link, orders: tuple[WorkerOrder, ...], fds: list[int], ear
     os.waitpid(helper, 0)
 
 
-def _become_rank(link: Link, order: WorkerOrder, fds: list[int], index: int, early: bool) -> None:
-    """Never returns."""
+def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
+    """Never returns. `gone` is at its end when the helper is."""
     try:
-        link.sock.close()
         mine = fds[4 * index : 4 * index + 4]
         for fd in fds:
             if fd not in mine:
                 os.close(fd)
         from jupyter_distrib.worker.main import run_worker  # loaded long ago
 
-        run_worker(order, *mine, early=early)
+        run_worker(order, *mine, early=early, gone=gone)
     except BaseException:  # noqa: BLE001 - a rank must never fall back into the template's loop
         sys.excepthook(*sys.exc_info())
         os._exit(1)
