@@ -9,27 +9,24 @@ import importlib.metadata
 import itertools
 import os
 import platform
-import queue
 import secrets
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib import payload, settings, surroundings
+from jupyter_distrib import choosing, payload, settings, surroundings
 from jupyter_distrib.capture import Dropped
 from jupyter_distrib.connection import Connection, Crew
-from jupyter_distrib.errors import CaptureError, DistributedError, PoolError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.events import (
     PROTOCOL,
     Attached,
     Cell,
     CloseCrew,
     Execute,
-    Forget,
     Hello,
     NotAttached,
     Noted,
@@ -37,6 +34,7 @@ from jupyter_distrib.events import (
     Setting,
     Stop,
 )
+from jupyter_distrib.keeping import Keeper
 from jupyter_distrib.options import Options
 from jupyter_distrib.pools import kinds
 from jupyter_distrib.pools.local import load_time_changes
@@ -44,7 +42,7 @@ from jupyter_distrib.record import RunRecord
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.run import Run
 from jupyter_distrib.settings import NamedPool, Settings
-from jupyter_distrib.words import duration, rank_list
+from jupyter_distrib.words import rank_list
 
 HISTORY = 20
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
@@ -81,7 +79,7 @@ class Session:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._crew_numbers = itertools.count(1)
-        self._forgotten: queue.SimpleQueue[tuple[Crew, str]] = queue.SimpleQueue()
+        self._keeper = Keeper(self._fetch)
 
     @property
     def settings(self) -> Settings:
@@ -169,14 +167,16 @@ class Session:
     def crew(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
         """The ranks a cell asks for: warm ones if they fit, else new ones on their way."""
         connection = self.connect(options.pool or self.pool, options.pool_options)
-        self._pass_on_forgotten()
+        self._keeper.pass_on()
         load_env = load_time_changes(options.env)
         size, gpus = self._size(options, connection)
         if handles:
-            return self._crew_of(handles, connection, size, options.on)
+            return choosing.of_handles(handles, connection, size, options.on)
         if options.on is not None and options.gpus is None and options.ranks is None:
-            return self._newest(connection)
-        fitting = [crew for crew in connection.crews.values() if _fits(crew, size, gpus, load_env, options.gpu_type)]
+            return choosing.newest(connection)
+        fitting = [
+            crew for crew in connection.crews.values() if choosing.fits(crew, size, gpus, load_env, options.gpu_type)
+        ]
         if options.fresh:
             for crew in fitting:
                 self.close_crew(crew)
@@ -187,18 +187,9 @@ class Session:
             busy.remove(crew)  # an interrupt came between its start and whoever would have waited for it
             self.close_crew(crew)
         if not free and busy:
-            self._wait_or_refuse(busy[0], options.wait_s)
+            choosing.wait_or_refuse(busy[0], options.wait_s)
             free = busy
         return free[-1] if free else self._open(connection, size, gpus, load_env, options)
-
-    def _wait_or_refuse(self, crew: Crew, wait_s: float | None) -> None:
-        """Another cell of this notebook has the ranks."""
-        assert crew.run is not None
-        if wait_s is None:
-            raise _busy(crew)
-        print(f"Waiting up to {duration(wait_s)} for {crew.run.record.label}, which runs on these ranks.")
-        if not crew.run.wait_ended(wait_s) or crew.state == "closed":
-            raise _busy(crew)
 
     def _filled(self, options: Options, here: Settings) -> Options:
         """With every default in its place; what `%distributed_pool` has started counts for more than a file."""
@@ -214,43 +205,6 @@ class Session:
         if options.gpus is not None:
             return options.gpus, connection.has_gpus is not False
         return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
-
-    def _crew_of(
-        self, handles: Sequence[RankValue], connection: Connection, size: int, on: Iterable[int] | None
-    ) -> Crew:
-        """The crew on which the kept values live that the cell reads."""
-        first = handles[0]
-        for handle in handles:
-            if lost := handle.lost.intersection(handle.ranks if on is None else on):
-                handle[min(lost)]  # raises the error that says so
-            if handle.crew != first.crew:
-                raise CaptureError(
-                    f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both."
-                )
-        crew = connection.crews.get(first.crew)
-        if crew is None:
-            raise CaptureError(
-                f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own."
-            )
-        if size not in (0, crew.size):
-            raise CaptureError(
-                f"`{first.name}` is kept on {crew.size} ranks: run this cell with --ranks {crew.size}, "
-                "or --on some of them."
-            )
-        for handle in handles:
-            if set(range(crew.size)).intersection(range(crew.size) if on is None else on) - set(handle.ranks):
-                there = rank_list(handle.ranks)
-                these = there.partition(" ")[2].replace(" ", "")
-                raise CaptureError(f"`{handle.name}` was kept on {there} only: run this cell with --on {these}.")
-        if crew.run is not None and not crew.run.done():
-            raise _busy(crew)
-        return crew
-
-    def _newest(self, connection: Connection) -> Crew:
-        crews = [crew for crew in connection.crews.values() if crew.run is None or crew.run.done()]
-        if not crews:
-            raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
-        return crews[-1]
 
     def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options) -> Crew:
         """Ask for new ranks; idle ones of another size that keep nothing make room."""
@@ -493,40 +447,13 @@ class Session:
     def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
         """Handles to what a run has kept, for those names that some rank defined."""
         crew = next((crew for crew in self.crews() if crew.run is run), None)
-        out: dict[str, RankValue] = {}
-        for name in names:
-            types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
-            if types and crew is not None:
-                out[name] = self._handle(crew, run, name, types)
-        return out
-
-    def _handle(self, crew: Crew, run: Run, name: str, types: dict[int, str]) -> RankValue:
-        key, forgotten, held = f"{run.id}/{name}", self._forgotten, weakref.ref(crew)
-
-        def drop(key: str) -> None:
-            if (crew := held()) is not None:
-                forgotten.put((crew, key))
-
-        handle = RankValue(
-            name=name,
-            key=key,
-            crew=crew.name,
-            ranks=types,
-            type_names=types,
-            pool=run.pool,
-            since=run.record.label,
-            sharded=any(name in rank.sharded for rank in run.record.ranks.values()),
-            fetch=lambda rank: self._fetch(crew, key, rank),
-            on_drop=drop,
-        )
-        crew.handles.add(handle)
-        return handle
+        return {} if crew is None else self._keeper.handles(crew, run, names)
 
     def _fetch(self, crew: Crew, key: str, rank: int) -> Any:
         """A copy of one rank's kept value: a run of its own, on that rank; on all of them, if each has a shard."""
         handle = next(handle for handle in crew.handles if handle.key == key)
         if crew.run is not None and not crew.run.done():
-            raise _busy(crew)
+            raise choosing.busy(crew)
         connection = crew.connection
         on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
         options = Options(on=on, pool=connection.pool, strategy="none", pool_options=connection.options)
@@ -536,16 +463,6 @@ class Session:
         self.history.remove(run)
         results = run.wait()
         return None if results is None else results[home]
-
-    def _pass_on_forgotten(self) -> None:
-        """Tell the ranks which kept values nobody in the notebook has a handle to any more."""
-        keys: dict[str, tuple[Crew, list[str]]] = {}
-        while not self._forgotten.empty():
-            crew, key = self._forgotten.get()
-            keys.setdefault(crew.name, (crew, []))[1].append(key)
-        for crew, dropped in keys.values():
-            if crew.state == "open":
-                crew.connection.node.send(Forget(crew=crew.name, keys=tuple(dropped)))
 
     def find_run(self, name: str | None) -> Run:
         """By id or by its number; the last one for None. Raises `PoolError`."""
@@ -581,24 +498,6 @@ class Session:
             raise PoolError(answer.reason)
         self.history.append(answer)
         return answer
-
-
-def _fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
-    if crew.state == "closed" or crew.load_env != load_env:
-        return False
-    if gpu_type and gpu_type.lower() != crew.gpu_type.lower():
-        return False
-    if crew.state == "opening":
-        return crew.asked_gpus == gpus
-    wanted = size or (crew.size if crew.gpus == gpus and gpus else 2)
-    return crew.size == wanted and crew.gpus == gpus
-
-
-def _busy(crew: Crew) -> PoolError:
-    assert crew.run is not None
-    return PoolError(
-        f"{crew.run.record.label} is still running on these ranks (run {crew.run.id}): wait for it, or stop it first."
-    )
 
 
 def _version(name: str) -> str:
