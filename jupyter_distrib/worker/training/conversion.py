@@ -129,8 +129,8 @@ class Conversion:
         """Have an optimizer's model spread over the ranks, unless somebody else looks after it."""
         self._known.add(optimizer)
         mine = [each for each in modules.parameters_of(optimizer) if each.requires_grad]
-        left_alone = _in_other_hands()
-        mine = [each for each in mine if id(each) not in left_alone and not is_sharded(each)]
+        others = _in_other_hands()
+        mine = [each for each in mine if id(each) not in others and not is_sharded(each)]
         if not mine:
             return self._spread.recognise(optimizer)
         owners = modules.owners_of(mine)
@@ -139,7 +139,7 @@ class Conversion:
                 optimizer=optimizer,
                 roots=owners.roots,
                 loose=owners.loose,
-                left_alone=tuple(left_alone.values()),
+                left_alone=tuple(each for root in owners.roots for each in root.parameters() if id(each) in others),
                 place=places.here(self._run.filename) if fresh else "",
                 fresh=fresh,
             )

@@ -7,6 +7,7 @@ millisecond unless the cell itself holds millions of objects.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+from jupyter_distrib.worker.training import places
 
 T = TypeVar("T")
 
@@ -43,7 +46,11 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
     Gives up on a heap of more than `REACH` objects, and says then that all are.
     """
     wanted, found = {id(thing) for thing in things}, set[int]()
-    seen, edge = {id(start)}, [start]
+    # A function's globals lead to all of its library, where things of earlier cells may lie, on one rank or another.
+    loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
+    libraries = {id(names) for names in loaded if places.in_library(str(names.get("__file__")))}
+    seen, edge = libraries | {id(start)}, [start]
+    most = len(seen) + REACH
     while edge and len(found) < len(wanted):
         following = [
             each
@@ -53,7 +60,7 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
         edge = list({id(each): each for each in following}.values())
         seen |= {id(each) for each in edge}
         found = wanted & seen
-        if len(seen) > REACH:
+        if len(seen) > most:
             return list(things)
     return [thing for thing in things if id(thing) in found]
 

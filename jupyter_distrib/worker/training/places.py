@@ -8,7 +8,8 @@ import sysconfig
 from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platlib", "purelib")})
+_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")]
+_LIBRARIES = tuple({folder + os.sep for each in _FOLDERS for folder in (each, os.path.realpath(each))})
 
 
 def here(cell: str) -> str:
@@ -28,7 +29,10 @@ def here(cell: str) -> str:
     return theirs
 
 
+def in_library(filename: str) -> bool:
+    """Whether the file is one of this package, of Python or of an installed package, as far as its name tells."""
+    return filename.startswith((_PACKAGE, *_LIBRARIES))
+
+
 def _is_users(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    return not os.path.realpath(filename).startswith((_PACKAGE, *_LIBRARIES))
+    return not filename.startswith("<") and not in_library(os.path.realpath(filename))
