@@ -1,4 +1,4 @@
-"""Training in a cell beside the same script under torchrun."""
+"""Training in a cell beside the same script under torchrun, and what a rank holds of a model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,61 @@ from plan import Plan
 from report import Figure
 
 SCRIPT = Path(__file__).resolve().parent / "train.py"
+_BYTES = r"bytes: (\d+) (-?\d+)"
 STEPS = {"cnn": 1000, "mlp": 60}
 LABELS = {"ddp": "hand-written DDP", "prepare": "prepare()", "unchanged": "unchanged single-device code"}
 NAMES = {"cnn": "CNN of the size of the digits", "mlp": "MLP with 4.2 million parameters"}
+
+
+MODEL = """
+import ctypes, gc, torch
+from torch import nn
+
+def anonymous():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free, but kept by the allocator of C
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Anonymous:"))
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+begin = anonymous()
+model = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)) for _ in range(8)))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(8, 1024)).pow(2).mean().backward()
+    optimizer.step()
+state = [value for each in optimizer.state.values() for value in each.values()]
+held = [local(each) for each in (*model.parameters(), *(each.grad for each in model.parameters()), *state)]
+print("bytes:", sum(each.nbytes for each in held), anonymous() - begin)
+"""
+
+
+def memory(plan: Plan) -> Iterator[Figure]:
+    """Bytes that each of 2 CPU ranks holds after three steps of AdamW, of a model with 33.6 million parameters."""
+    found: dict[str, list[tuple[float, float]]] = {"ddp": [], "fsdp": []}
+    for _ in plan.times(5, 1):
+        for strategy, sizes in found.items():
+            with plan.warm(f"--ranks 2 --strategy {strategy}") as notebook:
+                text = notebook.good(f"%%distributed --ranks 2 --strategy {strategy}\n{MODEL}").all_text
+            sizes += [(int(held) / 1e6, int(resident) / 1e6) for held, resident in re.findall(_BYTES, text)]
+    held, resident = (
+        {name: statistics.median(each[i] for each in sizes) for name, sizes in found.items()} for i in (0, 1)
+    )
+    yield Figure(
+        what="memory of a rank, fsdp against ddp: 33.6 million parameters, gradients, AdamW's state",
+        measured=f"{held['fsdp']:.0f} against {held['ddp']:.0f} MB; resident {resident['fsdp']:.0f} against "
+        f"{resident['ddp']:.0f} MB, when the allocator of C has given back what is free",
+        target="half",
+        ok=held["fsdp"] <= 0.55 * held["ddp"] and resident["fsdp"] < resident["ddp"],
+        numbers={
+            f"{name}_{kind}_mb": [each[i] for each in sizes]
+            for name, sizes in found.items()
+            for i, kind in enumerate(("held", "resident"))
+        },
+    )
 
 
 def training(plan: Plan) -> Iterator[Figure]:

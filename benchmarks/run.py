@@ -34,6 +34,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "prints": rows_data.prints,
     "million": rows_data.million,
     "training": rows_training.training,
+    "memory": rows_training.memory,
     "killed": rows_trouble.killed,
     "interrupted": rows_trouble.interrupted,
     "import": rows_start.imported,
