@@ -52,6 +52,26 @@ def test_what_is_done_by_hand_already_is_left_alone(book: Notebook, case: Case) 
     assert difference(book, case) <= RELATIVE
 
 
+SHARDED = {"fsdp": "--strategy fsdp", "tp": "--strategy tp --mesh data=2,model=1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SHARDED)
+@pytest.mark.parametrize("case", [case for case in (*CASES, *BY_HAND) if case.sharded == "equal"], ids=str)
+def test_it_trains_as_well_when_it_is_sharded(book: Notebook, case: Case, strategy: str) -> None:
+    book.ok(f"%%distributed --ranks 2 {SHARDED[strategy]} --out mine {case.options}\n{case.code.rstrip()};")
+    book.ok(f"{NONE}--out theirs\n{HAND}{case.by_hand.rstrip()};")
+
+    compared = "torch.equal(*mine), ((mine[0] - theirs[0]).abs().max() / theirs[0].abs().max()).item() <= 1e-6"
+    assert book.ok(compared).result == "(True, True)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in (*CASES, *BY_HAND) if case.says], ids=str)
+def test_what_cannot_be_sharded_is_an_error_and_never_silent(book: Notebook, case: Case) -> None:
+    assert case.says in book.fails(f"%%distributed --ranks 2 --strategy fsdp {case.options}\n{case.code}").text
+
+
 # ---------------------------------------------------------------------------------------------------- cell after cell
 
 LEARN = "for x, y in loader: update(model, optimizer, x, y)\nweights(model)"
