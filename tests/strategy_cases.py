@@ -29,11 +29,11 @@ class Net(nn.Module):
     def forward(self, x):
         return self.head(self.body(x))
 
-def whole(t):
+def gathered(t):
     return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 def weights(*models):
-    return torch.cat([whole(t).detach().flatten().double() for m in models for t in m.state_dict().values()])
+    return torch.cat([gathered(t).detach().flatten().double() for m in models for t in m.state_dict().values()])
 
 def update(model, optimizer, x, y):
     loss = F.mse_loss(model(x), y)
