@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a class below changes its fields; part of the agent's fingerprint."""
 
 
@@ -225,6 +225,8 @@ class Execute:
     cell: Cell
     inputs: Parcel
     setting: Setting
+    run_size: int = 0
+    """Ranks of the run on all nodes, where `ranks` are those of one; 0: there are no others."""
     detached: bool = False
     timeout_s: float | None = None
     """The agent stops the run after this long and says so with `TimedOut`."""

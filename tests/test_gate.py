@@ -148,6 +148,7 @@ def test_it_is_one_crew_to_the_notebook(gathering: Gathering) -> None:
 def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gathering: Gathering) -> None:
     gathering.run()
     assert [node.last(Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
+    assert [node.last(Execute).run_size for node in gathering.nodes] == [4, 4], "nobody is left out"
     gathering.crew.heard(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
     gathering.end(0, log_directory="/there")
     gathering.end(1)

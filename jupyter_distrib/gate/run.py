@@ -86,8 +86,9 @@ class SpreadRun:
 
     def start(self, fds: Sequence[int]) -> None:
         """Hand the cell to the nodes of its ranks."""
+        whole = replace(self.command, run_size=len(self.command.ranks), detached=False, timeout_s=None)
         for node, mine in self.ranks.items():
-            part = replace(self.command, ranks=tuple(sorted(mine)), detached=False, timeout_s=None)
+            part = replace(whole, ranks=tuple(sorted(mine)))
             self._nodes[node].send(part, fds)
         if self.command.timeout_s is not None:
             self._after(self.command.timeout_s, self._time_out)
