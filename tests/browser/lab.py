@@ -289,7 +289,8 @@ class Lab:
         before = path.stat().st_mtime_ns
         self.do("docmanager:save")
         deadline = time.monotonic() + 30
-        while path.stat().st_mtime_ns == before and time.monotonic() < deadline:
+        while path.stat().st_mtime_ns == before or not _is_written(path):
+            assert time.monotonic() < deadline, f"{path} has not been saved"
             self.page.wait_for_timeout(100)
         return nbformat.read(path, as_version=4)
 
@@ -347,3 +348,12 @@ def serving(kernels: dict[str, Path | None]) -> Iterator[tuple[Browser, Server]]
             for pid in left:
                 os.kill(pid, signal.SIGTERM)
             wait_until_gone(left)
+
+
+def _is_written(path: Path) -> bool:
+    """Whether the whole notebook is there: the server empties the file before it writes it."""
+    try:
+        nbformat.read(path, as_version=4)
+    except nbformat.reader.NotJSONError:
+        return False
+    return True
