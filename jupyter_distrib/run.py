@@ -40,6 +40,8 @@ from jupyter_distrib.results import Results
 _QUIET = (Started, Returned)
 """Nothing to be seen of these by themselves: whoever waits is not woken."""
 
+LATE_S = 1.0
+"""A press that comes this soon after the end of a run that was stopped was meant for it."""
 Watch = Callable[[RunRecord, float], float | None]
 """Shows a record that is so many seconds old; returns after how many seconds it wants to be called again without
 news."""
@@ -172,14 +174,16 @@ class Run:
         anything else runs.
         """
         default = signal.default_int_handler
-        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not default:
+        before = signal.getsignal(signal.SIGINT)
+        replaceable = before is default or isinstance(before, _LatePresses)
+        if threading.current_thread() is not threading.main_thread() or not replaceable:
             yield
             return
         signal.signal(signal.SIGINT, self._pressed)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, default)
+            signal.signal(signal.SIGINT, _LatePresses() if self.interrupted else default)
 
     def _pressed(self, signum: int, frame: types.FrameType | None) -> None:
         self.cancel(force=self.interrupted)
@@ -277,6 +281,22 @@ class Run:
         for _, fd in self._parcels.values():
             if fd is not None:
                 os.close(fd)
+
+
+class _LatePresses:
+    """Takes the presses that were meant for a run which has just been stopped, then is Python's own handler again.
+
+    One that met ipykernel (7.4) while it shows the first would cost the cell its reply: the front end would wait for
+    ever. ipykernel sets its own handler for each cell.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + LATE_S
+
+    def __call__(self, signum: int, frame: types.FrameType | None) -> None:
+        if time.monotonic() >= self._until_s:
+            signal.signal(signum, signal.default_int_handler)
+            signal.default_int_handler(signum, frame)
 
 
 def _unpack_exception(parcel: Parcel) -> BaseException | None:
