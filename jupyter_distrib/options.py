@@ -255,9 +255,7 @@ def _table(strategies: Declared, pools: Declared, strategy: str, pool: str, say:
 
 def _base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
     choices = {"strategy": tuple(strategies), "pool": tuple(pools)}
-    return tuple(
-        replace(option, choices=choices[option.name]) if option.name in choices else option for option in OPTIONS
-    )
+    return tuple(replace(each, choices=choices[each.name]) if each.name in choices else each for each in OPTIONS)
 
 
 def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:

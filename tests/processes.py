@@ -6,7 +6,7 @@ import os
 import re
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,6 +50,14 @@ def wait_until_gone(pids: Iterable[int], limit_s: float = 10.0) -> list[int]:
             finally:
                 os.close(fd)
     return left
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = 30.0) -> bool:
+    """Wait for something that nothing tells of; whether it came within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not (met := bool(condition())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
 
 
 def _pids() -> list[int]:

@@ -37,7 +37,7 @@ from jupyter_distrib.link import Link
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import Client
-from tests.processes import agents, is_alive, marked, wait_until_gone
+from tests.processes import agents, is_alive, marked, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.slow  # kernels and agents come and go
 
@@ -154,9 +154,7 @@ def test_an_agent_killed_while_ranks_start_is_said_and_replaced(folder: Path) ->
     (agent,) = agents(folder)
     family = tree(agent)
     os.kill(agent, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while not client.lost and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: client.lost, 5)
     assert client.lost == ["the agent that looks after the ranks has ended"]
     client.close()
     assert wait_until_gone(family, 3) == []
@@ -185,8 +183,7 @@ def test_a_kernel_that_goes_while_its_ranks_start_leaves_none(folder: Path) -> N
         last = Client(LocalPool())
         last.crew(1)
         last.close()
-        while marked(client.session) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: not marked(client.session), deadline - time.monotonic())  # noqa: B023 - asked at once
         assert not ranks_of(client.session)
 
 
@@ -297,9 +294,7 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
     try:
         client.send(Stop(run=run, force=True))
         flag.touch()
-        deadline_s = time.monotonic() + 30
-        while not returned.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        assert wait_until(returned.exists)
     finally:
         os.kill(agent, signal.SIGCONT)
 
