@@ -28,6 +28,7 @@ from jupyter_distrib.rendering import (
     Rendering,
     SourceOf,
     chain,
+    fingerprint,
     frame_lines,
     headline,
     innermost,
@@ -270,32 +271,38 @@ def _exit_call(failure: Failure) -> str:
 # ---------------------------------------------------------------------------------------------------- the other ranks
 
 
+def own_traceback(rank: RankRecord) -> str:
+    """What ranks share whose exceptions may be told as one; empty if the rank failed by no fault of its own."""
+    return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(rank) else ""
+
+
 def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
-    """The root, and the ranks that raised the very same at the same place."""
+    """The root, and the ranks with a traceback that is exactly equal."""
     assert root.failure is not None
-    key = _identity(root.failure)
+    key = fingerprint(root.failure)
     return tuple(
-        rank.rank for rank in record.ranks.values() if rank.failure is not None and _identity(rank.failure) == key
+        rank.rank for rank in record.ranks.values() if rank.failure is not None and fingerprint(rank.failure) == key
     )
-
-
-def _identity(failure: Failure) -> tuple[object, ...]:
-    places = tuple((frame.filename, frame.line, frame.function) for frame in failure.frames)
-    return failure.type_name, failure.message, failure.notes, places
 
 
 def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = None) -> list[str]:
     """One line for each group of ranks of which the same is to be said."""
     has_root = bool(shown)
-    groups: dict[str, list[int]] = {}
+    waited = any(_operation(_last_frames(rank)) for rank in record.ranks.values())
+    groups: dict[tuple[str, str], list[int]] = {}
     for rank in record.ranks.values():
         if rank.rank not in shown:
-            groups.setdefault(_story(rank, has_root, source_of), []).append(rank.rank)
+            story = _story(rank, has_root, source_of)
+            story += ", while others were waiting for it" if story == _LEFT_EARLY and waited else ""
+            groups.setdefault((story, own_traceback(rank)), []).append(rank.rank)
         elif rank.exit is not None and rank.exit.asked:
-            groups.setdefault(" replaced: names kept on it are gone", []).append(rank.rank)
-    if _LEFT_EARLY in groups and any(_operation(_last_frames(rank)) for rank in record.ranks.values()):
-        groups[f"{_LEFT_EARLY}, while others were waiting for it"] = groups.pop(_LEFT_EARLY)
-    return [f"{rank_list(ranks, sentence=True)}{story}" for story, ranks in groups.items()]
+            groups.setdefault((" replaced: names kept on it are gone", ""), []).append(rank.rank)
+    told = {_story(record.ranks[rank], has_root, source_of) for rank in shown}
+    lines = []
+    for (story, _), ranks in groups.items():
+        lines.append(rank_list(ranks, sentence=True) + story + (" (another traceback)" if story in told else ""))
+        told.add(story)
+    return lines
 
 
 _LEFT_EARLY = " had left the cell early with sys.exit()"

@@ -3,17 +3,19 @@
     chain(failure, ...)         the whole of it: what it was raised from, the frames, the message
     opening(failure, ...)       its title and frames only
     frame_lines(frames, ...)    source around each line, with marks under the expression
+    fingerprint(failure)        which tracebacks are equal, and may be told as one
 
 Of a stack only the user's frames are shown, and the library's in which it happened; none of this package.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jupyter_distrib.events import Failure, Frame
 from jupyter_distrib.words import clipped
@@ -82,6 +84,16 @@ def _conclusion(failure: Failure, paint: Paint) -> list[str]:
 def headline(failure: Failure) -> str:
     name, message = failure.type_name.rpartition(".")[2], failure.message.strip()
     return f"{name}: {message.splitlines()[0]}" if message else name
+
+
+def fingerprint(failure: Failure) -> str:
+    """The same for failures whose tracebacks are exactly equal, and for no others."""
+    return hashlib.sha256(repr(_without_objects(failure)).encode(errors="backslashreplace")).hexdigest()[:16]
+
+
+def _without_objects(failure: Failure) -> Failure:
+    cause = failure.cause and _without_objects(failure.cause)
+    return replace(failure, parcel=None, cause=cause)
 
 
 def frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: Paint) -> list[str]:

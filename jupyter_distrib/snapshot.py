@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.events import Failure, Stalled
-from jupyter_distrib.rendering import innermost, where
+from jupyter_distrib.rendering import fingerprint, innermost, where
 
 if TYPE_CHECKING:
     from jupyter_distrib.displays import Display
@@ -117,7 +117,12 @@ def display_state(display: Display) -> dict[str, Any]:
 
 def _failure_state(failure: Failure) -> dict[str, Any]:
     frame = innermost(failure.frames)
-    return {"type": failure.type_name, "message": failure.message, "where": where(frame) if frame else ""}
+    return {
+        "type": failure.type_name,
+        "message": failure.message,
+        "where": where(frame) if frame else "",
+        "traceback": fingerprint(failure),
+    }
 
 
 def _stall_state(stall: Stalled) -> dict[str, Any]:

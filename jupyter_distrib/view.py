@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 
-from jupyter_distrib.failures import describe_exit, is_consequence
+from jupyter_distrib.failures import describe_exit, is_consequence, own_traceback
 from jupyter_distrib.lines import Line
 from jupyter_distrib.record import RankRecord, RunRecord
 from jupyter_distrib.streams import Progress, visible, without_codes
@@ -238,11 +238,11 @@ def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
     telling = any(rank.progress or rank.metrics for rank in ranks) or _troubled(record)
     if not telling and (record.ended or elapsed_s < QUIET_S):
         return []
-    groups: dict[tuple[str, str, str], list[RankRecord]] = {}
+    groups: dict[tuple[str, ...], list[RankRecord]] = {}
     for rank in ranks:
+        alike = (rank.state, _trouble(rank), own_traceback(rank))
         loops = "/".join(bar.label for bar in rank.progress)
-        alike = (rank.state, _trouble(rank), loops)
-        key = alike if len(ranks) > SOLO_RANKS else (*alike[:2], "" if alike[1] else str(rank.rank))
+        key = (*alike, loops if len(ranks) > SOLO_RANKS else "" if alike[1] else str(rank.rank))
         groups.setdefault(key, []).append(rank)
     rows = sorted(groups.values(), key=lambda group: not _is_root(group[0]))
     return [_status(group, ended=record.ended) for group in rows]

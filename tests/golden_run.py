@@ -1,7 +1,8 @@
-"""One run of four ranks in which everything happens that a view can show, and its state as JavaScript gets it.
+"""One run of four ranks in which everything happens that a view can show, and its state as JavaScript gets it; and one
+in which ranks raise the same in different ways, in the pieces that cross.
 
-`golden_run_state.json` is compared from Python and from TypeScript. After a change of the state on purpose:
-`python -m tests.golden_run` writes it anew.
+`golden_run_state.json` and `golden_failures.json` are compared from Python and from JavaScript. After a change of the
+state on purpose: `python -m tests.golden_run` writes them anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jupyter_distrib.events import (
     Cleared,
@@ -30,9 +32,11 @@ from jupyter_distrib.events import (
     WorkerInfo,
     Wrote,
 )
+from jupyter_distrib.pieces import Pieces
 from jupyter_distrib.record import RunRecord
 
 FILE = Path(__file__).with_name("golden_run_state.json")
+FAILURES_FILE = Path(__file__).with_name("golden_failures.json")
 RUN = "a1b2c3-7"
 GIB = 1 << 30
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -136,9 +140,39 @@ def the_end() -> Iterator[RunEvent]:
     yield Stalled(run=RUN, text=text, places=places, at_s=117)
 
 
+def failing_record() -> RunRecord:
+    """Ranks 0 and 2 have the same traceback; rank 1 raised the same at the same line, but was called from another; rank 3
+    lost its peers."""
+    record = RunRecord(run=RUN, label="Cell In[5]", ranks=range(4), world_size=4, strategy="ddp")
+    message = "Connection closed by peer"
+    for rank, failure in enumerate(
+        (a_failure(12), a_failure(14), a_failure(12), Failure(type_name="E", message=message))
+    ):
+        record.apply(Started(run=RUN, rank=rank, pid=4000 + rank, device="cpu", at_s=100))
+        record.apply(Failed(run=RUN, rank=rank, failure=failure, at_s=110 + rank))
+    return record
+
+
+def a_failure(called_at: int) -> Failure:
+    frames = (
+        Frame(filename="Cell In[5]", line=called_at, function="<module>", text="train()"),
+        Frame(filename="Cell In[5]", line=9, function="train", text="config['lr']"),
+    )
+    return Failure(type_name="KeyError", message="'lr'", frames=frames)
+
+
 def golden_text() -> str:
-    return json.dumps(golden_record().to_state(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return _json(golden_record().to_state())
+
+
+def failures_text() -> str:
+    return _json(Pieces("local").changed(failing_record(), 0.0))
+
+
+def _json(state: dict[str, Any]) -> str:
+    return json.dumps(state, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
     FILE.write_text(golden_text(), encoding="utf-8")
+    FAILURES_FILE.write_text(failures_text(), encoding="utf-8")

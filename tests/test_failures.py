@@ -7,10 +7,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
+from jupyter_distrib import view
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
 from jupyter_distrib.events import (
     Ended,
@@ -33,6 +34,7 @@ from jupyter_distrib.failures import (
 )
 from jupyter_distrib.record import RunRecord
 from jupyter_distrib.words import duration, rank_list
+from tests import golden_run
 
 CELL = "Cell In[5]"
 SOURCE = """\
@@ -197,6 +199,37 @@ def test_the_same_failure_of_all_ranks_is_shown_once_and_is_small() -> None:
 def test_the_same_failure_with_other_words_takes_a_line() -> None:
     text = shown(a_record(failed(0), failed(1, Failure(type_name="KeyError", message="'wd'", frames=IN_TRAIN), 2.1)))
     assert "Rank 1 raised KeyError: 'wd' at Cell In[5], line 7, in train" in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(KEY_ERROR, frames=(cell_frame(2, "other_way"), *IN_TRAIN[1:])),
+        replace(KEY_ERROR, frames=(*IN_TRAIN[:-1], replace(IN_TRAIN[-1], first_column=8, last_column=10))),
+        replace(KEY_ERROR, notes=("a hint",)),
+        replace(KEY_ERROR, cause=Failure(type_name="OSError", message="disk full")),
+    ],
+    ids=["called from another line", "another part of the line", "a note", "another cause"],
+)
+def test_only_tracebacks_that_are_exactly_equal_are_one(other: Failure) -> None:
+    text = shown(a_record(failed(0), failed(1, other, 2.1), failed(2, replace(KEY_ERROR), 2.2), failed(3, other, 2.3)))
+    assert "Traceback (ranks 0, 2 of 8)" in text
+    assert "Ranks 1, 3 raised KeyError: 'lr' at Cell In[5], line 7, in train (another traceback)" in text
+
+
+def test_the_golden_failures_are_grouped_as_the_live_view_does() -> None:
+    record = golden_run.failing_record()
+    assert rendered(to_exception(record, no_object, source_of, 12.0)).splitlines()[-3:] == [
+        "Ranks 0, 2 raised the same after 12 s.",
+        "Rank 1 raised KeyError: 'lr' at Cell In[5], line 9, in train: config['lr'] (another traceback)",
+        "Rank 3 stopped because of it",
+    ]
+    assert [row[0] for row in view.statuses(record, 12.0)] == ["ranks 0, 2", "rank 1", "rank 3"]
+
+
+def test_tracebacks_are_equal_whatever_object_they_carry() -> None:
+    mine, yours = (replace(KEY_ERROR, parcel=Parcel(data=data)) for data in (b"mine", b"yours"))
+    assert "Ranks 0-1 raised the same" in shown(a_record(failed(0, mine), failed(1, yours, 2.1)))
 
 
 def test_our_frames_are_dropped_and_one_library_frame_is_kept_for_context() -> None:

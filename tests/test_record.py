@@ -34,6 +34,7 @@ from jupyter_distrib.events import (
     Wrote,
 )
 from jupyter_distrib.record import HISTORY, RunRecord
+from jupyter_distrib.rendering import fingerprint
 from jupyter_distrib.streams import LINE_CHARACTERS, Progress, parse_bar
 from tests import golden_run
 
@@ -137,13 +138,14 @@ def test_metric_history_is_thinned_but_spans_the_whole_run() -> None:
 
 
 def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
+    failure = Failure(type_name="E", message="m")
     record = a_record(
         started(0, at_s=10.0),
         wrote("hello\n"),
         Progressed(run="r-7", rank=0, label="epoch", step=1, total=3, at_s=11.0),
         Measured(run="r-7", rank=0, step=1, values={"loss": float("nan")}, at_s=11.5),
         Noted(run="r-7", rank=None, text="utils.py changed"),
-        Failed(run="r-7", rank=0, failure=Failure(type_name="E", message="m"), at_s=12.0),
+        Failed(run="r-7", rank=0, failure=failure, at_s=12.0),
         exited(1),
         Ended(run="r-7", at_s=13.0),
     )
@@ -171,7 +173,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
             "metrics_step": 1,
             "history": [{"step": 1, "values": {"loss": "nan"}}],
             "last_line": "hello",
-            "failure": {"type": "E", "message": "m", "where": ""},
+            "failure": {"type": "E", "message": "m", "where": "", "traceback": fingerprint(failure)},
             "exit": None,
             "kept": {},
             "exited_early": False,
@@ -468,6 +470,7 @@ def test_any_text_in_any_pieces_is_folded_without_an_exception() -> None:
 
 def test_the_golden_state_is_what_javascript_is_tested_with() -> None:
     assert golden_run.golden_text() == golden_run.FILE.read_text(encoding="utf-8")
+    assert golden_run.failures_text() == golden_run.FAILURES_FILE.read_text(encoding="utf-8")
 
 
 def sampled(*, rss: int, gpu: int | None = None) -> Sampled:

@@ -166,19 +166,26 @@ export function notes(state) {
   return [...about].map(([text, ranks]) => (ranks.length ? `${rankList(ranks)}: ${text}` : text));
 }
 
-/** What went wrong, a sentence for all ranks of which the same is to be said; what only followed from it comes last. */
+/**
+ * What went wrong, a sentence for all ranks of which the same is to be said: exceptions only if their tracebacks are exactly
+ * equal. What only followed from it comes last.
+ */
 export function failures(state) {
   const groups = new Map();
   for (const rank of [...state.ranks].sort((a, b) => Boolean(a.consequence) - Boolean(b.consequence))) {
     if (!trouble(rank)) continue;
     const own = rank.failure && !rank.consequence; // else it is a sentence on what became of the rank
     const story = `${own ? ":" : ""} ${trouble(rank)}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;
-    if (!groups.has(story)) groups.set(story, []);
-    groups.get(story).push(rank.rank);
+    const key = own ? rank.failure.traceback : story;
+    if (!groups.has(key)) groups.set(key, { story, ranks: [] });
+    groups.get(key).ranks.push(rank.rank);
   }
-  return [...groups].map(([story, ranks]) => {
+  const told = new Set();
+  return [...groups.values()].map(({ story, ranks }) => {
     const all = ranks.length > 1 && ranks.length === state.ranks.length;
-    return `${all ? `all ${ranks.length} ranks` : rankList(ranks)}${story}`;
+    const other = told.has(story) ? " (another traceback)" : "";
+    told.add(story);
+    return `${all ? `all ${ranks.length} ranks` : rankList(ranks)}${story}${other}`;
   });
 }
 

@@ -8,6 +8,7 @@ import { BOX, chartNames, chartOf, valuesAt } from "../../jupyter_distrib/static
 import { Logs, amount, assemble, behind, behindText, clock, digits, failures, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../jupyter_distrib/static/state.js";
 
 const golden = JSON.parse(readFileSync(new URL("../golden_run_state.json", import.meta.url)));
+const failing = JSON.parse(readFileSync(new URL("../golden_failures.json", import.meta.url)));
 const state = () => ({ ...structuredClone(golden), pool: "local", stopping: "" });
 
 const a_rank = (rank, more = {}) => ({ ...structuredClone(golden.ranks[1]), rank, state: "running", failure: null, exit: null, ...more });
@@ -91,11 +92,17 @@ test("notes name their ranks, and each is told once", () => {
 
 test("equal failures are one", () => {
   assert.deepEqual(failures(state()), ["rank 2: KeyError: 'lr' at Cell In[5], line 9", "rank 3 was killed by the system's out-of-memory killer"]);
-  const failure = { type: "torch.cuda.OutOfMemoryError", message: "8 GB" };
+  const failure = { type: "torch.cuda.OutOfMemoryError", message: "8 GB", traceback: "1f" };
   const all = a_run(...[0, 1, 2].map((rank) => a_rank(rank, { state: "failed", failure })));
   assert.deepEqual(failures(all), ["all 3 ranks: OutOfMemoryError: 8 GB"]);
-  all.ranks[1].failure = { ...failure, where: "Cell In[5], line 9" };
-  assert.deepEqual(failures(all), ["ranks 0, 2: OutOfMemoryError: 8 GB", "rank 1: OutOfMemoryError: 8 GB at Cell In[5], line 9"]);
+});
+
+test("only exactly equal tracebacks are one", () => {
+  assert.deepEqual(failures(assemble((key) => failing[key])), [
+    "ranks 0, 2: KeyError: 'lr' at Cell In[5], line 9, in train",
+    "rank 1: KeyError: 'lr' at Cell In[5], line 9, in train (another traceback)",
+    "rank 3 stopped because another rank was gone",
+  ]);
 });
 
 test("what only followed from a failure comes after it", () => {
