@@ -209,14 +209,13 @@ class Row {
     this.root.classList.toggle("jd-open", this.open);
     this.button.setAttribute("aria-expanded", String(this.open));
     if (this.open && !this.output) this.output = new Output(`Output of rank ${this.rank}`, this.rank);
-    if (this.open) {
-      this.root.append(this.output.root);
-      this.output.paint(this.logs.of(this.rank), this.logs.changes, this.run);
-    } else this.output.root.remove();
+    if (this.open) this.root.append(this.output.root);
+    else this.output.root.remove();
+    this.paint(...this.painted);
   }
 
   paint(said, logs, state) {
-    [this.logs, this.run] = [logs, state];
+    this.painted = [said, logs, state];
     this.root.dataset.state = said.state;
     this.root.classList.toggle("jd-late", Boolean(said.behind));
     set(this.button, String(said.rank));
@@ -228,7 +227,8 @@ class Row {
     set(this.outer, said.outer.join(" · "));
     fill(this.bars, said.bars, newBar, paintBar);
     const metrics = said.metrics.length ? said.metrics : said.bars.filter((bar) => bar.detail).map((bar) => ["", bar.detail]);
-    fill(this.metrics, metrics.slice(0, 4), newMetric, paintMetric);
+    fill(this.metrics, this.open ? metrics : metrics.slice(0, 4), newMetric, paintMetric);
+    this.metrics.title = metrics.map((metric) => metric.join(" ").trim()).join(", ");
     set(this.last, said.trouble || said.last);
     this.last.title = said.trouble || said.last;
     if (this.open) this.output.paint(logs.of(this.rank), logs.changes, state);

@@ -217,6 +217,39 @@ def test_many_ranks_are_a_grid_in_which_trouble_comes_first(show: Show) -> None:
     assert page.locator(".jd-failures").inner_text() == "rank 12: KeyError: 'lr'"
 
 
+READABLE = """rank => {
+    const box = (node) => node.getBoundingClientRect();
+    const metrics = rank.querySelector(".jd-metrics"), { bottom } = box(metrics), view = box(rank.closest(".jd-run"));
+    const bars = [...rank.querySelectorAll(".jd-bars *")].map(box).filter((each) => each.width);
+    const seen = [...metrics.children].filter((each) => box(each).width && box(each).top < bottom);
+    const cut = (each) => each.scrollWidth > each.clientWidth || box(each).right > view.right || box(each).bottom > bottom + 1;
+    const on = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+    const covered = seen.some((each) => bars.some((bar) => on(box(each), bar)));
+    return covered || seen.some(cut) ? "cut off or covered" : seen.map((each) => each.firstChild.textContent);
+}"""
+
+
+@pytest.mark.parametrize("ranks", [4, 20])
+def test_metrics_can_be_read_in_a_view_of_any_width(show: Show, ranks: int) -> None:
+    names = ["loss", "accuracy", "rate", "norm", "tokens", "validation"]
+    record = a_record(ranks)
+    for rank in range(ranks):
+        move(record, rank, 250)
+        values = dict.fromkeys(names, 0.123456)
+        record.apply(Measured(run="r-7", rank=rank, step=251, values=values, at_s=30.0))
+    page = show(record)
+    closed, opened = page.locator(".jd-rank").nth(0), page.locator(".jd-rank").nth(1)
+    opened.locator(".jd-no").click()
+    for width in (340, 520, 700, 1000):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate(FRAME)
+        shown = closed.evaluate(READABLE)
+        assert shown == names[: len(shown)], width
+        assert len(shown) >= (1 if ranks > 16 else 4 if width <= 700 else 2), width
+        assert opened.evaluate(READABLE) == names, width
+    assert closed.locator(".jd-metrics").get_attribute("title") == ", ".join(f"{name} 0.1235" for name in names)
+
+
 def test_updates_use_the_same_nodes_again_and_keep_the_focus(show: Show) -> None:
     record = a_record(64)
     for rank in range(64):
