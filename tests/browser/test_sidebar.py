@@ -199,6 +199,25 @@ def test_the_panel_in_both_themes_with_a_run_going_on(open_notebook: Open, enoug
     interrupted(lab, 2)
 
 
+MOVING = """node => [node, ...node.querySelectorAll("*")].flatMap((each) => ["", "::before", "::after"].map((part) => getComputedStyle(each, part)))
+    .some((style) => style.animationName !== "none" || style.transitionDuration.split(", ").some((time) => time !== "0s"))"""
+
+
+def test_who_wants_less_motion_gets_none(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TRAINING, enough))
+    run = lab.panel().locator(".jp-Distributed-run").first
+    lab.run(1)
+    expect(run.get_by_role("progressbar")).to_be_visible()
+    expect(lab.page.locator(".jd-chart path.jd-first")).to_be_visible()
+    lab.page.emulate_media(reduced_motion="no-preference")
+    assert run.evaluate(MOVING)
+    lab.page.emulate_media(reduced_motion="reduce")
+    assert not run.evaluate(MOVING)
+    assert not lab.page.locator(".jd-run").evaluate(MOVING)
+    enough.touch()
+    lab.wait_idle(1)
+
+
 def test_the_panel_in_notebook_7(open_notebook: Open) -> None:
     lab = open_notebook(COLLECTIVE, classic=True)
     panel = lab.panel()
