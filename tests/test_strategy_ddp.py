@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.notebook import ROOT, Notebook
 from tests.strategy_cases import BY_HAND, CASES, HAND, SETUP, Case
@@ -310,11 +311,73 @@ def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, 
     assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
 
 
-def test_a_loader_that_one_rank_reads_keeps_nobody_waiting_for_ever(book: Notebook) -> None:
-    looked = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nif rank % world_size == 0: next(iter(loader))\n"
+ALONE = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{before}
+read = []
+for epoch in range(3):
+    {each_epoch}
+    train = DataLoader(TensorDataset(features[rank::world_size], targets[rank::world_size]), batch_size=8)
+    for x, y in train:
+        update(model, optimizer, x, y)
+        {each_step}
+    read.append(len(train))
+    {after_epoch}
+{after}
+read, weights(model).sum().item()
+"""
+LOOK = "if rank == {}: next(iter(DataLoader(data, batch_size=8)))"
+LATER = "if epoch == 1 and rank == {}: next(iter(DataLoader(data, batch_size=8)))"
 
-    assert book.ok(f"{DDP}--out trained\n{looked}fit(model, optimizer, loader)\nweights(model)")
-    assert agree(book, "trained")
+
+@pytest.fixture
+def patient(book: Notebook) -> Iterator[Notebook]:
+    """Ranks that have no time limit when they wait for one another at a loader: only what they see ends the wait."""
+    limit = f"{NONE}\nfrom jupyter_distrib.worker.training import meetings\nmeetings.WAIT_S"
+    book.ok(f"{limit} = 1e9")
+    yield book
+    book.ok(f"{limit} = 10.0")
+
+
+@pytest.mark.parametrize("place", ["before", "each_epoch", "each_step", "after_epoch", "after"])
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_loader_that_one_rank_reads_keeps_nobody_waiting(patient: Notebook, place: str, reader: int) -> None:
+    look = LATER if place in ("each_epoch", "each_step") else LOOK
+    parts = dict.fromkeys(("before", "each_epoch", "each_step", "after_epoch", "after"), "") | {
+        place: look.format(reader)
+    }
+
+    patient.ok(f"{DDP}--out got\n{ALONE.format(**parts)}")
+
+    assert patient.ok("got[0] == got[1], got[0][0]").result == "(True, [3, 3, 3])"  # not divided once more
+
+
+def test_a_loader_that_is_read_on_some_of_the_ranks_only_waits_for_nobody(patient: Notebook) -> None:
+    cell = f"{DDP}--on 1\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x, y in loader: world_size"
+    assert patient.ok(cell)
+
+
+def test_runs_leave_nothing_in_the_store_that_grows(book: Notebook) -> None:
+    body = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{first}
+for epoch in range(4):
+    for x, y in DataLoader(TensorDataset(features{slice}, targets{slice}), batch_size=8): update(model, optimizer, x, y)
+dist.barrier()
+from jupyter_distrib.worker import group
+keys = sorted(key.partition("/")[2] for key in group.current._store.list_keys())
+dist.barrier()
+keys
+"""
+    train = body.format(slice="[rank::world_size]", first="if rank == 0: next(iter(loader))")
+    shuffled = body.format(slice="", first="")
+    if not hasattr(TCPStore, "list_keys"):
+        pytest.skip("a torch that cannot tell what a store holds")
+
+    keys = [book.ok(f"{DDP}--out keys\n{cell}") and book.ok("print(keys[0])").text for cell in (train, shuffled) * 4]
+
+    assert keys[4:6] == keys[2:4]
+    assert keys[6:8] == keys[2:4]
 
 
 @pytest.mark.slow

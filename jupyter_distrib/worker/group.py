@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from jupyter_distrib.worker.board import Board
 from jupyter_distrib.worker.followers import follow
 
 HOST = "127.0.0.1"
@@ -45,11 +47,15 @@ class Rendezvous:
         self._debug_level: str | None = None
         """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
         self._made_with: str | None = None
+        self._board: Board | None = None
+        self._board_before: Board | None = None
+        """Of the run before: all ranks have ended that one when this rank has ended the next."""
 
     def regroup(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""
         self.drop()
         self._store, self._host, self._port = None, host, port
+        self._board = self._board_before = None
         if self._listen_fd >= 0:
             os.close(self._listen_fd)
         self._listen_fd = listen_fd
@@ -57,6 +63,7 @@ class Rendezvous:
     def begin(self, run: str) -> None:
         """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
         self._run, self._inits, self.asked = run, 0, False
+        self._board, self._board_before = None, self._board
         self._runs += 1
         self.hide()
         level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
@@ -83,9 +90,18 @@ class Rendezvous:
         self._inits += 1
         return _PrefixStore(f"{self._run}/{self._inits}", self._store)
 
-    def board(self) -> Any:
-        """A place for words between the ranks of this run, which no group uses; None if they have never met."""
-        return None if self._store is None else _PrefixStore(f"{self._run}/board", self._store)
+    def board(self) -> Board | None:
+        """A place for words between the ranks of this run; None if they have never met."""
+        if self._board is None and self._store is not None:
+            self._board = Board(_PrefixStore(f"{self._run}/board", self._store))
+        return self._board
+
+    def tidy(self) -> None:
+        """Between runs: wipe off what no rank will read any more."""
+        before, self._board_before = self._board_before, None
+        if before is not None:
+            with suppress(RuntimeError):  # the rank that holds the store has died: so have the words
+                before.wipe_mine()
 
     def _open_store(self) -> Any:
         if not self._port:

@@ -306,6 +306,7 @@ class Worker:
             namespace.pop("get_ipython", None)  # it holds the namespace
             self._in_cycles = cell.defines_code(namespace)
         self.handlers.restore()
+        self.group.tidy()
         self._littered = True
 
     def _tell(self, event: RunEvent) -> None:

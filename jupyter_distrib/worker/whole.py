@@ -7,7 +7,6 @@ their values hold: one that ends early, or returns something else, is no reason 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -64,17 +63,18 @@ def _described(found: list[Any]) -> str:
 
 def _tell(text: str) -> None:
     if (board := group.current.board()) is not None:
-        board.set(_key(identity.rank()), text)
+        board.put(_key(identity.rank()), text)
 
 
 def _hear() -> list[str]:
     board, keys = group.current.board(), [_key(rank) for rank in range(identity.world_size())]
-    while not board.check(keys):
+    assert board is not None  # what is sharded has met
+    while not board.has(keys):
         try:
-            board.wait(keys, timedelta(seconds=_LOOK_UP_S))
+            board.wait(keys, _LOOK_UP_S)
         except RuntimeError:
-            continue  # not yet; a store that is gone raises in `check`
-    return [board.get(key).decode() for key in keys]
+            continue  # not yet; a store that is gone raises in `has`
+    return [board.get(key) for key in keys]
 
 
 def _key(rank: int) -> str:

@@ -7,6 +7,7 @@ agreement.py    ranks begin with the same weights, or say that they do not
 objects.py      what ranks tell one another
 loaders.py      which loaders are divided among the ranks
 contents.py     whether the ranks hold the same data, or have divided it by hand
+meetings.py     what they tell one another of that, and how long they wait for one another
 shares.py       how one is divided
 patches.py      functions of torch that are replaced for the time of a run
 places.py       which line of the user's it is about

@@ -2,35 +2,42 @@
 
 Each rank leaves in the store what its data look like, a few samples of them, and reads what the others have left. Only
 a cell whose code asks how many ranks there are can have divided anything on purpose: there the ranks wait for one
-another before a loader is divided, though not for long, since one of them may read a loader that the others do not.
-In any other cell nobody waits, and what differs (a random split without a seed, say) is only said.
+another before a loader is divided (`meetings.py`). In any other cell nobody waits, and what differs (a random split
+without a seed, say) is only said.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from jupyter_distrib.worker import group, identity
+from jupyter_distrib.worker.training.meetings import Meetings
 
-WAIT_S = 10.0
-_LOOK_UP_S = 0.02
 _SAMPLES = 16
 _ELEMENTS = 1024
 """Of each sample."""
 _DEPTH = 4
 _SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _RANK_NAMES = {"rank", "get_rank", "local_rank", "RANK", "LOCAL_RANK"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What is known of one data loader, and what to say of it."""
+
+    by_hand: bool
+    """The ranks hold different data on purpose."""
+    note: str = ""
 
 
 class Contents:
@@ -42,65 +49,49 @@ class Contents:
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
-        self._reads_size: bool | None = None
-        self._count: Counter[str] = Counter()
-        self._open: dict[str, str] = {}
-        """Places by the key under which the ranks leave what they hold there, until all have."""
+        self._asks_size: bool | None = None
+        self._meetings = Meetings()
 
-    def divided_by_hand(self, loader: DataLoader[Any], place: str) -> str:
-        """Says that the ranks hold different data on purpose; empty if they do not, as far as can be known now."""
-        board = group.current.board()
-        if board is None:
-            return ""
-        key = f"data/{place}/{self._count[place]}"
-        self._count[place] += 1
-        board.set(f"{key}/{identity.rank()}", json.dumps(_described(loader)))
-        if self._reads_size is None:
-            self._reads_size = _reads_size(self._cell)
-        if not self._reads_size:
-            self._open[key] = place
-            return ""
-        every = _wait_for_all(board, key)
-        differ = len({data for *_, data in every}) > 1
-        # The first who knows decides for all: another may have given up waiting a moment ago.
-        if board.compare_set(f"{key}/verdict", "", "differ" if differ else "same") != b"differ":
-            return ""
-        lengths = [length for length, *_ in every]
+    def compared(self, loader: DataLoader[Any], place: str) -> Compared:
+        """Whether the cell has divided this loader's data among the ranks, as far as can be known now."""
+        length, data, order = _described(loader)
+        if not self.look():
+            return Compared(by_hand=False, note=_DIFFERS.format(place) if self._meetings.compare(place, data) else "")
+        verdict, every = self._meetings.decide(place, json.dumps([length, order]), _verdict)
+        if verdict != _DIFFERENT:
+            return Compared(by_hand=False)
+        lengths = [json.loads(each)[0] for each in every]
         unequal = f", with {', '.join(map(str, lengths))} batches" if len(set(lengths)) > 1 else ""
-        return (
-            f"the data loader read on {place} holds other samples on each rank{unequal}: the cell has divided them by "
-            "hand, so it is read as it is"
-        )
+        return Compared(by_hand=True, note=_DIVIDED.format(place, unequal))
 
-    def news(self) -> Iterator[str]:
-        """What was divided among the ranks although they hold different data, each once; waits for nobody."""
-        board = group.current.board()
-        for key, place in list(self._open.items()):
-            if board is None or not board.check(_keys(key)):
-                continue
-            del self._open[key]
-            if len({data for _, data, _ in _read(board, key)}) > 1:
-                yield (
-                    f"the data loader read on {place} holds other samples on one rank than on another, and each rank "
-                    "has read a share of its own: if the cell has divided them by hand, leave that out; if they are "
-                    "drawn at random, fix the seed"
-                )
+    def look(self) -> bool:
+        """Whether the cell asks how many ranks there are; called while it is being executed."""
+        if self._asks_size is None:
+            self._asks_size = _asks_size(self._cell)
+        return self._asks_size
+
+    def meets(self) -> None:
+        """A collective begins in which every rank takes part; in any thread."""
+        self._meetings.meets(told=bool(self._asks_size))
+
+    def end(self) -> None:
+        """The cell has ended."""
+        self._meetings.end()
 
 
-def _wait_for_all(board: Any, key: str) -> list[tuple[Any, str, str]]:
-    """What every rank has left; nothing if one of them has not come."""
-    until_s = time.monotonic() + WAIT_S
-    while not (there := board.check(_keys(key))) and time.monotonic() < until_s:
-        time.sleep(_LOOK_UP_S)  # not `wait`, which prints a warning when its time is over
-    return _read(board, key) if there else []
+_DIFFERENT = "different"
+_DIVIDED = (
+    "the data loader read on {} holds other samples on each rank{}: the cell has divided them by hand, so it is read "
+    "as it is"
+)
+_DIFFERS = (
+    "the data loader read on {} holds other samples on one rank than on another, and each rank has read a share of its "
+    "own: if the cell has divided them by hand, leave that out; if they are drawn at random, fix the seed"
+)
 
 
-def _read(board: Any, key: str) -> list[tuple[Any, str, str]]:
-    return [json.loads(board.get(each)) for each in _keys(key)]
-
-
-def _keys(key: str) -> list[str]:
-    return [f"{key}/{rank}" for rank in range(identity.world_size())]
+def _verdict(every: list[str]) -> str:
+    return _DIFFERENT if len({json.loads(each)[1] for each in every}) > 1 else "same"
 
 
 # ------------------------------------------------------------------------------------------------------- code
@@ -115,7 +106,7 @@ def reads_ranks(thing: object) -> bool:
     return False
 
 
-def _reads_size(cell: str) -> bool:
+def _asks_size(cell: str) -> bool:
     """Whether the cell that is being executed, or a function of the notebook, asks how many ranks there are."""
     codes = [
         each.__code__
@@ -182,8 +173,16 @@ def _is_array(thing: Any) -> bool:
 
 def _print_of_array(array: Any) -> Iterator[bytes]:
     yield f"{tuple(array.shape)} {array.dtype}".encode()
-    for place in _places(len(array)) if array.shape else ():
-        yield repr(array[place].reshape(-1)[:_ELEMENTS].tolist()).encode()
+    if not array.shape or 0 in array.shape:
+        return
+    places = _places(len(array))
+    some = array[:: places.step].reshape(len(places), -1)[:, :_ELEMENTS]
+    yield _bytes(some) if isinstance(some, torch.Tensor) else some.tobytes()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())  # numpy may be missing
 
 
 def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
@@ -206,7 +205,6 @@ def _length(thing: Any) -> int | None:
         return None
 
 
-def _places(length: int) -> Iterator[int]:
-    """The first, the last and some between."""
-    step = max(1, (length - 1) // (_SAMPLES - 1))
-    yield from range(0, length, step)
+def _places(length: int) -> range:
+    """The first, the last or nearly, and some between."""
+    return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

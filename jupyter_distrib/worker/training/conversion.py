@@ -212,7 +212,7 @@ class Conversion:
             self._busy = True
             try:
                 self.look_around()
-                self._loaders.backwards += 1
+                self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
                 self._alone = not self._spread.backward(run, some) or self._alone
             finally:

@@ -70,17 +70,22 @@ class Loaders:
         patches.replace(DataLoader, "__len__", self._measuring)
 
     def close(self) -> None:
-        """End the workers of all shares."""
+        """End the workers of all shares; no rank has to wait for this one."""
+        self._contents.end()
         cell.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
 
     def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """This rank's share, or the loader itself if somebody has divided it already."""
         return loader if self._is_divided(loader) else self._share(loader, "divided")
 
-    def tell(self) -> None:
-        """Say what should not have been divided, as far as that is known by now."""
-        for text in self._contents.news():
-            self._run.note(text)
+    def goes_backward(self) -> None:
+        """A backward pass begins."""
+        self.backwards += 1
+        self._contents.look()
+
+    def meets(self) -> None:
+        """A collective begins in which every rank takes part, so that no rank waits elsewhere for this one."""
+        self._contents.meets()
 
     def _reading(self, original: Any) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
@@ -125,10 +130,12 @@ class Loaders:
         return self._by_hand[loader]
 
     def _differs(self, loader: DataLoader[Any]) -> bool:
-        by_hand = self._contents.divided_by_hand(loader, places.here(self._run.filename)) if self._part.size > 1 else ""
-        if by_hand:
-            self._run.note(by_hand)
-        return bool(by_hand)
+        if self._part.size == 1 or not self._run.everyone:
+            return False
+        found = self._contents.compared(loader, places.here(self._run.filename))
+        if found.note:
+            self._run.note(found.note)
+        return found.by_hand
 
     def _share(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
         shares = self._shares.setdefault(loader, {})
@@ -149,7 +156,6 @@ class Loaders:
                 f"loader; read on {where}, each rank has a share: ask behind the optimizer"
             )
         yield from batches
-        self.tell()
         if self.backwards == before:
             self._run.note(
                 f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "

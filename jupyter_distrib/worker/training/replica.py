@@ -16,7 +16,7 @@ bucket: it costs no collective of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -84,8 +84,8 @@ class Replica:
             self._ddp()
         return True
 
-    def finish(self) -> None:
-        """Called at the end of the backward pass, inside it."""
+    def finish(self, meets: Callable[[], None]) -> None:
+        """Called at the end of the backward pass, inside it; `meets` is told before this waits for other ranks."""
         assert self._ddp is not None
         self._used = [
             grad is not None and (before is None or grad is not before[0] or grad._version != before[1])  # noqa: SLF001
@@ -93,6 +93,7 @@ class Replica:
         ]
         if not any(self._used):
             return  # another model's backward pass
+        meets()
         everything = all(self._used)
         if everything and self._flags.grad is not None:
             self._flags.grad.fill_(1.0)

@@ -62,7 +62,6 @@ class DataParallel:
         try:
             if ok:
                 self._tell()
-                self._loaders.tell()
                 self._tell_if_apart()
         finally:
             for replica in self._all():
@@ -146,7 +145,7 @@ class DataParallel:
 
         def finish() -> None:
             for replica in announced:
-                replica.finish()
+                replica.finish(self._loaders.meets)
 
         def begun(_: torch.Tensor) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(finish)  # noqa: SLF001 - as torch's own FSDP does
@@ -183,8 +182,8 @@ class DataParallel:
                 self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
             return
         trained = self._conversion.trained(each for weak in self._trained if (each := weak()) is not None)
-        store = group.current.board()
-        if trained and store is not None and differs(store, identity.rank(), identity.world_size(), trained):
+        board = group.current.board()
+        if trained and board is not None and differs(board, identity.rank(), identity.world_size(), trained):
             self._run.note(f"the ranks have trained different weights: {self._conversion.why_apart}")
 
     # ------------------------------------------------------------------------------------------------ inside
@@ -249,6 +248,7 @@ class DataParallel:
 
     def _begin_alike(self, replica: Replica) -> None:
         tensors = modules.tensors_of(replica.modules, replica.loose)
+        self._loaders.meets()
         every = objects.gather(agreement.fingerprint(tensors))
         if not agreement.same_form(every):
             raise DistributedError(
@@ -285,6 +285,7 @@ class DataParallel:
         unverified, self._unverified = self._unverified, []
         if not unverified:
             return
+        self._loaders.meets()
         for replica in unverified:
             mine = agreement.fingerprint(replica.parameters)
             if any(each != mine for each in objects.gather(mine)):

@@ -109,7 +109,6 @@ class ShardedTraining:
         self._undo()
         if ok:
             self._tell()
-            self._loaders.tell()
         elif _MIXED in str(sys.exception()):
             self._run.note(
                 "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "

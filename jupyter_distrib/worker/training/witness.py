@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+
+from jupyter_distrib.worker.board import Board
 
 RELATIVE = 1e-4
 
 
-def differs(store: Any, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
+def differs(board: Board, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a rank that has ended already holds other weights than this one."""
     mine = _sums(tensors)
-    store.set(f"weights/{rank}", json.dumps(mine))
+    board.put(f"weights/{rank}", json.dumps(mine))
     others = range(1, size) if rank == 0 else (0,)
-    found = [json.loads(store.get(key)) for key in map("weights/{}".format, others) if store.check([key])]
+    found = [json.loads(board.get(key)) for key in map("weights/{}".format, others) if board.has([key])]
     return any(_apart(mine, theirs) for theirs in found)
 
 

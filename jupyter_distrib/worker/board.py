@@ -1,0 +1,57 @@
+"""Words between the ranks of one run, which no process group uses. In any thread of a rank, as torch's store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+
+class Board:
+    """A part of the store. It knows what this rank has written, so that it does not stay for ever.
+
+    Args:
+        store: A `PrefixStore` of this run's own.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._mine: set[str] = set()
+
+    def put(self, key: str, text: str) -> None:
+        """Sent, not waited for: a few microseconds."""
+        self._mine.add(key)
+        self._store.set(key, text)
+
+    def put_first(self, key: str, text: str) -> str:
+        """What stands there; this text, if nothing did."""
+        self._mine.add(key)
+        return str(self._store.compare_set(key, "", text).decode())
+
+    def count(self, key: str) -> int:
+        """How often this was called by any rank."""
+        self._mine.add(key)
+        return int(self._store.add(key, 1))
+
+    def has(self, keys: Iterable[str]) -> bool:
+        return bool(self._store.check(list(keys)))
+
+    def get(self, key: str) -> str:
+        return str(self._store.get(key).decode())
+
+    def wait(self, keys: Iterable[str], timeout_s: float) -> None:
+        """Raises a RuntimeError if they do not come."""
+        self._store.wait(list(keys), timedelta(seconds=timeout_s))
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Somebody else wipes them off."""
+        self._mine.difference_update(keys)
+
+    def wipe(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._store.delete_key(key)
+
+    def wipe_mine(self) -> None:
+        """What this rank has written; called when every rank has read it."""
+        self.wipe(self._mine)
+        self._mine.clear()
