@@ -108,10 +108,13 @@ def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: 
 
 
 def test_torch_remembers_few_collectives_unless_the_user_wants_more(book: Notebook) -> None:
-    cell = "import os\nos.environ['TORCH_FR_BUFFER_SIZE']"
+    cell = "import os\nos.environ.get('TORCH_FR_BUFFER_SIZE', 'unset')"
 
     assert book.ok(f"%%distributed --ranks 2\n{cell}").result == "ranks 0-1: '200'"
     assert book.ok(f"%%distributed --ranks 2 --env TORCH_FR_BUFFER_SIZE=5000\n{cell}").result == "ranks 0-1: '5000'"
+    older = "--env TORCH_NCCL_TRACE_BUFFER_SIZE=5000"
+    assert book.ok(f"%%distributed --ranks 2 {older}\n{cell}").result == "ranks 0-1: 'unset'"
+    assert book.ok(f"%%distributed --ranks 2\n{cell}").result == "ranks 0-1: '200'"
 
 
 def test_a_missing_framework_is_told_with_the_line_that_installs_it(book: Notebook) -> None:

@@ -433,7 +433,7 @@ identity.take(WorkerOrder(
 mine = group.Rendezvous(rank, 2)
 group.install(mine)
 mine.regroup("127.0.0.1", port, fd)
-os.environ |= identity.environment() | mine.environment() | identity.defaults()
+os.environ |= identity.environment() | mine.environment() | identity.with_defaults({})
 
 def total():
     x = torch.ones(1)

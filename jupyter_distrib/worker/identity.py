@@ -80,18 +80,19 @@ def environment() -> dict[str, str]:
     return {name: str(value) for name, value in out.items()}
 
 
-def defaults() -> dict[str, str]:
-    """Variables that are set unless the user has set them: threads share the cores, local ranks meet on the loopback
-    interface, those of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of
-    its default, which grow to 3 MB a rank (measured with torch 2.13)."""
-    threads = str(order().threads)
+def with_defaults(given: dict[str, str]) -> dict[str, str]:
+    """What the user has set, and beside it: threads share the cores, local ranks meet on the loopback interface, those
+    of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of its default, which
+    grow to 3 MB a rank (measured with torch 2.13)."""
     interface = order().interface
-    return {
-        "OMP_NUM_THREADS": threads,
+    out = {
+        "OMP_NUM_THREADS": str(order().threads),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        "TORCH_FR_BUFFER_SIZE": "200",
     }
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only where the new one is not
+        out["TORCH_FR_BUFFER_SIZE"] = "200"
+    return out | given
 
 
 def is_rank() -> bool:

@@ -276,7 +276,8 @@ class Worker:
         """The kernel's directory, environment and path, as they are now, and this rank's own variables."""
         setting = command.setting
         own = surroundings.environment if setting.own_environment else {}
-        wanted = {**identity.defaults(), **own, **setting.env, **identity.environment(), **self.group.environment()}
+        given = identity.with_defaults({**own, **setting.env})
+        wanted = {**given, **identity.environment(), **self.group.environment()}
         if wanted.get("MPLBACKEND", "module:").startswith("module:"):  # the kernel's own would find no kernel here
             wanted["MPLBACKEND"] = displaying.BACKEND
         surroundings.take(setting, wanted)
