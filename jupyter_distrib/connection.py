@@ -112,7 +112,10 @@ class Connection:
         self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
         self._questions = itertools.count(1)
         self._attaching: Callable[[Attached], Run] | None = None
-        self.node: Node = open_pool(kind, options).connect(hello, self.take, self._lose)
+        there = open_pool(kind, options)
+        self.meaningless: Mapping[str, str] = getattr(there, "meaningless", {})
+        """Options that change nothing there, by name, and why."""
+        self.node: Node = there.connect(hello, self.take, self._lose)
 
     @property
     def elsewhere(self) -> bool:

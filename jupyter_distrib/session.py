@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from jupyter_distrib.events import (
     Stop,
 )
 from jupyter_distrib.keeping import Keeper
-from jupyter_distrib.options import Options
+from jupyter_distrib.options import OPTIONS, Options
 from jupyter_distrib.pools import kinds
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.record import RunRecord
@@ -356,6 +356,8 @@ class Session:
         here = known or self.settings
         options, asked = self._filled(options, here), options
         crew = self.crew(options, handles)
+        for text in _meaningless(options, crew.connection):
+            print(text)
         parcel, fd = payload.to_parcel(packed)
         fds = [] if fd is None else [fd]
         try:
@@ -498,6 +500,14 @@ class Session:
             raise PoolError(answer.reason)
         self.history.append(answer)
         return answer
+
+
+def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
+    """What of a cell's options changes nothing where it runs."""
+    for option in OPTIONS:
+        if option.name in connection.meaningless and getattr(options, option.name):
+            why = connection.meaningless[option.name]
+            yield f"{option.flag} has no meaning on the {connection.kind} pool: {why}"
 
 
 def _version(name: str) -> str:

@@ -192,6 +192,19 @@ def test_it_needs_no_torch() -> None:
     assert done.stdout == "{0: (0, 'cpu'), 1: (1, 'cpu')} False\n"
 
 
+def test_options_without_a_meaning_inline_are_named_and_change_nothing(notebook: Notebook) -> None:
+    outcome = notebook.ok("%%distributed --pool inline --hang-timeout 5 --check --wait 3\nrank")
+
+    for said in (
+        "--hang-timeout has no meaning on the inline pool: its ranks run one after another, so none waits for another",
+        "--check has no meaning on the inline pool: its ranks run one after another, so there are no collectives",
+        "--wait has no meaning on the inline pool: its ranks are never busy with something else",
+    ):
+        assert f"{said}\n" in outcome.stdout
+    assert outcome.result == "rank 0: 0\nrank 1: 1"
+    assert "no meaning" not in notebook.ok("%%distributed --pool inline --timeout 50\nrank").text
+
+
 def test_in_a_notebook(notebook: Notebook) -> None:
     assert notebook.cell("class Net:\n    pass\nnet, x = Net(), [1]").status == "ok"
     outcome = notebook.cell("%%distributed --pool inline --ranks 2\nx.append(rank)\nprint('hi', rank)\n(x, net)")

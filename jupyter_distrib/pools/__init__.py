@@ -47,6 +47,7 @@ class Pool(Protocol):
     """A place where ranks can be had."""
 
     kind: str
+    """A pool may also have `meaningless`: options of a cell that change nothing there, by name, and why."""
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""

@@ -26,7 +26,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from jupyter_distrib import paths, payload, reporting
 from jupyter_distrib.agent.loop import Callback, Timer
@@ -73,6 +73,11 @@ class InlinePool:
     """This process."""
 
     kind = "inline"
+    meaningless: ClassVar = {
+        "hang_timeout_s": "its ranks run one after another, so none waits for another",
+        "check": "its ranks run one after another, so there are no collectives",
+        "wait_s": "its ranks are never busy with something else",
+    }
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> InlineNode:
         node = InlineNode(hello, sink)
