@@ -18,7 +18,7 @@ from tests.processes import agents, marked, wait_until_gone
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
-    """Sockets, leases and logs of this test run; its agents end with it."""
+    """Sockets, leases and logs of this test run; its agents and gates end with it when they are asked to."""
     folder = Path(tempfile.mkdtemp(prefix="jd-"))
     os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = str(folder / "run")
     os.environ["JUPYTER_DISTRIB_LOG_DIR"] = str(folder / "logs")
@@ -27,7 +27,9 @@ def runtime() -> Iterator[Path]:
     found = agents(folder / "run")
     for pid in found:
         os.kill(pid, signal.SIGTERM)
-    wait_until_gone(found)
+    left = wait_until_gone(found, 60)
+    assert not left, f"they outlive SIGTERM: {left}"
+    assert not agents(folder / "run"), "begun while the others were ending"
     shutil.rmtree(folder, ignore_errors=True)
 
 
