@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,56 @@ def test_it_trains_as_well_when_it_is_sharded(book: Notebook, case: Case, strate
 @pytest.mark.parametrize("case", [case for case in (*CASES, *BY_HAND) if case.says], ids=str)
 def test_what_cannot_be_sharded_is_an_error_and_never_silent(book: Notebook, case: Case) -> None:
     assert case.says in book.fails(f"%%distributed --ranks 2 --strategy fsdp {case.options}\n{case.code}").text
+
+
+APART = """
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"net": Net(), "sometimes": nn.Linear(2, 2)})
+    def forward(self, x, more):
+        out = self.parts["net"](x)
+        return self.parts["sometimes"](out) if more else out
+torch.manual_seed(1)
+model = Both()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for x, y in DataLoader(data, batch_size=8):
+    F.mse_loss(model(x, rank == 0), y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp --fsdp-unit Linear", SHARDED["tp"].removeprefix("--strategy ")])
+def test_ranks_that_call_different_modules_of_a_sharded_model_are_an_error(book: Notebook, strategy: str) -> None:
+    outcome = book.cell(f"%%distributed --ranks 2 --strategy {strategy} --hang-timeout 20\n{APART}", timeout_s=180)
+
+    assert outcome.status == "error", outcome.text
+    assert re.search(r"[Rr]anks? \d", outcome.text), outcome.text  # whose it is, whatever gloo has made of it
+    book.ok(f"{DDP}--out whole\n{LEARN}")
+    assert agree(book, "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="torch.compile needs a C++ compiler: g++")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_that_inductor_has_compiled_trains_as_the_program_written_by_hand(
+    book: Notebook, tmp_path: Path, strategy: str
+) -> None:
+    (case,) = [case for case in CASES if case.title == "a model from torch.compile"]
+    code = case.code.replace(', backend="aot_eager"', "").replace("weights(model)\n", "")
+    used = "from torch._dynamo.utils import counters\ncounters['inductor'].total() > 0, weights(model)"
+    line = f"%%distributed --ranks 2 --strategy {strategy} --env TORCHINDUCTOR_CACHE_DIR={tmp_path} --out mine"
+
+    outcome = book.cell(f"{line}\n{code}{used}", timeout_s=540)
+    assert outcome.status == "ok", outcome.text
+    book.ok(f"{NONE}--out theirs\n{HAND}{case.by_hand}")
+
+    close = "torch.allclose(mine[0][1], theirs[0], 1e-4, 1e-5)"  # not by the same kernels
+    compared = f"[used for used, _ in mine], torch.equal(mine[0][1], mine[1][1]), {close}"
+    assert book.ok(compared).result == "([True, True], True, True)"
 
 
 # ---------------------------------------------------------------------------------------------------- cell after cell
