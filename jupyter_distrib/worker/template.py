@@ -37,6 +37,7 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
     """Serve on the first link; a forked twin serves on the second once it has imported more."""
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
 
     from jupyter_distrib.worker import group  # noqa: F401 - preloaded for the ranks
     from jupyter_distrib.worker import main as worker_main  # noqa: F401
@@ -62,6 +63,7 @@ def serve(link: Link, agent_pid: int, *, early: bool) -> None:
     if not early:
         gc.collect()
     gc.freeze()
+    gc.enable()
     link.send(TemplateReady(pid=os.getpid(), early=early))
     while True:
         try:
