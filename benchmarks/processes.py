@@ -41,6 +41,25 @@ def descendants(roots: Iterable[int]) -> set[int]:
     return found
 
 
+def wait_until_idle(word: str, idle_s: float = 0.5) -> None:
+    """Until no process with this word in its command line has used the processor for so long."""
+    before = {}
+    while (now := _used(word)) != before:
+        before = now
+        time.sleep(idle_s)
+
+
+def _used(word: str) -> dict[int, int]:
+    """Hundredths of a second of processor time, by pid."""
+    found = {}
+    for pid in (int(entry) for entry in os.listdir(PROC) if entry.isdigit()):
+        with suppress(OSError):
+            if word.encode() in (PROC / str(pid) / "cmdline").read_bytes():
+                user, system = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[11:13]
+                found[pid] = int(user) + int(system)
+    return found
+
+
 def end(find: Callable[[], list[int]]) -> None:
     """Kill what `find` finds until it finds nothing any more."""
     deadline = time.monotonic() + 10

@@ -32,7 +32,7 @@ def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str
     return {
         "protocol": PROTOCOL,
         "session": session.name,
-        "label": session.hello().label,
+        "label": session.label,
         "pid": session.pid,
         "next": _next(session, here),
         "strategies": list(here.strategies),

@@ -105,15 +105,19 @@ class Session:
     def strategy(self) -> str:
         return self.settings.strategy_for()
 
+    @property
+    def label(self) -> str:
+        """What others call this kernel."""
+        notebook = os.path.basename(_notebook())
+        return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
+
     def hello(self) -> Hello:
-        path = os.environ.get("JPY_SESSION_NAME", "")
-        notebook = os.path.basename(path)
         return Hello(
             protocol=PROTOCOL,
             session=self.name,
             pid=self.pid,
-            label=f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}",
-            notebook=path,
+            label=self.label,
+            notebook=_notebook(),
             python=platform.python_version(),
             torch=_version("torch"),
             cloudpickle=_version("cloudpickle"),
@@ -140,13 +144,12 @@ class Session:
         return list(self._connections)
 
     def warm_up(self) -> None:
-        """Have the local agent import torch while the user is still typing; called when the extension is loaded."""
+        """Reach the pool that cells will use while the user is still typing: the local agent imports torch, a gate
+        joins its cluster. Called when the extension is loaded."""
 
         def connect() -> None:
             try:
-                here = self.settings
-                if here.pools[here.pool].kind == "local":
-                    self.connect(here.pool)
+                self.connect(self.pool)
             except (DistributedError, OSError):
                 return  # the first cell meets the same trouble, and tells it
 
@@ -508,6 +511,11 @@ def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
         if option.name in connection.meaningless and getattr(options, option.name):
             why = connection.meaningless[option.name]
             yield f"{option.flag} has no meaning on the {connection.kind} pool: {why}"
+
+
+def _notebook() -> str:
+    """Path of the notebook, as far as Jupyter tells (JPY_SESSION_NAME)."""
+    return os.environ.get("JPY_SESSION_NAME", "")
 
 
 def _version(name: str) -> str:

@@ -77,13 +77,18 @@ def cluster(ray_is_here: None) -> Iterator[Cluster]:
     one.close()
 
 
+def name_it(cluster: Cluster, folder: Path) -> None:
+    """Make it the default pool of notebooks in this folder."""
+    (folder / "jupyter_distrib.toml").write_text(
+        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{cluster.address}"\ninsecure = true\nnodes = 2\nranks = 4\n'
+    )
+
+
 @pytest.fixture(scope="module")
 def kernel(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A notebook whose default pool is the cluster: four ranks on two nodes."""
     folder = tmp_path_factory.mktemp("notebook")
-    (folder / "jupyter_distrib.toml").write_text(
-        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{cluster.address}"\ninsecure = true\nnodes = 2\nranks = 4\n'
-    )
+    name_it(cluster, folder)
     with Notebook(folder) as book:
         book.ok("%load_ext jupyter_distrib")
         assert book.cell("%%distributed\nrank;", timeout_s=150).status == "ok", "the first ranks need patience"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
-from tests.ray.conftest import Cluster
+from tests.ray.conftest import Cluster, name_it
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -19,6 +19,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 def book(kernel: Notebook) -> Iterator[Notebook]:
     yield kernel
     kernel.forget()
+
+
+def test_loading_the_extension_joins_the_default_pool(cluster: Cluster, tmp_path: Path) -> None:
+    name_it(cluster, tmp_path)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib\nimport time\nfrom jupyter_distrib import session")
+        book.ok("while not session.current().connections(): time.sleep(0.05)")
+        book.ok("pool = session.current().connections()[0]\nassert pool.kind == 'ray'")
+        joined = f"Ray at {cluster.address}"
+        assert book.cell(f"while pool.ask()['template'] != {joined!r}: time.sleep(0.05)", timeout_s=120).status == "ok"
 
 
 def test_a_cell_meets_over_both_nodes(book: Notebook) -> None:
