@@ -104,7 +104,11 @@ export class DistributedPanel extends SidePanel {
     const now = overview && JSON.stringify([overview.session, overview.pools.map(pool => pool.crews.map(crew => [crew.name, crew.state])), overview.runs[0]?.state]);
     if (now && now !== this.seen && this.isVisible) {
       this.seen = now;
-      void this.doer.model.ask({ op: 'refresh' });
+      void this.doer.model.ask({ op: 'refresh' }).then(answer => {
+        if (!answer) {
+          this.seen = ''; // the next news asks again
+        }
+      });
     }
   }
 
