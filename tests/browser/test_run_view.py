@@ -281,6 +281,16 @@ def test_the_golden_run_is_shown_whole(show: Show) -> None:
     assert page.frame_locator(".jd-frame").locator("b").inner_text() == "80 %"
     assert page.locator("[role=progressbar]").first.get_attribute("aria-label")
     assert page.locator("[role=status]").inner_text()
+    row = page.locator(".jd-rank", has=page.locator(".jd-no:text-is('0')"))
+    for part, told in {
+        "state": ["done"],
+        "usage": ["GPU 0", "6.4 GB", "75 %"],
+        "bars": ["train 25/100"],
+        "metrics": ["loss", "0.6667", "lr"],
+        "last": ["loading data"],
+    }.items():
+        assert [text for text in told if text not in row.locator(f".jd-{part}").inner_text()] == [], part
+    assert page.locator(".jd-chart", has_text="loss").locator("path").count() == 4
 
 
 def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
