@@ -65,6 +65,7 @@ def measure(browser: Browser, server: lab.Server, kernel: str, repetitions: int)
         run.get_by_role("button", name="Stop").click()
         expect(page.output(2)).to_contain_text("KeyboardInterrupt")
         expect(run).to_contain_text("stopped")
+        page.wait_idle(2)
         left_s = [float(each) for each in re.findall(r"left at ([\d.]+)", page.output(2).inner_text())]
         times_s.append(max(left_s) - page.page.evaluate("window.clickedS"))
     page.close()

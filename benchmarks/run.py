@@ -42,6 +42,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "flood": rows_view.flood,
     "watched": rows_view.watched,
     "stop": rows_browser.stop,
+    "frames": rows_browser.frames,
     "ray-noop": rows_ray.noop,
     "ray-first": rows_ray.first,
     "ray-value": rows_ray.value,
