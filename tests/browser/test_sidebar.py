@@ -200,6 +200,34 @@ def test_the_panel_in_both_themes_with_a_run_going_on(open_notebook: Open, enoug
     interrupted(lab, 2)
 
 
+TOLD = f"""import json, pathlib
+from jupyter_distrib import frontend
+told = json.loads(pathlib.Path({str(TOP / "tests" / "golden_overview.json")!r}).read_text())
+told["next"] |= {{"gpus": 1, "ranks": None}}
+front = frontend._installed
+front._look = front._news._look = lambda: {{**told, "route": "control", "doing": None, "trouble": None}}
+front._news.changed()"""
+"""From here on the kernel tells of a machine with a GPU."""
+
+
+def test_gpus_are_shown_with_their_memory_and_who_holds_them(open_notebook: Open) -> None:
+    lab = open_notebook(TOLD)
+    panel = lab.panel()
+    expect(panel).to_contain_text("No ranks are up")
+    lab.run(1)
+    expect(panel.locator("th", has_text="GPU 2")).to_be_visible()
+    expect(panel.get_by_role("meter", name="Memory of GPU 2")).to_have_attribute("aria-valuenow", "36")
+    expect(panel.get_by_label("GPU type", exact=True)).to_contain_text("A100")
+    for sentence in (
+        "31.0 GB / 85.9 GB",
+        "busy: another process holds 31.0 GB",
+        "b.ipynb (kernel 7) has 2 ranks, running Cell In[3]",
+        "rank 2: KeyError: 'lr'",
+    ):
+        expect(panel).to_contain_text(sentence)
+    lab.shoot("sidebar-gpus")
+
+
 MOVING = """node => [node, ...node.querySelectorAll("*")].flatMap((each) => ["", "::before", "::after"].map((part) => getComputedStyle(each, part)))
     .some((style) => style.animationName !== "none" || style.transitionDuration.split(", ").some((time) => time !== "0s"))"""
 
