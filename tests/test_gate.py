@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from jupyter_distrib.events import (
     TimedOut,
     WorkerInfo,
 )
+from jupyter_distrib.gate import host
 from jupyter_distrib.gate.crew import Crew, Share
 
 
@@ -227,3 +229,21 @@ def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Ga
     gathering.crew.lost(1, "gone")
     gathering.nodes[0].fetching[0]()
     assert len(gathering.ends()) == 1
+
+
+def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path has 107 bytes
+    mine, living, killed, starting = (Path(f"jupyter_distrib-x-{name}") for name in ("0", "1", "2", "3"))
+    stranger = Path("else-killed")
+    for folder in (mine, living, killed, starting, stranger):
+        folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(living / host.SOCKET))
+        listener.listen()
+        for folder in (killed, stranger):
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(folder / host.SOCKET))
+        host.sweep(mine)
+    assert sorted(Path().iterdir()) == sorted([mine, living, starting, stranger])

@@ -15,6 +15,7 @@ import os
 import pickle
 import platform
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Returned,
 from jupyter_distrib.link import Link, decode_frame
 from jupyter_distrib.worker import interfaces
 
+SOCKET = "agent.sock"
 IDLE_S = 3.0
 """The agent ends this long after its host has gone."""
 Answer = list[tuple[bytes, Any]]
@@ -48,6 +50,7 @@ class Host:
 
     def __init__(self, folder: str, label: str, session: str, *, plain: bool = False) -> None:
         self._folder = Path(folder)
+        sweep(self._folder)
         self._link = Link(self._start())
         self._inbox: queue.SimpleQueue[tuple[bytes, Any] | None] = queue.SimpleQueue()
         self._over = False
@@ -199,7 +202,7 @@ class Host:
         """As `pools/local.py` starts one, but for these: the agent leaves its parent, so that an engine which kills the
         children of its processes does not end it before it has ended its ranks; and it removes the folder when it goes.
         """
-        path = self._folder / "agent.sock"
+        path = self._folder / SOCKET
         with socket.socket(socket.AF_UNIX) as listener, (self._folder / "agent.log").open("wb") as log:
             listener.bind(str(path))
             listener.listen(4)
@@ -232,6 +235,26 @@ class Host:
             "JUPYTER_DISTRIB_LOG_DIR": str(self._folder / "logs"),
             "JUPYTER_DISTRIB_IDLE_S": str(IDLE_S),
         }
+
+
+def sweep(folder: Path) -> None:
+    """Remove folders beside this one, of the same kind, whose agent was killed before it could."""
+    kind = folder.name.rpartition("-")[0]
+    for other in folder.parent.glob(f"{kind}-*"):
+        if other != folder and _is_deserted(other / SOCKET):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_deserted(path: Path) -> bool:
+    """A socket is there, and nobody listens at it. (An agent that is about to start has none yet.)"""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # none yet, or somebody else's
+            return False
+    return False
 
 
 def _stamp(directory: str) -> tuple[int, int] | None:

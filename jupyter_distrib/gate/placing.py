@@ -22,7 +22,7 @@ from typing import Any
 
 from jupyter_distrib import parity, shared_memory
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import Command, Execute, Hello, OpenCrew, Welcomed
+from jupyter_distrib.events import Command, Execute, Hello, Noted, OpenCrew, Welcomed
 from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
@@ -53,7 +53,7 @@ class RayNode:
         self.host, self.interface = str(about["host"]), str(about["interface"])
         self.name = f"node {self.host}"
         self._shared = bool(about["shared"])
-        self._project = Project()
+        self._project, self._told = Project(), ""
         self._questions = itertools.count()
         self._answers: dict[int, Any] = {}
         self._heard = 0
@@ -63,12 +63,20 @@ class RayNode:
             files, gone = self._project.changes(command.setting.directory, command.setting.path)
             if files or gone:
                 self.actor.bring.remote(files, gone)
+            self._warn(command.run)
         frame = encode(command, len(fds))
         if fds:
             assert isinstance(command, Execute)
             self.actor.send.remote(frame, self._place.put(command.run, fds[0]))
         else:
             self.actor.send.remote(frame)
+
+    def _warn(self, run: str) -> None:
+        """Once for all nodes, that not all files are there."""
+        left_out = self._project.left_out
+        if self._number == 0 and left_out not in ("", self._told):
+            self._told = left_out
+            self._place.crew.tell(Noted(run=run, rank=None, text=left_out), ())
 
     def listen(self) -> None:
         """Ask for what comes next, and for what comes after that, so that a question is always there already."""

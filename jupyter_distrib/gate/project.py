@@ -24,7 +24,7 @@ class Project:
     def __init__(self) -> None:
         self._known: dict[str, Stamp] = {}
         self.left_out = ""
-        """A sentence, if not everything was taken along."""
+        """A sentence, if not everything was taken along the last time."""
 
     def changes(self, directory: str, path: Sequence[str]) -> tuple[list[tuple[str, int, bytes]], list[str]]:
         """Files that are new or changed, and names of those that are gone."""

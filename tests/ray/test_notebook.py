@@ -111,6 +111,11 @@ def test_code_reaches_nodes_that_do_not_share_the_folder(cluster: Cluster, tmp_p
         (tmp_path / "helper.py").write_text("def f():\n    return 'second'\n")
         (tmp_path / "gone.txt").unlink()
         assert book.ok(cell).result == "ranks 0-1: ('second', 1, 'lr: 1\\n', False, False)"
+        (tmp_path / "results").mkdir()
+        for number in range(5000):
+            (tmp_path / "results" / str(number)).touch()
+        assert "has more than 5000 files or 100 MB: not all of it is on the nodes" in book.ok(cell).text
+        assert "has more than" not in book.ok(cell).text, "said once"
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

@@ -1,0 +1,60 @@
+"""The notebook's files, for nodes that do not share its folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.gate import project
+from jupyter_distrib.gate.project import Project
+
+
+def names(files: list[tuple[str, int, bytes]]) -> list[str]:
+    return [name for name, _, _ in files]
+
+
+def test_only_what_has_changed_travels_again(tmp_path: Path) -> None:
+    notebook, library = tmp_path / "notebook", tmp_path / "library"
+    for folder in (notebook, library):
+        (folder / "deep").mkdir(parents=True)
+    (notebook / "utils.py").write_text("a = 1")
+    (notebook / "gone.py").write_text("")
+    (library / "deep" / "tools.py").write_text("b = 2")
+    here = Project()
+    files, gone = here.changes(str(notebook), [str(notebook), str(library)])
+    assert (sorted(names(files)), gone) == (["0/gone.py", "0/utils.py", "1/deep/tools.py"], [])
+    assert here.changes(str(notebook), [str(notebook), str(library)]) == ([], [])
+
+    (notebook / "utils.py").write_text("a = 10")
+    (notebook / "gone.py").unlink()
+    [(name, mtime_ns, content)], gone = here.changes(str(notebook), [str(notebook), str(library)])
+    assert (name, content, gone) == ("0/utils.py", b"a = 10", ["0/gone.py"])
+    assert mtime_ns == os.stat(notebook / "utils.py").st_mtime_ns
+
+
+def test_data_environments_and_what_programs_made_stay_here(tmp_path: Path) -> None:
+    for name in ("a.py", ".secret", "notebook.ipynb", "__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "weights.bin").write_bytes(bytes(project.FILE_LIMIT_BYTES + 1))
+    here = Project()
+    files, _ = here.changes(str(tmp_path), [])
+    assert names(files) == ["0/a.py"]
+    assert here.left_out == ""
+
+
+def test_a_folder_with_too_many_files_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "COUNT_LIMIT", 2)
+    for number in range(3):
+        (tmp_path / f"{number}.py").write_text("")
+    here = Project()
+    files, _ = here.changes(str(tmp_path), [])
+    assert names(files) == ["0/0.py", "0/1.py"]
+    assert here.left_out == (
+        f"{tmp_path} has more than 2 files or 100 MB: not all of it is on the nodes; start the notebook in a folder of its own."
+    )
+    (tmp_path / "1.py").unlink()
+    here.changes(str(tmp_path), [])
+    assert here.left_out == ""
