@@ -17,6 +17,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from jupyter_distrib.worker import group, identity
@@ -102,7 +103,8 @@ class Meetings:
     def end(self) -> None:
         """The cell has ended: nobody has to wait for this rank."""
         if (board := group.current.board()) is not None:
-            board.put(_ended(identity.rank()), "")
+            with suppress(RuntimeError):  # it was cut off from the store, as the others were or will be
+                board.put(_ended(identity.rank()), "")
 
     def _next(self, place: str) -> _Stop:
         self._been[place] += 1
@@ -112,13 +114,11 @@ class Meetings:
         """What every rank has left; nothing if one of them does not come, or another has said so."""
         rank, until_s = identity.rank(), time.monotonic() + WAIT_S
         board.put(_waits(rank), self._order(stop))
-        try:
-            while not board.has(stop.everyones) and not board.has([stop.verdict]):
-                if self._is_alone(board, stop) or time.monotonic() > until_s:
-                    break
-                time.sleep(_LOOK_UP_S)  # not `wait`, which prints a warning when its time is over
-        finally:
-            board.put(_waits(rank), "")
+        while not board.has(stop.everyones) and not board.has([stop.verdict]):
+            if self._is_alone(board, stop) or time.monotonic() > until_s:
+                break
+            time.sleep(_LOOK_UP_S)  # not `wait`, which prints a warning when its time is over
+        board.put(_waits(rank), "")
         return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
 
     def _is_alone(self, board: Board, stop: _Stop) -> bool:
