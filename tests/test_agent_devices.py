@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import devices, server
+from jupyter_distrib.agent import devices, server, starting
 from jupyter_distrib.agent.crew import Crew
 from jupyter_distrib.agent.devices import Gpu, Leases, visible
 from jupyter_distrib.agent.server import Agent, Client
@@ -164,8 +164,8 @@ def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
     crew = stage.open(me, "c1", 2)
     assert indices(crew) == [0, 1]
     assert isinstance(crew, Crew)
-    assert crew._order(1).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
-    assert crew._order(1).device == "cuda:1"
+    assert starting.order(crew.command, 1, 1, crew.gpus).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
+    assert starting.order(crew.command, 1, 1, crew.gpus).device == "cuda:1"
 
 
 def test_no_number_means_all_of_them(stage: Stage) -> None:
@@ -189,7 +189,7 @@ def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
     crew = stage.open(stage.client("a"), "c1", 3, gpus=False)
     assert indices(crew) == []
     assert isinstance(crew, Crew)
-    assert crew._order(0).visible_devices is None
+    assert starting.order(crew.command, 0, 1, crew.gpus).visible_devices is None
 
 
 def test_idle_ranks_yield_at_once(stage: Stage) -> None:

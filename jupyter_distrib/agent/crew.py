@@ -2,40 +2,32 @@
 
     open -> Ready from all -> CrewOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
 
-Runs in the agent's loop. The stop ladder: SIGINT; 20 ms later the collectives are cut; both again a few times; after
-2 s the rank is killed. A rank that is gone is replaced from the template while the notebook already has its answer.
+Runs in the agent's loop. How a run is stopped is in `node_run.py`. A rank that is gone is replaced from the template
+while the notebook already has its answer.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from jupyter_distrib.agent import death, reap
+from jupyter_distrib.agent import death, starting
 from jupyter_distrib.agent.devices import Gpu
-from jupyter_distrib.agent.loop import Loop, Timer
-from jupyter_distrib.agent.output import RunOutput
+from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.agent.node_run import NodeRun
+from jupyter_distrib.agent.output import RunOutput, write_late
 from jupyter_distrib.agent.queued import Queued, Tell
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.templates import Templates
-from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.events import (
-    Connected,
     CrewChanged,
     CrewOpened,
     CrewRefused,
-    Cut,
-    Ended,
     Execute,
-    Exited,
     Failed,
     Forget,
     Fork,
@@ -49,42 +41,17 @@ from jupyter_distrib.events import (
     Regroup,
     Regrouped,
     Returned,
-    TimedOut,
     WorkerInfo,
-    WorkerOrder,
     Wrote,
 )
 from jupyter_distrib.link import encode
 
-CUT_AFTER_S = 0.02
-AGAIN_AFTER_S = (0.12, 0.4, 1.0)
-"""From the second time on, SIGINT goes to the rank's process group, which frees a rank that waits for its data
-loader."""
-KILL_AFTER_S = 2.0
 FAILURE_GRACE_S = 0.1
 """How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
 FORK_AT_ONCE = 60
 """Four descriptors for each rank go with the order, and one message takes about 250."""
 LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class NodeRun:
-    """A run, as far as this node's ranks execute it."""
-
-    command: Execute
-    tell: Tell
-    output: RunOutput
-    pending: set[int]
-    started_s: float = field(default_factory=time.monotonic)
-    oom_kills: int = 0
-    """The machine's count of such kills when the run began."""
-    stopping: bool = False
-    clean: bool = True
-    sequences: set[int] = field(default_factory=set)
-    timers: list[Timer] = field(default_factory=list)
-    watch: Watch | None = None
 
 
 class Crew:
@@ -167,11 +134,11 @@ class Crew:
         return not self.spans and any(rank.early for rank in self._ranks.values())
 
     def infos(self) -> tuple[WorkerInfo, ...]:
-        return tuple(rank.info(self._device_name(rank)) for _, rank in sorted(self._ranks.items()))
+        def device(rank: Rank) -> str:
+            gpu = self.gpus[rank.order.local_rank] if self.gpus else None
+            return f"{gpu.name} (GPU {gpu.index})" if gpu else ""
 
-    def _device_name(self, rank: Rank) -> str:
-        gpu = self.gpus[rank.order.local_rank] if self.gpus else None
-        return f"{gpu.name} (GPU {gpu.index})" if gpu else ""
+        return tuple(rank.info(device(rank)) for _, rank in sorted(self._ranks.items()))
 
     # ------------------------------------------------------------------------------------------------ starting
 
@@ -189,8 +156,9 @@ class Crew:
         """Start processes for these local ranks, and give the whole crew a new store."""
         ranks = []
         for local_rank in local_ranks:
+            self._count += 1
             rank = Rank(
-                self._order(local_rank),
+                starting.order(self.command, local_rank, self._count, self.gpus),
                 self._loop,
                 heard=self._heard,
                 wrote=self._wrote,
@@ -204,7 +172,7 @@ class Crew:
             self._regroup()
         if self.command.load_env:
             for rank in ranks:
-                self._exec(rank)
+                self._forked([rank], (starting.as_program(rank, self.command.load_env),))
             return
         for first in range(0, len(ranks), FORK_AT_ONCE):
             self._fork(ranks[first : first + FORK_AT_ONCE])
@@ -216,38 +184,6 @@ class Crew:
             lambda pids: self._forked(ranks, pids),
             self.refuse,
         )
-
-    def _order(self, local_rank: int) -> WorkerOrder:
-        size, cores = (
-            self.command.size,
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        )
-        self._count += 1
-        return WorkerOrder(
-            crew=self.name,
-            worker=f"{self.name}.{local_rank}.{self._count}",
-            agent_pid=os.getpid(),
-            rank=self.command.first_rank + local_rank,
-            world_size=self.command.world_size or size,
-            local_rank=local_rank,
-            local_world_size=size,
-            node_rank=self.command.node_rank,
-            interface=self.command.interface,
-            device=f"cuda:{local_rank}" if self.gpus else "cpu",
-            visible_devices=",".join(gpu.uuid for gpu in self.gpus) if self.gpus else None,
-            threads=max(1, (cores or 1) // size),
-        )
-
-    def _exec(self, rank: Rank) -> None:
-        """Start a rank as a program of its own, for variables that are read when a program loads."""
-        fds, env = rank.theirs, {**os.environ, **self.command.load_env}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_distrib.worker.exec", *map(str, fds)], pass_fds=fds, env=env, cwd="/"
-        )
-        process.returncode = 0  # the loop reaps it, not subprocess
-        for fd in fds:
-            os.close(fd)
-        self._forked([rank], (process.pid,))
 
     def _forked(self, ranks: list[Rank], pids: tuple[int, ...]) -> None:
         for rank, pid in zip(ranks, pids, strict=True):
@@ -317,10 +253,12 @@ class Crew:
         if self._last_output is not None:
             self._last_output.close()
         run = NodeRun(
-            command=command,
-            tell=tell,
+            command,
+            ranks=self._ranks,
+            loop=self._loop,
             output=RunOutput(command.run, self._logs / command.run, self._loop, lambda event: tell(event, ())),
-            pending=set(command.ranks) & self._ranks.keys(),
+            tell=tell,
+            spans=self.spans,
         )
         self.run, self._last_output = run, run.output
         frame = frame or encode(command, len(fds))
@@ -330,73 +268,22 @@ class Crew:
         for fd in fds:
             os.close(fd)
         run.oom_kills = death.out_of_memory_kills()  # a slow read, so while the ranks are at it already
-        run.watch = self._watch(run)
+        run.begin_watching(self.gpus)
         if command.timeout_s is not None:
-            run.timers.append(self._loop.later(command.timeout_s, lambda: self._time_out(run, command.timeout_s or 0)))
-
-    def _watch(self, run: NodeRun) -> Watch:
-        return Watch(
-            run.command,
-            self._loop,
-            ranks=lambda: {rank.number: rank for rank in self._pending(run)},
-            gpus={rank.number: self.gpus[rank.order.local_rank].uuid for rank in self._pending(run) if self.gpus},
-            tell=lambda event: run.tell(event, ()),
-            stop=self.stop,
-        )
-
-    def _time_out(self, run: NodeRun, limit_s: float) -> None:
-        run.tell(TimedOut(run=run.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
-        self.stop()
+            run.later(command.timeout_s, partial(run.time_out, command.timeout_s))
 
     def stop(self, *, force: bool = False) -> None:
         """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
-        run = self.run
         if self._queued is not None:
             queued, self._queued = self._queued, None
-            return queued.cancel()
-        if run is None:
-            return
-        run.clean = False
-        if force:
-            return self._kill_pending(run)
-        if run.stopping:
-            return
-        run.stopping = True
-        if run.watch is not None:
-            run.watch.close()  # where ranks were before they were stopped is what helps
-        for delay_s in (0.0, *AGAIN_AFTER_S):
-            run.timers.append(self._loop.later(delay_s, partial(self._interrupt, run, whole_group=delay_s > 0)))
-            run.timers.append(self._loop.later(delay_s + CUT_AFTER_S, lambda: self._cut(run)))
-        run.timers.append(self._loop.later(KILL_AFTER_S, lambda: self._kill_pending(run)))
-
-    def _interrupt(self, run: NodeRun, *, whole_group: bool) -> None:
-        for rank in self._pending(run):
-            rank.post(Cut(run=run.command.run, inodes=()))
-            rank.signal(signal.SIGINT, whole_group=whole_group)
-
-    def _cut(self, run: NodeRun) -> None:
-        if run.pending and self.run is run:
-            self._post_cut(run, reap.sockets_between(self.pids))
-            if self.spans:
-                run.tell(Connected(run=run.command.run, ends=reap.ends_outside(self.pids)), ())
-
-    def _post_cut(self, run: NodeRun, inodes: tuple[int, ...]) -> None:
-        for rank in self._pending(run):
-            rank.post(Cut(run=run.command.run, inodes=inodes))
+            queued.cancel()
+        elif self.run is not None:
+            self.run.stop(force=force)
 
     def part(self, command: Part) -> None:
-        """Ranks of another node are gone, or on their way: free those here that wait for them."""
-        if self.run is not None and (inodes := reap.sockets_towards(self.pids, command.ends)):
-            for rank in self._pending(self.run):
-                rank.post(Cut(run=command.run, inodes=inodes, stop=False))
-
-    def _kill_pending(self, run: NodeRun) -> None:
-        run.stopping = True
-        for rank in self._pending(run):
-            rank.kill()
-
-    def _pending(self, run: NodeRun) -> list[Rank]:
-        return [self._ranks[number] for number in run.pending if self.run is run and number in self._ranks]
+        """See `NodeRun.part`."""
+        if self.run is not None:
+            self.run.part(command)
 
     # ------------------------------------------------------------------------------------------------ what ranks say
 
@@ -405,7 +292,7 @@ class Crew:
             case Ready():
                 self._ready(rank, event)
             case Wrote():
-                self._wrote_late(rank, event)
+                write_late(self._logs, rank.number, event)  # of a thread of an earlier run
             case Probed():
                 if self.run is not None and self.run.watch is not None and self.run.command.run == event.run:
                     self.run.watch.heard(event)
@@ -430,40 +317,20 @@ class Crew:
         if isinstance(event, Returned):
             run.sequences.add(event.sequence)
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
-            if event.exited_early and (run.pending or self.spans):
-                self._part(run, rank)
+            if event.exited_early:
+                run.hang_up(rank)
         else:
             run.clean = False
         if isinstance(event, Failed) and run.pending:
-            run.timers.append(self._loop.later(FAILURE_GRACE_S, self.stop))
+            run.later(FAILURE_GRACE_S, self.stop)
         self._finish_if_over(run)
-
-    def _part(self, run: NodeRun, rank: Rank) -> None:
-        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits
-        for it is told, who does not goes on."""
-        run.clean = False
-        rank.post(Cut(run=run.command.run, inodes=reap.sockets_between(self.pids)))
-        if self.spans:
-            run.tell(Connected(run=run.command.run, ends=reap.ends_outside([rank.pid])), ())
 
     def _finish_if_over(self, run: NodeRun) -> None:
         if run.pending or self.run is not run:
             return
-        for timer in run.timers:
-            timer.cancel()
-        if run.watch is not None:
-            run.watch.close()
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
-        run.output.flush()
-        ended = Ended(
-            run=run.command.run,
-            at_s=time.monotonic(),
-            log_directory=run.output.log_directory,
-            clean=run.clean,
-            sequences=tuple(run.sequences),
-        )
-        run.tell(ended, ())
+        run.end()
         self.on_ended(run)
         if not self.closed:
             self._repair(run)
@@ -482,14 +349,6 @@ class Crew:
             run.output.write(rank.number, stream, data, show=rank.number in run.pending)
         elif self._last_output is not None:
             self._last_output.write(rank.number, stream, data, show=False)
-
-    def _wrote_late(self, rank: Rank, event: Wrote) -> None:
-        """A thread of an earlier run printed: its log gets it, no cell does."""
-        path = self._logs / event.run / f"rank{rank.number}.log"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
-            log.write(event.text)
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -512,31 +371,11 @@ class Crew:
         self._lost.add(number)
         run = self.run
         if run is not None and number in run.pending:
-            self._tell_exit(run, rank, code, peak_rss_bytes)
+            run.lost(rank, code, peak_rss_bytes)
+            self.stop()
+            self._finish_if_over(run)
         elif run is None:
             self._start([rank.order.local_rank])
-
-    def _tell_exit(self, run: NodeRun, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
-        tail = rank.stderr_tail
-        run.output.flush()
-        exited = Exited(
-            run=run.command.run,
-            rank=rank.number,
-            pid=rank.pid,
-            exit_code=code,
-            asked=run.stopping and code in (None, -signal.SIGKILL),  # else it went by itself
-            last_lines=death.last_lines(tail),
-            frames=death.crash_frames(tail) if code is not None and death.is_crash(code) else (),
-            out_of_memory=code == -signal.SIGKILL and death.out_of_memory_kills() > run.oom_kills,
-            loading=rank.loading,
-            peak_rss_bytes=peak_rss_bytes,
-            at_s=time.monotonic(),
-        )
-        run.tell(exited, ())
-        run.clean = False
-        run.pending.discard(rank.number)
-        self.stop()
-        self._finish_if_over(run)
 
     def forget(self, command: Forget) -> None:
         for key in command.keys:
@@ -547,8 +386,8 @@ class Crew:
     def close(self, *, force: bool) -> None:
         """End every rank: at once, or after its exit handlers."""
         self.closed = True
-        if self.run is not None and self.run.watch is not None:
-            self.run.watch.close()
+        if self.run is not None:
+            self.run.stop_watching()
         if self._queued is not None:
             self._queued.cancel()
         for rank in self._ranks.values():

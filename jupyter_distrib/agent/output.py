@@ -176,3 +176,12 @@ class Pipe:
             self._loop.watch(self._fd, None)
             os.close(self._fd)
             self._fd = -1
+
+
+def write_late(logs: Path, rank: int, event: Wrote) -> None:
+    """A thread of an earlier run printed: its log gets it, no cell does."""
+    path = logs / event.run / f"rank{rank}.log"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
+        log.write(event.text)

@@ -24,10 +24,11 @@ from pathlib import Path
 
 from jupyter_distrib import paths
 from jupyter_distrib.agent import devices, reap
-from jupyter_distrib.agent.crew import Crew, NodeRun
+from jupyter_distrib.agent.crew import Crew
 from jupyter_distrib.agent.journal import Journal
 from jupyter_distrib.agent.launch import Launched
 from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.agent.node_run import NodeRun
 from jupyter_distrib.agent.templates import Templates
 from jupyter_distrib.events import (
     PROTOCOL,
