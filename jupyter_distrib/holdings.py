@@ -1,0 +1,319 @@
+"""Which pools and ranks a kernel holds, and which the next cell uses. Knows no cells.
+
+Called from the thread that runs the cell; events of a pool arrive in that pool's own thread (`connection.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jupyter_distrib import choosing, settings
+from jupyter_distrib.connection import Connection, Crew
+from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.events import (
+    PROTOCOL,
+    CloseCrew,
+    Hello,
+    OpenCrew,
+)
+from jupyter_distrib.options import Options
+from jupyter_distrib.pools import kinds
+from jupyter_distrib.pools.local import load_time_changes
+from jupyter_distrib.results import RankValue
+from jupyter_distrib.settings import NamedPool, Settings
+
+
+class Holdings:
+    """The pools of one kernel, and its crews there."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(3)
+        self.pid = os.getpid()
+        self.added: dict[str, NamedPool] = {}
+        """Pools of this notebook alone."""
+        self.used: str | None = None
+        """The pool that was chosen in this notebook."""
+        self.used_by = ""
+        """Where: in a cell or in the sidebar."""
+        self.picked_strategy: str | None = None
+        self.picked: dict[str, dict[str, Any]] = {}
+        """By pool, the `gpus`, `ranks` and `gpu_type` that were picked in the sidebar."""
+        self.sizes: dict[str, tuple[int, bool]] = {}
+        """By pool, how many ranks `%distributed_pool` asked for, and whether with GPUs."""
+        self.on_change: Callable[[], object] = lambda: None
+        """Whom to tell that crews or runs have come or gone; called from any thread."""
+        self._connections: list[Connection] = []
+        self._lock = threading.RLock()
+        self._crew_numbers = itertools.count(1)
+
+    @property
+    def settings(self) -> Settings:
+        """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
+        from jupyter_distrib.strategies import POOLS, STRATEGIES
+
+        found = settings.load(kinds(POOLS), STRATEGIES)
+        if self.added:
+            found = replace(found, pools=found.pools | self.added)
+        if self.used in found.pools:
+            found = replace(found, pool=self.used, pool_origin=self.used_by)
+        if self.picked_strategy is not None and self.picked_strategy in found.strategies:
+            found = replace(found, strategy=self.picked_strategy, strategy_origin=settings.SIDEBAR)
+        picked = {name: found.pools[name].resized(size) for name, size in self.picked.items() if name in found.pools}
+        return replace(found, pools=found.pools | picked) if picked else found
+
+    @property
+    def pool(self) -> str:
+        """The pool that cells use unless they say otherwise."""
+        return self.settings.pool
+
+    @property
+    def strategy(self) -> str:
+        return self.settings.strategy_for()
+
+    @property
+    def label(self) -> str:
+        """What others call this kernel."""
+        notebook = os.path.basename(_notebook())
+        return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
+
+    def hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL,
+            session=self.name,
+            pid=self.pid,
+            label=self.label,
+            notebook=_notebook(),
+            python=platform.python_version(),
+            torch=_version("torch"),
+            cloudpickle=_version("cloudpickle"),
+        )
+
+    # ------------------------------------------------------------------------------------------------ pools and crews
+
+    def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
+        """Reach a pool, once for each set of options."""
+        with self._lock:
+            for connection in self._connections:
+                if connection.pool == pool and connection.options == options:
+                    return connection
+            named = self.settings.pools[pool]
+            if options is None:
+                return self.connect(pool, named.options)
+            connection = Connection(pool, self.hello(), self._drop_connection, kind=named.kind, options=options)
+            connection.on_change = self.changed
+            self._connections.append(connection)
+            return connection
+
+    def connections(self) -> list[Connection]:
+        """The pools that are in use, in the order of their first use."""
+        return list(self._connections)
+
+    def warm_up(self) -> None:
+        """Reach the pool that cells will use while the user is still typing: the local agent imports torch, a gate
+        joins its cluster. Called when the extension is loaded."""
+
+        def connect() -> None:
+            try:
+                self.connect(self.pool)
+            except (DistributedError, OSError):
+                return  # the first cell meets the same trouble, and tells it
+
+        threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True).start()
+
+    def _drop_connection(self, connection: Connection) -> None:
+        with self._lock:
+            if connection in self._connections:
+                self._connections.remove(connection)
+        self.changed()
+
+    def changed(self) -> None:
+        self.on_change()
+
+    def crews(self) -> list[Crew]:
+        return [crew for connection in list(self._connections) for crew in list(connection.crews.values())]
+
+    def crew(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
+        """The ranks a cell asks for: warm ones if they fit, else new ones on their way."""
+        connection = self.connect(options.pool or self.pool, options.pool_options)
+        load_env = load_time_changes(options.env)
+        size, gpus = self._size(options, connection)
+        if handles:
+            return choosing.of_handles(handles, connection, size, options.on)
+        if options.on is not None and options.gpus is None and options.ranks is None:
+            return choosing.newest(connection)
+        fitting = [
+            crew for crew in connection.crews.values() if choosing.fits(crew, size, gpus, load_env, options.gpu_type)
+        ]
+        if options.fresh:
+            for crew in fitting:
+                self.close_crew(crew)
+            fitting = []
+        free = [crew for crew in fitting if crew.run is None or crew.run.done()]
+        busy = [crew for crew in fitting if crew not in free and crew.run is not None and not crew.run.detached]
+        for crew in [crew for crew in busy if crew.run is not None and not crew.run.attended]:
+            busy.remove(crew)  # an interrupt came between its start and whoever would have waited for it
+            self.close_crew(crew)
+        if not free and busy:
+            choosing.wait_or_refuse(busy[0], options.wait_s)
+            free = busy
+        return free[-1] if free else self._open(connection, size, gpus, load_env, options)
+
+    def _filled(self, options: Options, here: Settings) -> Options:
+        """With every default in its place; what `%distributed_pool` has started counts for more than a file."""
+        filled = here.filled(options)
+        if filled.pool in self.sizes and not (options.gpus or options.ranks):
+            return replace(filled, gpus=None, ranks=None)
+        return filled
+
+    def _size(self, options: Options, connection: Connection) -> tuple[int, bool]:
+        """How many ranks, 0 for as many as there are GPUs; and whether GPUs are wanted."""
+        if options.ranks is not None:
+            return options.ranks, False
+        if options.gpus is not None:
+            return options.gpus, connection.has_gpus is not False
+        return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
+
+    def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options) -> Crew:
+        """Ask for new ranks; idle ones of another size that keep nothing make room."""
+        for other in list(connection.crews.values()):
+            if (other.run is None or other.run.done()) and not other.kept:
+                self.close_crew(other)
+        crew = Crew(
+            name=f"{self.name}-c{next(self._crew_numbers)}",
+            connection=connection,
+            load_env=load_env,
+            asked_gpus=gpus,
+            gpu_type=options.gpu_type or "",
+        )
+        connection.crews[crew.name] = crew
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        connection.node.send(
+            OpenCrew(
+                crew=crew.name,
+                size=size or (0 if gpus else 2),
+                gpus=gpus,
+                load_env=load_env,
+                visible=None if visible is None else tuple(filter(None, visible.split(","))),
+                gpu_type=crew.gpu_type,
+                wait_s=options.wait_s or 0.0,
+            )
+        )
+        return crew
+
+    def wait_open(self, crew: Crew) -> None:
+        """Until its ranks are up. Raises `PoolError` if they cannot be had; an interrupt gives them up."""
+        try:
+            while not crew.opened.is_set():
+                if reason := crew.news.get():
+                    print(f"Waiting: {reason}")
+        except KeyboardInterrupt:
+            self.close_crew(crew)
+            raise
+        if crew.connection.refusal:
+            self.close_crew(crew)
+            raise PoolError(crew.connection.refusal)
+        if crew.state == "closed":
+            raise PoolError(crew.reason or "the ranks were taken away while they were starting.")
+
+    def add_pool(self, pool: NamedPool) -> None:
+        """A pool of this notebook; one of that name that was added before goes, with its ranks, if it was another."""
+        if self.added.get(pool.name, pool) != pool:
+            self.remove_pool(pool.name)
+        self.added[pool.name] = pool
+
+    def remove_pool(self, name: str) -> None:
+        """Raises `PoolError` if it is not this notebook's to remove."""
+        if name not in self.added:
+            raise PoolError(f"{name} comes from {self.settings.pools[name].origin}, not from this notebook.")
+        self.stop_ranks(name)
+        self.sizes.pop(name, None)
+        del self.added[name]
+        if self.used == name:
+            self.used = None
+
+    def start_ranks(self, pool: str, gpus: int | None, ranks: int | None) -> None:
+        """Have ranks up before a cell asks for them."""
+        if gpus is not None or ranks is not None:
+            self.sizes[pool] = (gpus or ranks or 0, ranks is None)
+            self.picked.pop(pool, None)
+        self.wait_open(self.crew(self._filled(Options(pool=pool), self.settings)))
+
+    def stop_ranks(self, pool: str) -> None:
+        """End the ranks of a pool; what they keep is gone."""
+        for crew in self.crews():
+            if crew.connection.pool == pool:
+                self.close_crew(crew)
+
+    def restart_ranks(self, pool: str) -> None:
+        """New processes in place of those that are up: as many, and of the same kind."""
+        up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
+        self.stop_ranks(pool)
+        gpus, ranks = ((up[-1].size, None) if up[-1].gpus else (None, up[-1].size)) if up else (None, None)
+        self.wait_open(self.crew(self._filled(Options(pool=pool, gpus=gpus, ranks=ranks), self.settings)))
+
+    def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None) -> None:
+        """From now on so many ranks; those that are up make room."""
+        now = next((crew.gpus for crew in self.crews() if crew.connection.pool == pool), ranks is None)
+        self.stop_ranks(pool)
+        self.start_ranks(pool, gpus or (size if now else None), ranks or (None if now else size))
+
+    def close_crew(self, crew: Crew) -> None:
+        crew.connection.crews.pop(crew.name, None)
+        crew.close("it was stopped")
+        crew.connection.node.send(CloseCrew(crew=crew.name))
+        self.changed()
+
+    def use(self, pool: str | None) -> None:
+        """Cells use this pool from now on."""
+        self.used, self.used_by = pool, settings.NOTEBOOK
+        self.changed()
+
+    def pick(self, *, pool: str | None = None, strategy: str | None = None, size: dict[str, Any] | None = None) -> None:
+        """What the next runs use where their cell does not say, as picked in the sidebar. What is None stays as it is.
+
+        Args:
+            pool: By name.
+            strategy: By name.
+            size: `gpus` with or without `gpu_type`, or `ranks`, of the pool that is then in use; empty for what the
+                pool gives by itself.
+        """
+        if pool is not None and pool != self.pool:
+            self.used, self.used_by = pool, settings.SIDEBAR
+        if strategy is not None and strategy != self.strategy:
+            self.picked_strategy = strategy
+        if size is not None:
+            self.sizes.pop(self.pool, None)
+            self.picked.pop(self.pool, None)
+            if size:
+                self.picked[self.pool] = size
+        self.changed()
+
+    def close(self) -> None:
+        """Give everything up: the agent ends this kernel's ranks."""
+        with self._lock:
+            connections = list(self._connections)
+            self._connections.clear()
+        for connection in connections:
+            for crew in list(connection.crews.values()):
+                crew.close("the extension was unloaded")
+            connection.node.close()
+
+
+def _notebook() -> str:
+    """Path of the notebook, as far as Jupyter tells (JPY_SESSION_NAME)."""
+    return os.environ.get("JPY_SESSION_NAME", "")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
