@@ -74,14 +74,11 @@ def memory(plan: Plan) -> Iterator[Figure]:
 
 def training(plan: Plan) -> Iterator[Figure]:
     """Steps a second of 2 CPU ranks, interleaved."""
-    rates: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str], list[float]] = {(model, how): [] for model in STEPS for how in ("torchrun", *LABELS)}
     with plan.warm("--ranks 2 --strategy ddp") as notebook:
-        for _ in plan.times(20, 1):
-            for model in STEPS:
-                rates.setdefault((model, "torchrun"), []).append(_torchrun(model))
-                rates.setdefault((model, "ddp"), []).append(_cell(notebook, model, "ddp"))
-                for how in ("prepare", "unchanged"):
-                    rates.setdefault((model, how), []).append(_cell(notebook, model, how))
+        for number in plan.times(20, 1):
+            for model, how in rates if number % 2 else reversed(rates):  # whoever comes first is not always the same
+                rates[model, how].append(_torchrun(model) if how == "torchrun" else _cell(notebook, model, how))
     for model, name in NAMES.items():
         for how, label in LABELS.items():
             mine, other = rates[model, how], rates[model, "torchrun"]
