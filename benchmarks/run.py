@@ -6,6 +6,7 @@ python benchmarks/run.py [--quick] [--only ROW ...] [--peers | --no-peers] [--pa
 from __future__ import annotations
 
 import argparse
+import compileall
 import signal
 import sys
 import time
@@ -55,6 +56,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     options = _options()
     plan = Plan(quick=options.quick, package=options.package.resolve())
+    compileall.compile_dir(plan.package / "jupyter_distrib", quiet=2)  # as pip does when it installs a package
     about = report.machine()
     print(report.sentence(about), flush=True)
     figures: list[Figure] = []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import py_compile
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +40,7 @@ from jupyter_distrib.events import (
     TimedOut,
     WorkerInfo,
 )
-from jupyter_distrib.gate import host
+from jupyter_distrib.gate import cluster, host
 from jupyter_distrib.gate.crew import Crew, Share
 
 
@@ -247,3 +252,22 @@ def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
                 dead.bind(str(folder / host.SOCKET))
         host.sweep(mine)
     assert sorted(Path().iterdir()) == sorted([mine, living, starting, stranger])
+
+
+def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> None:
+    here, there = tmp_path / "here" / "module.py", tmp_path / "there" / "module.py"
+    for path in (here, there):
+        path.parent.mkdir()
+    here.write_text("x = 'here'\n")
+    assert cluster.compiled(here) == b"", "there is none yet"
+    py_compile.compile(str(here))
+    there.write_text("x = 'compiled there'\n")
+    cached = Path(importlib.util.cache_from_source(str(there)))
+    cached.parent.mkdir()
+    cached.write_bytes(cluster.compiled(here))
+    code = "import module; print(module.x)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=there.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "here\n"
+
+    os.utime(here, (0, 0))
+    assert cluster.compiled(here) == b""
