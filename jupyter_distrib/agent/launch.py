@@ -1,4 +1,5 @@
-"""Execs a template. Imports next to nothing: the agent does it before it imports itself, since torch takes a second."""
+"""Execs an agent, and for an agent its template. Imports next to nothing: an agent does it before it imports itself,
+since torch takes a second."""
 
 from __future__ import annotations
 
@@ -8,6 +9,31 @@ import subprocess
 import sys
 import tempfile
 from typing import IO, NamedTuple
+
+
+def exec_agent(
+    path: str, log: IO[bytes], arguments: tuple[str, ...], env: dict[str, str], python: str = sys.executable
+) -> subprocess.Popen[bytes]:
+    """Start a module that serves on a socket at `path`, which can be connected to at once.
+
+    It inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach it. The
+    first of `arguments` is the module; the others it is told, after the socket's descriptor.
+    """
+    module, *rest = arguments
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        fd = listener.fileno()
+        return subprocess.Popen(
+            [python, "-m", module, str(fd), *rest],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=env,
+        )
 
 
 class Launched(NamedTuple):

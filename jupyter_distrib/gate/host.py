@@ -18,8 +18,6 @@ import queue
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib import shared_memory
+from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Returned, Welcomed
 from jupyter_distrib.link import Link, decode_frame
 from jupyter_distrib.worker import interfaces
@@ -199,27 +198,16 @@ class Host:
             os.kill(self._welcomed.pid, signal.SIGTERM)
 
     def _start(self) -> socket.socket:
-        """As `pools/local.py` starts one, but for these: the agent leaves its parent, so that an engine which kills the
-        children of its processes does not end it before it has ended its ranks; and it removes the folder when it goes.
-        """
-        path = self._folder / SOCKET
-        with socket.socket(socket.AF_UNIX) as listener, (self._folder / "agent.log").open("wb") as log:
-            listener.bind(str(path))
-            listener.listen(4)
-            fd = listener.fileno()
-            subprocess.run(
-                [sys.executable, "-m", "jupyter_distrib.agent", str(fd), str(self._folder), "agent", "--alone"],
-                check=True,
-                pass_fds=[fd],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env=self._environment(),
-            )
+        """The agent leaves its parent, so that an engine which kills the children of its processes does not end it
+        before it has ended its ranks; and it removes the folder when it goes."""
+        path = str(self._folder / SOCKET)
+        arguments = ("jupyter_distrib.agent", str(self._folder), "agent", "--alone")
+        with (self._folder / "agent.log").open("wb") as log:
+            parent = exec_agent(path, log, arguments, self._environment())
+        if parent.wait():
+            raise RuntimeError("the agent could not be started")
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(path))
+        sock.connect(path)
         return sock
 
     def _environment(self) -> dict[str, str]:

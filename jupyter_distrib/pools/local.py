@@ -14,7 +14,6 @@ import os
 import queue
 import resource
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_distrib import paths
+from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import PROTOCOL, Command, Hello
 from jupyter_distrib.link import Link, peer_uid
@@ -162,23 +162,10 @@ class Home:
         raise PoolError(f"the agent could not be started; see {self.log}.")
 
     def _start(self, path: Path, directory: Path) -> None:
-        """Exec the agent, in a session of its own so that the kernel's signals do not reach it; it inherits the bound
-        socket."""
         path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, self.log.open("wb") as log:
-            listener.bind(str(path))
-            listener.listen(64)
-            fd = listener.fileno()
-            process = subprocess.Popen(
-                [self.python or sys.executable, "-m", self.module, str(fd), str(directory), self.name, *self.arguments],
-                pass_fds=[fd],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env=self._environment(directory),
-            )
+        arguments = (self.module, str(directory), self.name, *self.arguments)
+        with self.log.open("wb") as log:
+            process = exec_agent(str(path), log, arguments, self._environment(directory), self.python or sys.executable)
         # It usually outlives this kernel; if not, it must not stay a zombie.
         threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
 
