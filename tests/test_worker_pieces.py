@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -509,3 +510,31 @@ def test_groups_come_and_go_in_two_ranks() -> None:
     outputs = [rank.communicate(timeout=50)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
     assert all("fine" in output for output in outputs)
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux"
+    or tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 1)
+    or not HUGE_PAGES.exists()
+    or "[never]" in HUGE_PAGES.read_text(),
+    reason="this system has no MADV_COLLAPSE (Linux 6.1), or no huge pages",
+)
+def test_memory_that_is_forked_often_is_in_huge_pages() -> None:
+    program = """
+        import mmap, re
+        from jupyter_distrib.worker import process
+        block = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+        block[:: 4096] = bytes(16384)
+        block.madvise(mmap.MADV_HUGEPAGE)
+        process.gather_memory()
+        print(re.search(r"AnonHugePages: *(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+        assert block[:] == bytes(64 << 20)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(done.stdout) >= 32 << 10, "kB"

@@ -62,6 +62,7 @@ def serve(link: Link, agent_pid: int, *, early: bool) -> None:
     modules.of_template = frozenset(sys.modules)
     if not early:
         gc.collect()
+        process.gather_memory()
     gc.freeze()
     gc.enable()
     link.send(TemplateReady(pid=os.getpid(), early=early))
