@@ -171,6 +171,7 @@ def test_a_plain_script_can_call_a_distributed_function(tmp_path: Path) -> None:
     assert "[True, True] [101, 102]\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_script_run_by_ipython_can_call_a_distributed_function(tmp_path: Path) -> None:
     (tmp_path / "script.ipy").write_text(SCRIPT)
 

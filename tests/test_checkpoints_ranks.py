@@ -71,6 +71,7 @@ def test_what_4_ranks_have_saved_goes_on_with_2_ranks_and_without_any(book: Note
     assert "epoch 3 step size 2" in alone.text
 
 
+@pytest.mark.slow
 def test_what_the_notebook_has_saved_is_sharded_by_2_ranks(book: Notebook) -> None:
     went_on = value(book.ok(SAVE.replace("sharded(build())", "build()").replace("ckpt", "plain")).result)
 

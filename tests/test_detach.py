@@ -38,6 +38,7 @@ def test_waiting_too_short_says_that_the_run_goes_on(notebook: Notebook) -> None
     assert notebook.cell("job.result(timeout_s=30)").status == "ok"
 
 
+@pytest.mark.slow
 def test_a_detached_run_can_be_cancelled(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
     notebook.cell("job.cancel()")

@@ -262,6 +262,7 @@ def test_loading_twice_is_harmless_and_unloading_leaves_nothing(notebook: Notebo
     assert notebook.client.get_shell_msg(timeout=20)["content"]["comms"] == {}
 
 
+@pytest.mark.slow
 def test_without_control_handlers_requests_come_by_a_comm_on_which_the_kernel_never_speaks(notebook: Notebook) -> None:
     notebook.ok("%unload_ext jupyter_distrib")
     notebook.ok("k = get_ipython().kernel; saved = k.control_handlers\ndel k.control_handlers")

@@ -107,6 +107,7 @@ def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: 
     assert (", 3, " in outcome.result) == (variable == "OMP_NUM_THREADS")
 
 
+@pytest.mark.slow
 def test_torch_remembers_few_collectives_unless_the_user_wants_more(book: Notebook) -> None:
     cell = "import os\nos.environ.get('TORCH_FR_BUFFER_SIZE', 'unset')"
 

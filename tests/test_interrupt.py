@@ -315,11 +315,12 @@ def test_many_presses_leave_a_kernel_and_ranks_that_work(book: Notebook, presses
     assert stop_plain(book) == "KeyboardInterrupt"
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_cell_that_goes_on_after_its_run_was_stopped_can_be_stopped(book: Notebook) -> None:
     body = f"{HEAD}time.sleep(100)"
     book.start(
         f"import time\ntry:\n    get_ipython().run_cell_magic('distributed', '--ranks 2', {body!r})\n"
-        "except KeyboardInterrupt:\n    time.sleep(1.1)\n    print('goes on', flush=True)\n    time.sleep(100)"
+        "except KeyboardInterrupt:\n    time.sleep(1.1)\n    print('goes on')\n    time.sleep(100)"
     )
     book.until("[0] ready 0")
     book.interrupt()
@@ -330,8 +331,8 @@ def test_the_rest_of_a_cell_that_goes_on_after_its_run_was_stopped_can_be_stoppe
 
 
 def stop_plain(book: Notebook) -> str:
-    """An ordinary cell can still be stopped."""
-    book.start("print('ready', flush=True)\nimport time\ntime.sleep(100)")
+    """An ordinary cell can still be stopped. (An interrupt inside ipykernel's `flush` may end in its RuntimeError.)"""
+    book.start("print('ready')\nimport time\ntime.sleep(100)")
     book.until("ready")
     book.interrupt()
     return book.finish().ename
@@ -377,7 +378,7 @@ def test_the_packing_of_a_big_value_can_be_stopped(book: Notebook) -> None:
 def test_the_packing_of_the_inputs_can_be_stopped(book: Notebook) -> None:
     book.cell(
         "import time\nclass Slow:\n    def __reduce__(self):\n"
-        "        print('ready', flush=True)\n        time.sleep(100)\nslow = Slow()"
+        "        print('ready')\n        time.sleep(100)\nslow = Slow()"
     )
 
     book.start("%%distributed --ranks 2\nslow")

@@ -408,6 +408,7 @@ def test_a_loader_that_is_read_on_some_of_the_ranks_only_waits_for_nobody(patien
     assert patient.ok(cell)
 
 
+@pytest.mark.slow
 def test_runs_leave_nothing_in_the_store_that_grows(book: Notebook) -> None:
     body = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

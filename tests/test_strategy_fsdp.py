@@ -288,6 +288,7 @@ def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
     assert "SGD (line 3) trains a tensor of shape (3,) that belongs to no module" in loose.evalue
 
 
+@pytest.mark.slow
 def test_explain_shows_what_would_be_sharded_and_where(book: Notebook) -> None:
     book.ok("theirs = build()\nits = torch.optim.SGD(theirs.parameters(), 0.1)")
     shown = book.ok(

@@ -95,6 +95,7 @@ def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(b
     assert shown.stdout == "[48, 48, 48, 48] [0, 0, 1, 1] True True True True\n"
 
 
+@pytest.mark.slow
 def test_without_a_plan_it_is_said_that_all_ranks_do_the_same(book: Notebook) -> None:
     text = book.ok("%%distributed --ranks 2 --strategy tp\nlosses = train(build(), 8)\nlosses[-1] < losses[0]").text
 

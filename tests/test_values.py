@@ -110,6 +110,7 @@ t = torch.full((3, 100_000), float(rank), device=device)
     assert book.ok("got[1]['whole'].sum().item()").result == "300000.0"
 
 
+@pytest.mark.slow
 def test_gradients_and_parameters_survive_the_way_back(book: Notebook) -> None:
     body = "import torch\np = torch.nn.Parameter(torch.ones(3))\n(p * (rank + 1)).sum().backward()\np, p.grad"
 

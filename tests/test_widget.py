@@ -142,6 +142,7 @@ def test_a_silent_run_that_was_shown_does_not_stay_running(book: Notebook) -> No
     assert "2 ranks · local · cpu" in outcome.view
 
 
+@pytest.mark.slow
 def test_a_detached_run_has_its_view_at_once_and_settles_under_its_own_cell(book: Notebook) -> None:
     detached = TRAIN.replace("--ranks 2", "--ranks 2 --detach --out run")
     outcome = book.cell(detached, cell_id=CELL)
