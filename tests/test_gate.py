@@ -241,17 +241,19 @@ def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path has 107 bytes
     mine, living, killed, starting = (Path(f"jupyter_distrib-x-{name}") for name in ("0", "1", "2", "3"))
-    stranger = Path("else-killed")
-    for folder in (mine, living, killed, starting, stranger):
+    bound, stranger = Path("jupyter_distrib-x-4"), Path("else-killed")
+    for folder in (mine, living, killed, starting, bound, stranger):
         folder.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(living / host.SOCKET))
         listener.listen()
+        for folder in (killed, bound, stranger):
+            with socket.socket(socket.AF_UNIX) as silent:
+                silent.bind(str(folder / host.SOCKET))
         for folder in (killed, stranger):
-            with socket.socket(socket.AF_UNIX) as dead:
-                dead.bind(str(folder / host.SOCKET))
+            os.utime(folder / host.SOCKET, (0, 0))
         host.sweep(mine)
-    assert sorted(Path().iterdir()) == sorted([mine, living, starting, stranger])
+    assert sorted(Path().iterdir()) == sorted([mine, living, starting, bound, stranger])
 
 
 def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +33,7 @@ from jupyter_distrib.link import Link, decode_frame
 from jupyter_distrib.worker import interfaces
 
 SOCKET = "agent.sock"
+STARTING_S = 60.0
 IDLE_S = 3.0
 """The agent ends this long after its host has gone."""
 Answer = list[tuple[bytes, Any]]
@@ -234,12 +236,12 @@ def sweep(folder: Path) -> None:
 
 
 def _is_deserted(path: Path) -> bool:
-    """A socket is there, and nobody listens at it. (An agent that is about to start has none yet.)"""
+    """A socket is there, nobody listens at it, and it is not one that is just being made."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            return True
+            return time.time() - path.stat().st_mtime > STARTING_S
         except OSError:  # none yet, or somebody else's
             return False
     return False
