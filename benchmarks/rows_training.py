@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from driver import Notebook
+import turns
 from plan import Plan
 from report import Figure
 
-SCRIPT = Path(__file__).resolve().parent / "train.py"
 _BYTES = r"bytes: (\d+) (-?\d+)"
-STEPS = {"cnn": 1000, "mlp": 60}
+STEPS = {"cnn": 20, "mlp": 2}
+"""Of one turn."""
 LABELS = {"ddp": "hand-written DDP", "prepare": "prepare()", "unchanged": "unchanged single-device code"}
 NAMES = {"cnn": "CNN of the size of the digits", "mlp": "MLP with 4.2 million parameters"}
 
@@ -73,47 +69,22 @@ def memory(plan: Plan) -> Iterator[Figure]:
 
 
 def training(plan: Plan) -> Iterator[Figure]:
-    """Steps a second of 2 CPU ranks, interleaved."""
-    rates: dict[tuple[str, str], list[float]] = {(model, how): [] for model in STEPS for how in ("torchrun", *LABELS)}
-    with plan.warm("--ranks 2 --strategy ddp") as notebook:
-        for number in plan.times(20, 1):
-            for model, how in rates if number % 2 else reversed(rates):  # whoever comes first is not always the same
-                rates[model, how].append(_torchrun(model) if how == "torchrun" else _cell(notebook, model, how))
-    for model, name in NAMES.items():
-        for how, label in LABELS.items():
-            mine, other = rates[model, how], rates[model, "torchrun"]
-            ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
-            yield Figure(
-                what=f"DDP training, {name}, {label}, against torchrun",
-                measured=f"x{ratio:.3f} (median of pairs); {statistics.median(mine):.0f} against "
-                f"{statistics.median(other):.0f} steps/s",
-                target=">= 0.98",
-                ok=ratio >= 0.98,
-                numbers={"steps_per_s": mine, "torchrun_steps_per_s": other},
-            )
-
-
-def _torchrun(model: str) -> float:
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)  # what our ranks get
-    env = {
-        **os.environ,
-        "BENCH_MODEL": model,
-        "BENCH_STEPS": str(STEPS[model]),
-        "OMP_NUM_THREADS": str(threads),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    return _rate(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
-
-
-def _cell(notebook: Notebook, model: str, how: str) -> float:
-    text = SCRIPT.read_text()
-    for name, value in (("MODEL", model), ("STEPS", STEPS[model]), ("HOW", how)):
-        text = re.sub(rf"^{name} = .*$", f"{name} = {value!r}", text, flags=re.MULTILINE)
-    return _rate(notebook.good(f"%%distributed --ranks 2 --strategy ddp\n{text}").all_text)
-
-
-def _rate(text: str) -> float:
-    found = re.search(r"steps/s: ([\d.]+)", text)
-    assert found, text
-    return float(found[1])
+    """Steps a second of 2 CPU ranks, by turns."""
+    line = "--ranks 2 --strategy ddp"
+    with plan.warm(line) as notebook:
+        for model, name in NAMES.items():
+            for how, label in LABELS.items():
+                with (
+                    turns.under_torchrun(model=model) as script,
+                    turns.in_a_cell(notebook, line, model=model, how=how) as cell,
+                ):
+                    mine, other = turns.rates(cell, script, steps=STEPS[model], pairs=plan.times(600, 20))
+                ratio = turns.ratio(mine, other)
+                yield Figure(
+                    what=f"DDP training, {name}, {label}, against torchrun",
+                    measured=f"x{ratio:.3f} ({len(mine)} turns each); {statistics.median(mine):.0f} against "
+                    f"{statistics.median(other):.0f} steps/s",
+                    target=">= 0.98",
+                    ok=ratio >= 0.98,
+                    numbers={"steps_per_s": mine, "torchrun_steps_per_s": other},
+                )

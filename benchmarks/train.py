@@ -1,8 +1,8 @@
 """The training that is timed: under torchrun as a script, and its text as the body of a cell.
 
-Prints, on rank 0, `steps/s: NUMBER`. Which model, and how it is made data parallel (`ddp`: by hand; `prepare`;
-`unchanged`: not at all, since the strategy does it), stands in the three names at the top, which the benchmark
-replaces.
+The names at the top come from the environment; in a cell, the benchmark replaces them. HOW says how the model is made
+data parallel (`ddp`: by hand; `prepare`; `unchanged`: not at all, since the strategy does it). GO and DONE are pipes:
+`turns.py` says what goes through them.
 """
 
 import os
@@ -11,8 +11,10 @@ import time
 import torch
 
 MODEL = os.environ.get("BENCH_MODEL", "cnn")
-STEPS = int(os.environ.get("BENCH_STEPS", "200"))
 HOW = os.environ.get("BENCH_HOW", "ddp")
+REPORTS = False
+GO = os.environ.get("BENCH_GO", "")
+DONE = os.environ.get("BENCH_DONE", "")
 
 torch.manual_seed(0)
 images, labels = torch.rand(1024, 1, 8, 8), torch.randint(10, (1024,))
@@ -48,18 +50,43 @@ loss_of = torch.nn.CrossEntropyLoss()
 
 def train(steps):
     for step in range(steps):
-        start = 32 * (step % 32)
-        optimizer.zero_grad()
-        loss_of(model(images[start : start + 32]), labels[start : start + 32]).backward()
-        optimizer.step()
+        one_step(step)
 
 
-train(20)
-torch.distributed.barrier()
-began_s = time.perf_counter()
-train(STEPS)
-torch.distributed.barrier()
-if torch.distributed.get_rank() == 0:
-    print("steps/s:", STEPS / (time.perf_counter() - began_s))
+def train_and_report(steps):
+    import jupyter_distrib
+
+    for step in jupyter_distrib.progress(range(steps), label="step"):
+        loss = one_step(step)
+        jupyter_distrib.report(loss=loss.item(), lr=0.01)
+        if step % 20 == 0:
+            print("step", step, "loss", round(loss.item(), 4))
+
+
+def one_step(step):
+    start = 32 * (step % 32)
+    optimizer.zero_grad()
+    loss = loss_of(model(images[start : start + 32]), labels[start : start + 32])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def take_turns():
+    is_first = torch.distributed.get_rank() == 0
+    with open(GO if is_first else os.devnull) as go, open(DONE if is_first else os.devnull, "w") as done:
+        while True:
+            steps = torch.tensor(int(go.readline() or 0))
+            torch.distributed.broadcast(steps, 0)
+            torch.distributed.barrier()
+            if not steps:
+                break
+            began_s = time.perf_counter()
+            (train_and_report if REPORTS else train)(int(steps))
+            torch.distributed.barrier()
+            print(time.perf_counter() - began_s, file=done, flush=True)
+
+
+take_turns()
 if HOW == "ddp":
     torch.distributed.destroy_process_group()

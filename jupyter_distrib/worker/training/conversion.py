@@ -16,10 +16,10 @@ Left alone is all that knows of ranks by itself: a cell that calls `init_process
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -92,6 +92,8 @@ class Conversion:
         """A backward pass has run for which the spread had nothing to do."""
         self._fed: WeakSet[Optimizer] = WeakSet()
         """Optimizers that have stepped with a gradient, or of which it was said that they never do."""
+        self._trained: list[ref[torch.Tensor]] = []
+        """Their parameters; the optimizers themselves may be gone by the end."""
         self._busy = False
         """Inside a moment that was noticed: what happens in it is ours, or a part of it."""
 
@@ -103,7 +105,7 @@ class Conversion:
         replace(torch.autograd, "backward", self._going_backward)
         replace(DistributedDataParallel, "__init__", self._wrapping)
         self._loaders.install(self._patches, self.look_around)
-        stepped = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
+        stepped = register_optimizer_step_post_hook(self._stepped)
         self._undo = stepped.remove
 
     def end(self) -> None:
@@ -145,9 +147,9 @@ class Conversion:
             )
         )
 
-    def trained(self, stepped: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def trained(self) -> list[torch.Tensor]:
         """What was trained in this run as far as it can be known, ours or not."""
-        found = list(stepped)
+        found = [each for weak in self._trained if (each := weak()) is not None]
         if self._alone:
             found += [
                 each for module in modules.alive(nn.Module) for each in module.parameters() if each.grad is not None
@@ -220,7 +222,7 @@ class Conversion:
 
         return backward
 
-    def _stepped(self, optimizer: Optimizer) -> None:
+    def _stepped(self, optimizer: Optimizer, *_: object) -> None:
         self._spread.stepped(optimizer)
         if optimizer in self._fed:
             return
@@ -233,6 +235,7 @@ class Conversion:
             )
         if self._alone or not hungry:
             self._fed.add(optimizer)
+            self._trained += map(ref, modules.parameters_of(optimizer))
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807

@@ -40,6 +40,8 @@ class Deeds:
     def news(self) -> str:
         """`Net wrapped (optimizer of line 12), sampler added (loader of line 14), global batch 256 = 8 x 32`, or
         nothing."""
+        if not self._new:
+            return ""
         told = ", ".join(self._new)
         self._told |= self._new.keys()
         self._new = {}

@@ -81,7 +81,8 @@ class Loaders:
     def goes_backward(self) -> None:
         """A backward pass begins."""
         self.backwards += 1
-        self._contents.look()
+        if self.backwards == 1:
+            self._contents.look()
 
     def meets(self) -> None:
         """A collective begins in which every rank takes part, so that no rank waits elsewhere for this one."""

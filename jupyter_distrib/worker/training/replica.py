@@ -80,8 +80,10 @@ class Replica:
         self._used = []
         grads = [each.grad for each in self._trained]
         self._before = [None if grad is None else (grad, grad._version) for grad in grads]  # noqa: SLF001 - what autograd itself compares
-        with torch.enable_grad():
-            self._ddp()
+        reducer = self._ddp.reducer  # told what a forward pass tells it, without what that costs besides
+        reducer.prepare_for_forward()
+        reducer._rebuild_buckets()  # noqa: SLF001
+        reducer.prepare_for_backward([])
         return True
 
     def finish(self, meets: Callable[[], None]) -> None:
@@ -156,5 +158,5 @@ class Replica:
         if ignored:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, ignored)  # type: ignore[no-untyped-call]  # noqa: SLF001
         ddp = DistributedDataParallel(held, init_sync=False)
-        ddp.broadcast_buffers = False
+        ddp._lazy_init()  # type: ignore[no-untyped-call]  # noqa: SLF001
         return ddp

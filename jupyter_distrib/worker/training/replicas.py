@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from jupyter_distrib.worker.training.conversion import Conversion, Training, is_
 from jupyter_distrib.worker.training.deeds import Deeds
 from jupyter_distrib.worker.training.loaders import Loaders
 from jupyter_distrib.worker.training.replica import Replica
+from jupyter_distrib.worker.training.roster import Roster
 from jupyter_distrib.worker.training.shares import Part
 from jupyter_distrib.worker.training.witness import differs
 
@@ -44,12 +44,8 @@ class DataParallel:
         self._deeds = Deeds(part.size)
         self._loaders = Loaders(self, part, run, self._deeds)
         self._conversion = Conversion(run, self, self._loaders)
-        self._replicas: WeakKeyDictionary[Optimizer, list[Replica]] = WeakKeyDictionary()
-        self._prepared: list[Replica] = []
+        self._replicas = Roster()
         self._unverified: list[Replica] = []
-        self._stepped: WeakSet[Optimizer] = WeakSet()
-        self._trained: list[ref[torch.Tensor]] = []
-        """The parameters that optimizers have changed; the optimizers themselves may be gone by the end."""
 
     def begin(self, *, met_again: bool) -> None:
         """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
@@ -64,10 +60,7 @@ class DataParallel:
                 self._tell()
                 self._tell_if_apart()
         finally:
-            for replica in self._all():
-                replica.drop()
             self._replicas.clear()
-            self._prepared.clear()
 
     # ------------------------------------------------------------------------------------------------ prepare()
 
@@ -89,7 +82,7 @@ class DataParallel:
             return item
         if isinstance(item, nn.Module):
             if _is_trainable(item):
-                self._prepared += self._replicated([modules.unwrapped(item)], [], [], fresh=True)
+                self._replicas.keep(self._replicated([modules.unwrapped(item)], [], [], fresh=True))
             else:
                 item.to(identity.device())
             return item
@@ -108,17 +101,18 @@ class DataParallel:
 
     @property
     def active(self) -> bool:
-        return bool(self._all())
+        return bool(self._replicas.all())
 
     @property
     def in_training(self) -> bool:
-        return any(replica.in_training for replica in self._all())
+        return any(replica.in_training for replica in self._replicas.all())
 
     def adopt(self, training: Training) -> None:
         self._move(training.roots, training.loose, training.optimizer)
         self._deeds.wrapped(modules.named(training.roots) or type(training.optimizer).__name__, training.place)
-        self._replicas[training.optimizer] = self._replicated(
-            training.roots, training.loose, training.left_alone, fresh=training.fresh
+        self._replicas.put(
+            training.optimizer,
+            self._replicated(training.roots, training.loose, training.left_alone, fresh=training.fresh),
         )
 
     def recognise(self, optimizer: Optimizer) -> None:
@@ -126,18 +120,17 @@ class DataParallel:
 
     def yield_to(self, module: nn.Module) -> None:
         theirs = {id(each) for each in module.parameters()}
-        for replica in self._all():
+        for replica in self._replicas.all():
             if _overlaps(replica, theirs):
                 self._deeds.left(modules.named(replica.modules))
-        for optimizer, replicas in list(self._replicas.items()):
-            self._replicas[optimizer] = [each for each in replicas if not _overlaps(each, theirs)]
-        self._prepared = [each for each in self._prepared if not _overlaps(each, theirs)]
+        self._replicas.replace(lambda each: _overlaps(each, theirs))
         self._unverified = [each for each in self._unverified if not _overlaps(each, theirs)]
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
-        self._verify()
+        if self._unverified:
+            self._verify()
         self._tell()
-        announced = [replica for replica in self._all() if replica.announce()]
+        announced = [replica for replica in self._replicas.all() if replica.announce()]
         beginning = next((each for each in tensors if each.requires_grad), None)
         if not announced or beginning is None:
             run()
@@ -163,10 +156,7 @@ class DataParallel:
         return any(reached)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        if optimizer not in self._stepped:
-            self._stepped.add(optimizer)
-            self._trained += map(ref, modules.parameters_of(optimizer))
-        for replica in self._replicas.get(optimizer, ()):
+        for replica in self._replicas.of(optimizer):
             replica.share_buffers()
 
     # ------------------------------------------------------------------------------------------------ what is told
@@ -177,20 +167,14 @@ class DataParallel:
 
     def _tell_if_apart(self) -> None:
         """Say so if ranks have trained different models."""
-        if not self._run.everyone:
-            if self._trained:
-                self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
-            return
-        trained = self._conversion.trained(each for weak in self._trained if (each := weak()) is not None)
+        trained = self._conversion.trained()
+        if trained and not self._run.everyone:
+            return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
         board = group.current.board()
         if trained and board is not None and differs(board, identity.rank(), identity.world_size(), trained):
             self._run.note(f"the ranks have trained different weights: {self._conversion.why_apart}")
 
     # ------------------------------------------------------------------------------------------------ inside
-
-    def _all(self) -> list[Replica]:
-        found = [replica for replicas in self._replicas.values() for replica in replicas]
-        return list({id(each): each for each in (*self._prepared, *found)}.values())
 
     def _replicated(
         self,
@@ -204,25 +188,23 @@ class DataParallel:
         found: list[Replica] = []
         for root in roots:
             found.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
-        held = {id(each) for replica in self._all() for each in replica.parameters}
+        held = {id(each) for replica in self._replicas.all() for each in replica.parameters}
         if free := [each for each in loose if id(each) not in held]:
             found.append(self._new([], free, left_alone, fresh=fresh))
         return found
 
     def _holding(self, root: nn.Module) -> Replica | None:
-        return next((each for each in self._all() if any(root is module for module in each.modules)), None)
+        return next((each for each in self._replicas.all() if any(root is module for module in each.modules)), None)
 
     def _new(
         self, roots: list[nn.Module], loose: list[torch.Tensor], left_alone: Sequence[torch.Tensor], *, fresh: bool
     ) -> Replica:
         tensors = {id(each) for each in modules.tensors_of(roots, loose)}
-        smaller = [each for each in self._all() if _overlaps(each, tensors)]
+        smaller = [each for each in self._replicas.all() if _overlaps(each, tensors)]
         inside = {id(module) for root in roots for module in root.modules()}
         others = [module for each in smaller for module in each.modules if id(module) not in inside]
         replica = Replica([*roots, *others], loose, left_alone)
-        for optimizer, replicas in list(self._replicas.items()):
-            self._replicas[optimizer] = list(dict.fromkeys(replica if each in smaller else each for each in replicas))
-        self._prepared = list(dict.fromkeys(replica if each in smaller else each for each in self._prepared))
+        self._replicas.replace(smaller.__contains__, by=[replica])
         self._move(roots, loose, None)
         if fresh:
             self._begin_alike(replica)
@@ -282,11 +264,9 @@ class DataParallel:
 
     def _verify(self) -> None:
         """Ask all ranks whether the models that are new to this run are the same everywhere."""
-        unverified, self._unverified = self._unverified, []
-        if not unverified:
-            return
+        new, self._unverified = self._unverified, []
         self._loaders.meets()
-        for replica in unverified:
+        for replica in new:
             mine = agreement.fingerprint(replica.parameters)
             if any(each != mine for each in objects.gather(mine)):
                 raise DistributedError(

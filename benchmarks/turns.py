@@ -1,0 +1,118 @@
+"""Trainings that are there at the same time and take turns of a few steps: what else the machine does, or how fast it
+is just now, takes no side.
+
+    here                              rank 0 of a training           its other ranks
+    writes how many steps        ->   reads it, tells the others ->  take part
+    reads how many seconds       <-   when all are through
+
+Who waits for its turn is blocked, in a read or in a collective, and costs nothing. The training is `train.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from driver import Notebook
+
+SCRIPT = Path(__file__).resolve().parent / "train.py"
+_LIMIT_S = 120.0
+
+
+class Turns:
+    """One training. `settings` are the names at the top of the script, in small letters."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        paths = {"GO": str(folder / "go"), "DONE": str(folder / "done")}
+        for path in paths.values():
+            os.mkfifo(path)
+        self._go, self._done = (os.open(path, os.O_RDWR) for path in paths.values())  # which waits for nobody
+        self.settings = {name.upper(): value for name, value in settings.items()} | paths
+
+    def steps_per_s(self, steps: int) -> float:
+        """Have it train so many steps."""
+        os.write(self._go, f"{steps}\n".encode())
+        ready, _, _ = select.select([self._done], [], [], _LIMIT_S)
+        if not ready:
+            raise TimeoutError(f"{self.settings}: no answer for {_LIMIT_S:.0f} s")
+        return steps / float(os.read(self._done, 100))
+
+    def end(self) -> None:
+        os.write(self._go, b"0\n")
+
+    def close(self) -> None:
+        os.close(self._go)
+        os.close(self._done)
+
+
+@contextmanager
+def under_torchrun(**settings: object) -> Iterator[Turns]:
+    """The script with 2 ranks, each with as many threads as a rank of ours gets."""
+    with tempfile.TemporaryDirectory(prefix="jdb-") as folder:
+        turns = Turns(Path(folder), **settings)
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+        env |= {f"BENCH_{name}": str(value) for name, value in turns.settings.items()}
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+            try:
+                yield turns
+                turns.end()
+            except BaseException:
+                process.terminate()
+                raise
+            finally:
+                process.wait()
+                turns.close()
+
+
+@contextmanager
+def in_a_cell(notebook: Notebook, line: str, **settings: object) -> Iterator[Turns]:
+    """The text of the script as the body of a cell."""
+    with tempfile.TemporaryDirectory(prefix="jdb-") as folder, ThreadPoolExecutor(1) as pool:
+        turns = Turns(Path(folder), **settings)
+        text = SCRIPT.read_text()
+        for name, value in turns.settings.items():
+            text = re.sub(rf"^{name} = .*$", f"{name} = {value!r}", text, flags=re.MULTILINE)
+        running = pool.submit(notebook.good, f"%%distributed {line}\n{text}", 3600)
+        try:
+            yield turns
+            turns.end()
+        except BaseException:
+            notebook.interrupt()
+            raise
+        finally:
+            running.result()
+            turns.close()
+
+
+def rates(
+    first: Turns, second: Turns, *, steps: int, pairs: range, pause_s: float = 0.0
+) -> tuple[list[float], list[float]]:
+    """Steps a second of both, by turns; who begins alternates. `pause_s` is for what is done after a turn."""
+    first.steps_per_s(steps)
+    second.steps_per_s(steps)
+    found: dict[Turns, list[float]] = {first: [], second: []}
+    for number in pairs:
+        for each in (first, second) if number % 2 else (second, first):
+            found[each].append(each.steps_per_s(steps))
+            time.sleep(pause_s)
+    return found[first], found[second]
+
+
+def ratio(mine: list[float], other: list[float]) -> float:
+    """The median over every two turns of each, of which one came first in one order and one in the other."""
+    return statistics.median(
+        (1 / c + 1 / d) / (1 / a + 1 / b)
+        for a, b, c, d in zip(mine[::2], mine[1::2], other[::2], other[1::2], strict=True)
+    )
