@@ -152,6 +152,12 @@ class Notebook:
             if reply["parent_header"].get("msg_id") == message_id:
                 return str(reply["content"]["status"])
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the kernel has used, alone."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def interrupt(self) -> None:
         self.manager.interrupt_kernel()
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.agent import devices, server, starting
+from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.crew import Crew
 from jupyter_distrib.agent.devices import Gpu, Leases, visible
-from jupyter_distrib.agent.server import Agent, Client
+from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.events import PROTOCOL, CloseCrew, CrewClosed, CrewQueued, CrewRefused, Hello, OpenCrew
 from jupyter_distrib.link import Link
 
@@ -112,10 +113,10 @@ class Stage:
         self.folder = folder
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(folder / "a.sock"))
-        self.agent = Agent(self.listener, folder, "a")
         self.told: list[object] = []
+        monkeypatch.setattr(Agent, "_tell", lambda agent, client, event, fds=(): self.told.append(event))
+        self.agent = Agent(self.listener, folder, "a")
         self.ends: list[socket.socket] = []
-        monkeypatch.setattr(self.agent, "_tell", lambda client, event, fds=(): self.told.append(event))
 
     def client(self, label: str) -> Client:
         ours, theirs = socket.socketpair()
@@ -299,7 +300,7 @@ def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
     for call in stage.agent._loop._soon:
         call()
     assert indices(second.crews["c2"]) == [0, 1, 2]
-    assert stage.agent._waiting == []
+    assert len(stage.agent._waiting) == 0
 
 
 def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
@@ -308,10 +309,10 @@ def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
     crew.kept = {"x-1/model": 0.0}
     ask(stage, stage.client("b"), "c2", 0.001)
     time.sleep(0.002)
-    stage.agent._look_again()
+    stage.agent._waiting.look_again()
     assert [type(event) for event in stage.told] == [CrewQueued, CrewRefused]
     assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
-    assert stage.agent._waiting == []
+    assert len(stage.agent._waiting) == 0
 
 
 def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
@@ -323,4 +324,4 @@ def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
     ask(stage, stopped, "c3", 60)
     stage.agent._gone(gone)
     stage.agent._obey(stopped, CloseCrew(crew="c3"), [])
-    assert stage.agent._waiting == []
+    assert len(stage.agent._waiting) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from jupyter_distrib.agent.client import Client
 from jupyter_distrib.events import Attached, Displayed, Ended, Event, Execute, Progressed, Sampled, Wrote
 
 MAX_ENTRIES = 5000
@@ -21,7 +22,7 @@ class Journal:
         self.notebook = notebook
         self._entries: list[tuple[Event, tuple[int, ...]]] = []
         self._started_s, self._started_wall_s = time.monotonic(), time.time()
-        self.listeners: list[object] = []
+        self.listeners: list[Client] = []
         """The kernels that follow it."""
         self.ended_s = 0.0
         self._display_bytes = 0

@@ -19,17 +19,19 @@ import socket
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from jupyter_distrib import paths
-from jupyter_distrib.agent import devices, reap
+from jupyter_distrib.agent import detached, devices, reap
+from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.crew import Crew
-from jupyter_distrib.agent.journal import Journal
+from jupyter_distrib.agent.detached import DetachedRuns
 from jupyter_distrib.agent.launch import Launched
 from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.node_run import NodeRun
 from jupyter_distrib.agent.templates import Templates
+from jupyter_distrib.agent.waiting import WaitingCrews
 from jupyter_distrib.events import (
     PROTOCOL,
     Answered,
@@ -37,7 +39,6 @@ from jupyter_distrib.events import (
     Attach,
     CloseCrew,
     CrewClosed,
-    CrewQueued,
     CrewRefused,
     Ended,
     Event,
@@ -47,7 +48,6 @@ from jupyter_distrib.events import (
     Hello,
     Meet,
     Message,
-    NotAttached,
     OpenCrew,
     Part,
     Renew,
@@ -58,34 +58,12 @@ from jupyter_distrib.link import Link, LinkError, encode, peer_uid
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
-KEEP_DETACHED_S = 24 * 3600
-LOOK_AGAIN_S = 1.0
-"""For GPUs that another agent holds, of whose end nothing tells."""
 DEFAULT_CPU_RANKS = 2
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
 """Both ends of its link and of two pipes while it is being started; half of them later."""
 EARLY_RAN_S = 2.0
 """Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Client:
-    """One kernel."""
-
-    link: Link
-    hello: Hello | None = None
-    pidfd: int = -1
-    crews: dict[str, Crew] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Waiting:
-    """A crew that its notebook has agreed to wait for."""
-
-    client: Client
-    command: OpenCrew
-    until_s: float
 
 
 class Agent:
@@ -99,11 +77,8 @@ class Agent:
         self._clients: list[Client] = []
         self._crews: list[Crew] = []
         self._closing: list[Crew] = []
-        self._waiting: list[Waiting] = []
-        self._told: dict[str, str] = {}
-        """By crew, what it was last told to wait for."""
-        self._look_timer: Timer | None = None
-        self._detached: dict[str, Journal] = {}
+        self._waiting = WaitingCrews(self._loop, self._open, self._tell)
+        self._detached = DetachedRuns(self._tell)
         self._idle_timer: Timer | None = None
         self._named = True
         self._started_s = time.monotonic()
@@ -117,7 +92,7 @@ class Agent:
         """Take kernels in until nobody needs this process any more."""
         self._listener.setblocking(False)
         self._loop.watch(self._listener.fileno(), self._accept)
-        self._loop.later(KEEP_DETACHED_S / 24, self._prune)
+        self._prune()
         self._prune_logs()
         self._maybe_idle()
         self._loop.run()
@@ -181,7 +156,7 @@ class Agent:
         if client not in self._clients:
             return
         self._clients.remove(client)
-        self._waiting = [each for each in self._waiting if each.client is not client]
+        self._waiting.gone(client)
         self._loop.watch(client.link.fileno(), None)
         client.link.close()
         if client.pidfd >= 0:
@@ -211,7 +186,7 @@ class Agent:
                 if (crew := client.crews.get(command.crew)) is not None:
                     crew.forget(command)
             case CloseCrew():
-                self._waiting = [each for each in self._waiting if each.command.crew != command.crew]
+                self._waiting.over(command.crew)
                 if (crew := client.crews.get(command.crew)) is not None:
                     self._close(crew, force=False)
                     self._tell(client, CrewClosed(crew=command.crew))
@@ -228,7 +203,7 @@ class Agent:
             case Ask():
                 self._tell(client, Answered(question=command.question, answer=self._answer()))
             case Attach():
-                self._attach(client, command)
+                self._detached.attach(client, command)
 
     def _welcome(self, client: Client, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
@@ -255,8 +230,8 @@ class Agent:
         if not reason and fitting:
             gpus, reason, busy = self._lease(client, command, fitting)
             if busy and wanted.wait_s:
-                return self._wait(client, wanted, reason)
-        self._told.pop(command.crew, None)
+                return self._waiting.add(client, wanted, reason)
+        self._waiting.over(command.crew)
         if reason:
             return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
         crew = Crew(
@@ -273,24 +248,6 @@ class Agent:
         client.crews[command.crew] = crew
         self._crews.append(crew)
         crew.open()
-
-    def _wait(self, client: Client, command: OpenCrew, reason: str) -> None:
-        """Try again whenever a GPU may have become free, and refuse when the time is over."""
-        until_s = time.monotonic() + command.wait_s
-        self._waiting.append(Waiting(client=client, command=command, until_s=until_s))
-        if reason != self._told.get(command.crew):
-            self._told[command.crew] = reason
-            self._tell(client, CrewQueued(crew=command.crew, reason=reason))
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-        soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
-        self._look_timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self._look_again)
-
-    def _look_again(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            left_s = max(0.0, each.until_s - time.monotonic())
-            self._open(each.client, replace(each.command, wait_s=left_s))
 
     def _lease(
         self, client: Client, command: OpenCrew, found: list[devices.Gpu]
@@ -350,8 +307,7 @@ class Agent:
         for gpu in crew.gpus:
             self._leases.give_back(gpu)
         crew.gpus = []
-        if self._waiting:
-            self._loop.soon(self._look_again)
+        self._waiting.some_are_free()
 
     def _exchange_early(self) -> None:
         """The fuller template is ready: give crews that nobody will miss the better ranks."""
@@ -370,20 +326,8 @@ class Agent:
             return self._tell_no_crew(client, command)
         if not command.detached:
             return crew.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
-        assert client.hello is not None
-        journal = Journal(command, self._world(crew), gpus=bool(crew.gpus), notebook=client.hello.notebook)
-        self._detached[command.run] = journal
-        journal.listeners.append(client)
-
-        def tell(event: Event, out: tuple[int, ...]) -> None:
-            journal.add(event, out)
-            for listener in list(journal.listeners):
-                self._tell(listener, event, out)  # type: ignore[arg-type]
-
+        tell = self._detached.begin(client, command, crew.command.world_size or crew.command.size, gpus=bool(crew.gpus))
         crew.execute(command, fds, tell)
-
-    def _world(self, crew: Crew) -> int:
-        return crew.command.world_size or crew.command.size
 
     def _tell_no_crew(self, client: Client, command: Execute) -> None:
         """The crew went away while the cell was on its way."""
@@ -408,29 +352,6 @@ class Agent:
         if self._templates.fuller:
             self._exchange_early()
 
-    def _attach(self, client: Client, command: Attach) -> None:
-        run = command.run or self._newest_detached(client)
-        matches = [name for name in self._detached if name == run or name.endswith(f"-{run}")] if run else []
-        if len(matches) != 1:
-            known = ", ".join(self._detached) or "none"
-            reason = f"there is no detached run {run!r} here." if run else "there is no detached run here."
-            return self._tell(client, NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."))
-        journal = self._detached[matches[0]]
-        self._tell(client, journal.attached())
-        for event, fds in journal.entries():
-            self._tell(client, event, fds)
-        if not journal.ended and client not in journal.listeners:
-            journal.listeners.append(client)
-
-    def _newest_detached(self, client: Client) -> str:
-        """The newest detached run of the client's notebook, else of any; empty if there is none."""
-        assert client.hello is not None
-        notebook, newest_first = client.hello.notebook, [*reversed(self._detached)]
-        return next(
-            (run for run in newest_first if notebook and self._detached[run].notebook == notebook),
-            next(iter(newest_first), ""),
-        )
-
     # ------------------------------------------------------------------------------------------------ housekeeping
 
     def _answer(self) -> dict[str, object]:
@@ -442,7 +363,7 @@ class Agent:
             "up_s": time.monotonic() - self._started_s,
             "template": self._templates.state,
             "crews": tuple(self._describe(client, crew) for client in self._clients for crew in client.crews.values()),
-            "detached": tuple(journal.attached() for journal in self._detached.values()),
+            "detached": self._detached.described(),
             "gpus": tuple(self._describe_gpu(gpu) for gpu in devices.gpus()),
         }
 
@@ -505,7 +426,7 @@ class Agent:
 
     def _maybe_idle(self) -> None:
         """Start or stop counting the idle minutes."""
-        busy = self._clients or self._crews or any(not journal.ended for journal in self._detached.values())
+        busy = self._clients or self._crews or self._detached.going_on
         if busy and self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -515,7 +436,7 @@ class Agent:
     def _rest(self) -> None:
         """Nobody is here, but the records of detached runs are: stay for those, without the template's memory."""
         self._templates.stop()
-        self._idle_timer = self._loop.later(KEEP_DETACHED_S, self._retire)
+        self._idle_timer = self._loop.later(detached.KEEP_S, self._retire)
 
     def _retire(self) -> None:
         """End, unless a kernel connects at this very moment.
@@ -540,10 +461,8 @@ class Agent:
             (self._directory / f"{self._name}.sock").unlink(missing_ok=True)
 
     def _prune(self) -> None:
-        for run, journal in list(self._detached.items()):
-            if journal.ended and time.monotonic() - journal.ended_s > KEEP_DETACHED_S:
-                self._detached.pop(run).close()
-        self._loop.later(KEEP_DETACHED_S / 24, self._prune)
+        self._detached.prune()
+        self._loop.later(detached.KEEP_S / 24, self._prune)
 
     def _prune_logs(self, keep: int = 200) -> None:
         """Logs of the newest runs stay; older ones go."""

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_distrib import paths
+from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.loop import Timer
-from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent, Client
+from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent
 from jupyter_distrib.events import Event, OpenCrew
 from jupyter_distrib.gate.crew import Crew, Place
 from jupyter_distrib.gate.run import SpreadRun

@@ -1,0 +1,19 @@
+"""A kernel, as the agent sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jupyter_distrib.agent.crew import Crew
+from jupyter_distrib.events import Hello
+from jupyter_distrib.link import Link
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Client:
+    """One kernel."""
+
+    link: Link
+    hello: Hello | None = None
+    pidfd: int = -1
+    crews: dict[str, Crew] = field(default_factory=dict)
