@@ -267,6 +267,11 @@ TOO_EARLY = """
 steps = len(train)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 fit(model, optimizer, train)"""
+LOOP_OVER_SLICES = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(0, 32, 8): update(model, optimizer, features[{slice}], targets[{slice}])
+"""
 FIT = "\nfit(model, optimizer, loader)"
 SLICED = """
 model = Net()
@@ -283,6 +288,18 @@ SAID = {
     "an update by hand": (
         UPDATE_BY_HAND,
         "the ranks have trained different weights: gradients were not averaged, since no",
+    ),
+    "an update by hand that is the same on all ranks": (
+        UPDATE_BY_HAND.replace("manual_seed(rank)", "manual_seed(0)"),
+        "each rank has trained for itself, all of them the same: gradients were not averaged, since no torch.optim",
+    ),
+    "only a group of one's own, and the same on all ranks": (
+        GROUP_BY_HAND.replace("manual_seed(rank)", "manual_seed(0)"),
+        "each rank has trained for itself, all of them the same: this cell calls init_process_",
+    ),
+    "batches that are not divided": (
+        LOOP_OVER_SLICES.format(slice="i : i + 8"),
+        "the first 3 losses are the same on all ranks, so they train with the same batches and are no faster than one",
     ),
     "only a group of one's own": (
         GROUP_BY_HAND,
@@ -320,6 +337,36 @@ def test_what_may_not_be_meant_is_said(book: Notebook, what: str) -> None:
     book.ok("train = DataLoader(data, batch_size=8, shuffle=True)")
 
     assert sentence in book.ok(f"{DDP}\n{body};").view
+
+
+@pytest.mark.parametrize("seed", ["rank", "0"])
+def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) -> None:
+    body = UPDATE_BY_HAND.replace("manual_seed(rank)", f"manual_seed({seed})")
+    sentence = "the ranks have trained different weights" if seed == "rank" else "each rank has trained for itself"
+
+    assert sentence in book.ok(f"{DDP.replace('ddp', 'fsdp')}\n{body};").view
+
+
+NOT_SAID = {
+    "batches that the ranks have divided by hand": LOOP_OVER_SLICES.format(slice="i + 4 * rank : i + 4 * rank + 4"),
+    "a step that the ranks average by themselves": """
+model = Net()
+for x, y in itertools.islice(loader, 2):
+    F.mse_loss(model(x), y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p -= 0.1 * p.grad / 2""",
+    "gradients that train nothing": "model = Net()\nF.mse_loss(model(features), targets).backward()",
+}
+
+
+@pytest.mark.parametrize("what", NOT_SAID)
+def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
+    shown = book.ok(f"{DDP}\ntorch.manual_seed(0)\n{NOT_SAID[what]};").view
+
+    assert "same" not in shown
+    assert "for itself" not in shown
 
 
 REFUSED = {

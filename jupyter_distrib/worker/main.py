@@ -14,7 +14,6 @@ import atexit
 import gc
 import os
 import queue
-import random
 import signal
 import socket
 import stat
@@ -144,14 +143,12 @@ class Worker:
 
         import torch
 
-        from jupyter_distrib.worker import group, refusals
+        from jupyter_distrib.worker import group, randomness, refusals
 
         torch.set_num_threads(self.order.threads)
         if "fork" in multiprocessing.get_all_start_methods():
             multiprocessing.set_start_method("fork", force=True)
-        random.seed()
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(int.from_bytes(os.urandom(4)))
+        randomness.begin()
         self.handlers = leftovers.Handlers()
         self.group = group.Rendezvous(self.order.rank, self.order.world_size)
         group.install(self.group)

@@ -31,10 +31,12 @@ class DataParallelStrategy(TrainingStrategy):
     summary = "replicated on every rank, gradients averaged"
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import group, identity
+        from jupyter_distrib.worker import group, identity, randomness
         from jupyter_distrib.worker.training.replicas import DataParallel
 
         # On some of the ranks only, a new group would wait for the others for ever.
         met_again = run.everyone and group.current.ensure(group.default_backend(identity.device()))
+        if run.everyone:
+            randomness.begin_alike()
         self.training = training = DataParallel(run)
         training.begin(met_again=met_again)

@@ -66,7 +66,7 @@ class FullyShardedStrategy(TrainingStrategy):
 
     def _train_over(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> None:
         """Have the group and the mesh, and watch the cell."""
-        from jupyter_distrib.worker import group, identity, meshes
+        from jupyter_distrib.worker import group, identity, meshes, randomness
         from jupyter_distrib.worker.training.sharded import How, ShardedTraining
 
         if not run.everyone:
@@ -75,6 +75,7 @@ class FullyShardedStrategy(TrainingStrategy):
                 "or take --strategy none."
             )
         group.current.ensure(group.default_backend(identity.device()))
+        randomness.begin_alike()
         regrouped = meshes.follow()
         mesh = meshes.mesh(shape)
         run.names.setdefault("mesh", mesh)

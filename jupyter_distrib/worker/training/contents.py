@@ -9,6 +9,7 @@ without a seed, say) is only said.
 from __future__ import annotations
 
 import ctypes
+import dis
 import hashlib
 import itertools
 import json
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.training.meetings import Meetings
 
 _SAMPLES = 16
@@ -28,7 +30,9 @@ _ELEMENTS = 1024
 """Of each sample."""
 _DEPTH = 4
 _SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-_RANK_NAMES = {"rank", "get_rank", "local_rank", "RANK", "LOCAL_RANK"}
+_RANK_CALLS = {"get_rank", "get_node_local_rank"}
+_RANK_VARIABLES = {"RANK", "LOCAL_RANK"}
+_RANK_NAMES = {"rank", "local_rank"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +102,26 @@ def _verdict(every: list[str]) -> str:
 
 
 def reads_ranks(thing: object) -> bool:
-    """Whether a data set's code asks which rank it is on."""
+    """Whether a data set's code asks which rank it is on. A column or a method that is called `rank` is none."""
     cls = type(thing)
     methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
     if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
-        return any(isinstance(each, FunctionType) and _RANK_NAMES & _names(each.__code__) for each in methods)
+        codes = [each.__code__ for each in methods if isinstance(each, FunctionType)]
+        return any(map(_asks_rank, codes)) or any(_is_rank(thing, name) for code in codes for name in code.co_names)
     return False
+
+
+def _is_rank(thing: object, name: str) -> bool:
+    """Whether this attribute may hold the number of a rank."""
+    value = getattr(thing, "__dict__", {}).get(name) if name in _RANK_NAMES else None
+    return type(value) is int and 0 <= value < identity.world_size()
+
+
+def _asks_rank(code: CodeType) -> bool:
+    variables = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    nested = any(_asks_rank(each) for each in code.co_consts if isinstance(each, CodeType))
+    by_variable = bool(_RANK_VARIABLES & set(code.co_consts)) and bool({"environ", "getenv"} & set(code.co_names))
+    return nested or by_variable or bool(_RANK_NAMES & variables) or bool(_RANK_CALLS & set(code.co_names))
 
 
 def _asks_size(cell: str) -> bool:

@@ -27,12 +27,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from jupyter_distrib.worker import group
+from jupyter_distrib.worker import group, identity
 from jupyter_distrib.worker.strategies import StrategyRun
 from jupyter_distrib.worker.training import modules, places
 from jupyter_distrib.worker.training.loaders import Loaders
 from jupyter_distrib.worker.training.patches import Patches
 from jupyter_distrib.worker.training.replica import Held
+from jupyter_distrib.worker.training.witness import LOSSES, Losses, differs
+
+LOOKS = 20
+"""Backward passes after which nobody looks at the losses any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +84,14 @@ class Spread(Protocol):
 
 
 class Conversion:
-    """Watches one run; `begin` and `end` are called around the cell."""
+    """Watches one run; `begin` and `end` are called around the cell.
 
-    def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders) -> None:
-        self._run, self._spread, self._loaders = run, spread, loaders
+    Args:
+        sees_a_share: Every rank is to train with other data than the others.
+    """
+
+    def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
+        self._run, self._spread, self._loaders, self._sees_a_share = run, spread, loaders, sees_a_share
         self._patches = Patches()
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
@@ -94,6 +102,13 @@ class Conversion:
         """Optimizers that have stepped with a gradient, or of which it was said that they never do."""
         self._trained: list[ref[torch.Tensor]] = []
         """Their parameters; the optimizers themselves may be gone by the end."""
+        self._together = False
+        """A backward pass has run that the spread has reached."""
+        self._versions: list[tuple[ref[torch.Tensor], int]] = []
+        """What the first backward pass that it has not reached has given a gradient, as it was then."""
+        self._losses = Losses()
+        self._met_before = -1
+        """How many collectives there had been before the cell."""
         self._busy = False
         """Inside a moment that was noticed: what happens in it is ours, or a part of it."""
 
@@ -107,6 +122,7 @@ class Conversion:
         self._loaders.install(self._patches, self.look_around)
         stepped = register_optimizer_step_post_hook(self._stepped)
         self._undo = stepped.remove
+        self._met_before = group.current.sequence()
 
     def end(self) -> None:
         self._patches.undo()
@@ -147,17 +163,46 @@ class Conversion:
             )
         )
 
-    def trained(self) -> list[torch.Tensor]:
+    def tell_if_apart(self) -> None:
+        """Called when the cell has ended well: say so if the ranks have not trained together."""
+        self._tell_if_all_do_the_same()
+        trained = self._found_trained()
+        if trained and not self._run.everyone:
+            return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
+        board = group.current.board()
+        if not trained or board is None or identity.world_size() == 1:
+            return
+        if differs(board, identity.rank(), identity.world_size(), trained):
+            self._run.note(f"the ranks have trained different weights: {self._why_apart}")
+        elif not self._together and self._was_changed() and self._has_not_met():
+            self._run.note(f"each rank has trained for itself, all of them the same: {self._why_apart}")
+
+    def _tell_if_all_do_the_same(self) -> None:
+        if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
+            self._run.note(
+                f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
+                "faster than one: read the data from a DataLoader, which is divided, or have each rank take a share by "
+                "itself (data[rank::world_size])"
+            )
+
+    def _found_trained(self) -> list[torch.Tensor]:
         """What was trained in this run as far as it can be known, ours or not."""
         found = [each for weak in self._trained if (each := weak()) is not None]
         if self._alone:
-            found += [
-                each for module in modules.alive(nn.Module) for each in module.parameters() if each.grad is not None
-            ]
+            found += _with_gradient()
         return list({id(each): each for each in found if not is_sharded(each)}.values())
 
+    def _was_changed(self) -> bool:
+        """By an optimizer, or by hand behind a backward pass."""
+        by_hand = ((weak(), version) for weak, version in self._versions)
+        return bool(self._trained) or any(each is not None and each._version != old for each, old in by_hand)  # noqa: SLF001
+
+    def _has_not_met(self) -> bool:
+        """This cell has called no collective, so it cannot have averaged anything by itself."""
+        return group.current.automatic and group.current.sequence() == self._met_before
+
     @property
-    def why_apart(self) -> str:
+    def _why_apart(self) -> str:
         """For ranks that end with different weights, what may have kept gradients from being averaged."""
         if self.by_hand:
             return (
@@ -216,7 +261,15 @@ class Conversion:
                 self.look_around()
                 self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-                self._alone = not self._spread.backward(run, some) or self._alone
+                if self._loaders.backwards <= LOOKS:
+                    self._losses.before(some)
+                reached = self._spread.backward(run, some)
+                self._together = self._together or reached
+                if not reached and not self._alone:
+                    self._alone = True
+                    self._versions = [(ref(each), each._version) for each in _with_gradient()]  # noqa: SLF001
+                if self._loaders.backwards <= LOOKS:
+                    self._tell_if_all_do_the_same()
             finally:
                 self._busy = False
 
@@ -244,6 +297,10 @@ class Conversion:
             original(wrapper, module, *args, **keywords)
 
         return __init__
+
+
+def _with_gradient() -> list[torch.Tensor]:
+    return [each for module in modules.alive(nn.Module) for each in module.parameters() if each.grad is not None]
 
 
 def _at(place: str) -> str:

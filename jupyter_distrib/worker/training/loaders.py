@@ -10,6 +10,7 @@ else                                            a share of equal length on every
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -58,6 +59,8 @@ class Loaders:
         self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
         """Loaders whose length was asked for before anything was trained, and where."""
         self._look_around: Callable[[], None] = lambda: None
+        self.divides = False
+        """A loader was divided, by this rank or by somebody before it."""
         self.backwards = 0
         """Backward passes of this run."""
         self.device: torch.device | None = None
@@ -128,6 +131,7 @@ class Loaders:
         """Whether somebody else has divided it among the ranks."""
         if loader not in self._by_hand:
             self._by_hand[loader] = is_divided_by_others(loader) or self._differs(loader)
+            self.divides = self.divides or self._by_hand[loader]
         return self._by_hand[loader]
 
     def _differs(self, loader: DataLoader[Any]) -> bool:
@@ -142,10 +146,11 @@ class Loaders:
         shares = self._shares.setdefault(loader, {})
         if how not in shares:
             part = self._part
-            mine = share(loader, Part(rank=part.rank, size=part.size, batch=part.batch, exact=how == "evaluated"))
+            mine = share(loader, replace(part, exact=how == "evaluated"))
             self._ours.add(mine)
             shares[how] = mine
             if how == "divided":
+                self.divides = True
                 self._deeds.divided(loader, mine, places.here(self._run.filename))
         return shares[how]
 
@@ -165,12 +170,15 @@ class Loaders:
 
     def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
         where, before = places.here(self._run.filename), self.backwards
+        for batch in batches:
+            yield batch
+            if self.backwards > before:  # the loop may be left at any time
+                self._run.note(
+                    f"every rank has trained with all batches that were read on {where}, since the model was in eval "
+                    "mode: with model.train(), each rank gets its share"
+                )
+                break
         yield from batches
-        if self.backwards > before:
-            self._run.note(
-                f"every rank has trained with all batches that were read on {where}, since the model was in eval mode: "
-                "with model.train(), each rank gets its share"
-            )
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches if self.device is None else (moved(batch, self.device) for batch in batches)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import group, identity
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.strategies import StrategyRun
 from jupyter_distrib.worker.training import agreement, modules, objects
 from jupyter_distrib.worker.training.conversion import Conversion, Training, is_sharded
@@ -28,7 +28,6 @@ from jupyter_distrib.worker.training.loaders import Loaders
 from jupyter_distrib.worker.training.replica import Replica
 from jupyter_distrib.worker.training.roster import Roster
 from jupyter_distrib.worker.training.shares import Part
-from jupyter_distrib.worker.training.witness import differs
 
 
 class DataParallel:
@@ -58,7 +57,7 @@ class DataParallel:
         try:
             if ok:
                 self._tell()
-                self._tell_if_apart()
+                self._conversion.tell_if_apart()
         finally:
             self._replicas.clear()
 
@@ -164,15 +163,6 @@ class DataParallel:
     def _tell(self) -> None:
         if (news := self._deeds.news()) and identity.rank() == 0:
             self._run.note(news)
-
-    def _tell_if_apart(self) -> None:
-        """Say so if ranks have trained different models."""
-        trained = self._conversion.trained()
-        if trained and not self._run.everyone:
-            return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
-        board = group.current.board()
-        if trained and board is not None and differs(board, identity.rank(), identity.world_size(), trained):
-            self._run.note(f"the ranks have trained different weights: {self._conversion.why_apart}")
 
     # ------------------------------------------------------------------------------------------------ inside
 

@@ -77,10 +77,11 @@ class ShardedTraining:
             rank=how.data.get_local_rank() if how.data is not None else 0,
             size=how.data.size() if how.data is not None else 1,
             batch="global" if run.options.get("batch") == "global" else "per-rank",
+            together=True,
         )
         self._deeds = Deeds(part.size)
         self._loaders = Loaders(self, part, run, self._deeds)
-        self._conversion = Conversion(run, self, self._loaders)
+        self._conversion = Conversion(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
         self._undo: Callable[[], None] = lambda: None
         self._roots: list[nn.Module] = []
         """Those that this run trains."""
@@ -109,6 +110,7 @@ class ShardedTraining:
         self._undo()
         if ok:
             self._tell()
+            self._conversion.tell_if_apart()
         elif _MIXED in str(sys.exception()):
             self._run.note(
                 "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "

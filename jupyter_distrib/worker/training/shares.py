@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -41,7 +41,9 @@ class Part:
     batch: Literal["per-rank", "global"] = "per-rank"
     """Whether the loader's batch size is that of one rank, or of all together."""
     exact: bool = False
-    """Nothing is read twice, so ranks may get different numbers of batches."""
+    """Nothing is read twice, so ranks may get different numbers of samples."""
+    together: bool = False
+    """The ranks compute each batch together, so they need equally many, also of an exact share."""
 
 
 def share(loader: DataLoader[Any], part: Part) -> DataLoader[Any]:
@@ -51,6 +53,8 @@ def share(loader: DataLoader[Any], part: Part) -> DataLoader[Any]:
         DistributedError: The batch size cannot be split.
     """
     settings = {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
+    if part.exact and part.together:
+        return DataLoader(loader.dataset, batch_sampler=EvenBatches(loader, part), **settings)
     if isinstance(loader.dataset, IterableDataset):
         stream = EveryNth(loader.dataset, part)
         return DataLoader(stream, batch_size=batch_size(loader, part), drop_last=loader.drop_last, **settings)
@@ -158,6 +162,44 @@ class BatchShare(Sampler[list[Any]]):
     def __len__(self) -> int:
         size = len(self._sampler)
         return size if self._part.batch == "global" else _count(size, self._part, drop_last=False)
+
+
+class EvenBatches(Sampler[list[Any]]):
+    """An exact share in as many batches as every other rank's: those of a smaller share are smaller.
+
+    Raises:
+        DistributedError: There are ranks that would get an empty batch, or nobody knows how many samples there are.
+    """
+
+    def __init__(self, loader: DataLoader[Any], part: Part) -> None:
+        if (
+            isinstance(loader.dataset, IterableDataset)
+            or loader.batch_size is None
+            or not isinstance(loader.sampler, Sized)
+        ):
+            raise DistributedError(
+                "--shard-eval cannot give every rank as many batches of a data loader that has no batch_size or no "
+                "length, and a sharded model is evaluated by all ranks together: leave the option out."
+            )
+        size = batch_size(loader, part)
+        assert size is not None
+        self._share = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
+        whole = len(loader.sampler)
+        self._count = -(-_count(whole, replace(part, rank=0), drop_last=False) // size)
+        fewest = _count(whole, replace(part, rank=part.size - 1), drop_last=False)
+        if fewest < self._count:
+            raise DistributedError(
+                f"--shard-eval: {whole} samples in batches of {size} are too few for {part.size} ranks, which evaluate "
+                "a sharded model together: leave the option out."
+            )
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        mine = list(self._share)
+        ends = [len(mine) * place // self._count for place in range(self._count + 1)]
+        return (mine[begin:end] for begin, end in itertools.pairwise(ends))
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class EveryNth(IterableDataset[Any]):

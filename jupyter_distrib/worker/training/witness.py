@@ -1,8 +1,10 @@
-"""Tells the user when ranks have trained apart: they end a run with different weights. Never waits for a rank.
+"""Finds out when ranks do not train together. Never waits for a rank.
 
-Each rank leaves the sums of its weights in the store when its cell has ended, and looks for those of rank 0; rank 0
-looks for those of all others. So whoever of two ranks comes later sees both. Sums are compared with a tolerance, since
-ranks on unlike GPUs may drift apart in the last digits.
+They end a run with different weights: each leaves the sums of its weights in the store when its cell has ended, and
+looks for those of rank 0; rank 0 looks for those of all others. So whoever of two ranks comes later sees both. Sums are
+compared with a tolerance, since ranks on unlike GPUs may drift apart in the last digits.
+
+They read the same batches: then the first losses are the same on all of them.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
+from jupyter_distrib.worker import group, identity
 from jupyter_distrib.worker.board import Board
 
 RELATIVE = 1e-4
+LOSSES = 3
+"""Of a layer that begins with zeros, say, the first ones say nothing of the batch."""
 
 
 def differs(board: Board, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -25,6 +30,42 @@ def differs(board: Board, rank: int, size: int, tensors: Sequence[torch.Tensor])
     others = range(1, size) if rank == 0 else (0,)
     found = [json.loads(board.get(key)) for key in map("weights/{}".format, others) if board.has([key])]
     return any(_apart(mine, theirs) for theirs in found)
+
+
+class Losses:
+    """The first losses of a run, on every rank."""
+
+    def __init__(self) -> None:
+        self._mine: list[float] = []
+        self._open = True
+        """Nothing is known yet."""
+
+    def before(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Called with what a backward pass begins at."""
+        if len(self._mine) == LOSSES:
+            return
+        if len(tensors) != 1 or tensors[0].numel() != 1 or tensors[0].dtype not in (torch.float32, torch.float64):
+            self._open = False
+            return
+        self._mine.append(float(tensors[0].detach()))
+        board = group.current.board()
+        if len(self._mine) == LOSSES and board is not None:
+            board.put(_losses_of(identity.rank()), json.dumps(self._mine))
+
+    def are_the_same(self) -> bool:
+        """Whether all ranks have had the same losses, as far as rank 0 can know by now. True once at most."""
+        if not self._open or identity.rank() != 0 or len(self._mine) < LOSSES:
+            return False
+        keys = [_losses_of(rank) for rank in range(identity.world_size())]
+        board = group.current.board()
+        if len(keys) == 1 or board is None or not board.has(keys):
+            return False
+        self._open = False
+        return len({board.get(key) for key in keys}) == 1
+
+
+def _losses_of(rank: int) -> str:
+    return f"losses/{rank}"
 
 
 def _sums(tensors: Sequence[torch.Tensor]) -> list[list[float]]:

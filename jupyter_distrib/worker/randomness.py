@@ -1,0 +1,47 @@
+"""What a rank's random numbers begin with.
+
+Every rank begins with its own, as separate programs do. Ranks that train together begin with those of rank 0, on the
+CPU, so that what an unchanged cell draws there (a random split, say) is the same on all of them; only once, and what
+the user has seeded stays seeded.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+
+from jupyter_distrib.worker import group, identity
+
+_mine: int | None = None
+"""What torch was seeded with here; None as soon as the ranks have begun alike."""
+
+
+def begin() -> None:
+    """Called when a process becomes a rank: a fork has the state of what it was forked from."""
+    global _mine
+    _mine = torch.default_generator.seed()
+    _seed_others(None)
+
+
+def begin_alike() -> None:
+    """Called before each run in which the ranks train together, on all of them."""
+    global _mine
+    board = group.current.board()
+    if board is None or identity.world_size() == 1:
+        return
+    if identity.rank() == 0:
+        board.put("seed", str(torch.initial_seed()))
+    if _mine is None or torch.initial_seed() != _mine:
+        return
+    seed = _mine if identity.rank() == 0 else int(board.get("seed"))
+    torch.default_generator.manual_seed(seed)
+    _seed_others(seed % 2**32)
+    _mine = None
+
+
+def _seed_others(seed: int | None) -> None:
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
