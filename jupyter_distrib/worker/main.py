@@ -143,7 +143,7 @@ class Worker:
 
         import torch
 
-        from jupyter_distrib.worker import group, randomness, refusals
+        from jupyter_distrib.worker import group, randomness, refusals, saving
 
         torch.set_num_threads(self.order.threads)
         if "fork" in multiprocessing.get_all_start_methods():
@@ -153,6 +153,7 @@ class Worker:
         self.group = group.Rendezvous(self.order.rank, self.order.world_size)
         group.install(self.group)
         refusals.install()
+        saving.install()
         displaying.install()
         if self.order.visible_devices is not None:
             torch.cuda.set_device(identity.device())
