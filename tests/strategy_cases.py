@@ -700,31 +700,64 @@ weights(model)
 """,
     ),
     Case(
-        title="LBFGS, with a closure",
+        title="LBFGS, which chooses its step by the loss of a closure",
         code="""
 torch.manual_seed(1)
 model = Net()
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
-for x, y in DataLoader(data, batch_size=24, shuffle=True):
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+for x, y in DataLoader(data, batch_size=12, shuffle=True):
     def closure():
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
         loss.backward()
-        return loss.detach() * 0
+        return loss
     optimizer.step(closure)
 weights(model)
 """,
         by_hand="""
 model = DistributedDataParallel(Net())
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
-for x, y in divided(batch=24, epochs=1):
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+for x, y in divided(batch=12, epochs=1):
     def closure():
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
         loss.backward()
-        return loss.detach() * 0
+        loss = loss.detach().double()
+        dist.all_reduce(loss)
+        return loss / 2
     optimizer.step(closure)
 weights(model.module)
+""",
+    ),
+    Case(
+        title="ReduceLROnPlateau, told the loss of training",
+        code="""
+torch.manual_seed(1)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+for x, y in itertools.chain.from_iterable(DataLoader(data, batch_size=4, shuffle=True) for _ in range(3)):
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    schedule.step(loss.item())
+torch.cat([weights(model), torch.tensor([optimizer.param_groups[0]["lr"]]).double()])
+""",
+        by_hand="""
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+for x, y in divided(batch=4, epochs=3):
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss = loss.detach().double()
+    dist.all_reduce(loss)
+    schedule.step(loss.item() / 2)
+assert optimizer.param_groups[0]["lr"] < 0.4
+torch.cat([weights(model.module), torch.tensor([optimizer.param_groups[0]["lr"]]).double()])
 """,
     ),
     Case(

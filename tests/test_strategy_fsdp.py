@@ -274,6 +274,55 @@ def test_options(book: Notebook) -> None:
     assert "--strategy fsdp" in book.fails("%%distributed --strategy ddp --fsdp-unit Block\n1").evalue
 
 
+def test_a_cell_that_resumes_from_whole_state_dicts_trains_on(book: Notebook) -> None:
+    book.ok(
+        "model = build()\noptimizer = torch.optim.AdamW(model.parameters(), 0.01)\ntrain(model, optimizer);\n"
+        "torch.save([model.state_dict(), optimizer.state_dict()], 'plain.pt')"
+    )
+    resumed = (
+        "model = build()\noptimizer = torch.optim.AdamW(model.parameters(), 0.5)\n"
+        "of_model, of_optimizer = torch.load('plain.pt')\n"
+        "model.load_state_dict(of_model)\noptimizer.load_state_dict(of_optimizer)\nlosses = train(model, optimizer)\n"
+        "losses, optimizer.param_groups[0]['lr'], max(int(s['step']) for s in optimizer.state.values())"
+    )
+    run(book, resumed, "--strategy ddp --out replicated")
+    run(book, resumed, "--strategy fsdp --out sharded")
+    run(book, resumed, "--strategy fsdp --fsdp-unit Linear --out in_units")
+    for name in ("sharded", "in_units"):
+        shown = book.ok(
+            f"max(abs(a - b) for a, b in zip(replicated[0][0], {name}[0][0])) < 1e-4, {name}[0][1:] == replicated[0][1:]"
+        )
+        assert shown.result == "(True, True)"
+
+
+@pytest.mark.parametrize(("weights", "precision"), [("float32", "bf16"), ("bfloat16", "fp32")])
+def test_precision_is_what_the_layers_compute_in(book: Notebook, weights: str, precision: str) -> None:
+    seen = run(
+        book,
+        f"model = build().to(torch.{weights})\noptimizer = torch.optim.SGD(model.parameters(), 0.01)\nseen = set()\n"
+        "for module in model.modules():\n"
+        "    if isinstance(module, torch.nn.Linear):\n"
+        "        module.register_forward_hook(lambda module, given, out: seen.add((str(given[0].dtype), str(out.dtype))))\n"
+        "out = model(data()[:4][0])\nout.sum().backward()\n"
+        "print('computed in', seen, 'gives', out.dtype, 'holds', {str(p.dtype) for p in model.parameters()});",
+        f"--strategy fsdp --precision {precision}",
+    )
+    compute = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}[precision]
+    assert f"computed in {{('{compute}', '{compute}')}} gives torch.float32 holds {{'torch.{weights}'}}" in seen
+
+
+def test_a_unit_may_be_a_class_of_one_of_two_models(book: Notebook) -> None:
+    text = run(
+        book,
+        "first, second = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 1)), build()\n"
+        "torch.optim.SGD(first.parameters(), 0.1)\ntorch.optim.SGD(second.parameters(), 0.1)\n"
+        "second(data()[:4][0]).sum().backward();",
+        "--strategy fsdp --fsdp-unit Linear",
+    )
+    assert "Net sharded in 4 units (Linear)" in text
+    assert "Sequential sharded: 1/2" in text
+
+
 def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
     scalar = book.fails(
         "%%distributed --ranks 2 --strategy fsdp\nmodel = build()\nmodel.scale = nn.Parameter(torch.tensor(1.0))\n"

@@ -66,6 +66,8 @@ class FullyShardedStrategy(TrainingStrategy):
 
     def _train_over(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> None:
         """Have the group and the mesh, and watch the cell."""
+        import torch
+
         from jupyter_distrib.worker import group, identity, meshes, randomness
         from jupyter_distrib.worker.training.sharded import How, ShardedTraining
 
@@ -84,7 +86,7 @@ class FullyShardedStrategy(TrainingStrategy):
             data=mesh["data"] if "data" in names else None,
             model=names != ("data",),
             unit=run.options.get("fsdp_unit", ""),
-            bf16=run.options.get("precision") == "bf16",
+            compute={"bf16": torch.bfloat16, "fp32": torch.float32}.get(run.options.get("precision", "")),
             offload="cpu_offload" in run.options,
         )
         self.training = training = ShardedTraining(run, how)

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from jupyter_distrib.worker import group, identity
 from jupyter_distrib.worker.strategies import StrategyRun
 from jupyter_distrib.worker.training import modules, places
+from jupyter_distrib.worker.training.decisions import Decisions
 from jupyter_distrib.worker.training.loaders import Loaders
 from jupyter_distrib.worker.training.patches import Patches
 from jupyter_distrib.worker.training.replica import Held
@@ -93,6 +94,7 @@ class Conversion:
     def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
         self._run, self._spread, self._loaders, self._sees_a_share = run, spread, loaders, sees_a_share
         self._patches = Patches()
+        self._decisions = Decisions(lambda: spread.active and not self.by_hand, loaders.meets)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
         self._looked = False
@@ -120,6 +122,7 @@ class Conversion:
         replace(torch.autograd, "backward", self._going_backward)
         replace(DistributedDataParallel, "__init__", self._wrapping)
         self._loaders.install(self._patches, self.look_around)
+        self._decisions.install(self._patches)
         stepped = register_optimizer_step_post_hook(self._stepped)
         self._undo = stepped.remove
         self._met_before = group.current.sequence()
@@ -127,6 +130,7 @@ class Conversion:
     def end(self) -> None:
         self._patches.undo()
         self._undo()
+        self._decisions.close()
         self._loaders.close()
 
     @property

@@ -33,6 +33,7 @@ from jupyter_distrib.worker.training.conversion import Conversion, Training
 from jupyter_distrib.worker.training.deeds import Deeds
 from jupyter_distrib.worker.training.loaders import Loaders
 from jupyter_distrib.worker.training.replicas import check_together
+from jupyter_distrib.worker.training.resuming import listen, reshard
 from jupyter_distrib.worker.training.shares import Part
 from jupyter_distrib.worker.training.units import has_forward, units_of
 
@@ -46,7 +47,8 @@ class How:
     model: bool = False
     """The user spreads parameters over other dimensions of the mesh."""
     unit: str = ""
-    bf16: bool = False
+    compute: torch.dtype | None = None
+    """Computes in this type; None: in that of the weights."""
     offload: bool = False
 
 
@@ -165,9 +167,11 @@ class ShardedTraining:
                 f"{name}{at} trains {modules.named(training.roots)}, of which a part is wrapped already: "
                 "wrap all of it by hand or nothing."
             )
+        listen(training.optimizer)
         self._train(training.roots, training.optimizer)
 
     def recognise(self, optimizer: Optimizer) -> None:
+        listen(optimizer)
         theirs = modules.parameters_of(optimizer)
         if self._how.model:
             return self._train(modules.owners_of(theirs).roots, optimizer)
@@ -220,13 +224,16 @@ class ShardedTraining:
             steps[root].stepping = True
 
     def _train(self, roots: Sequence[nn.Module], optimizer: Optimizer | None = None) -> None:
-        for root in (part for each in roots for part in callable_parts(each)):
-            if root not in steps and not isinstance(root, FSDPModule):
-                check(root)
-                units = units_of(root, self._how.unit)
-                begin_alike(root, self._how.data)
-                if self._how.data is not None:
-                    self._shard(root, units, optimizer)
+        parts = [part for each in roots for part in callable_parts(each)]
+        new = [part for part in parts if part not in steps and not isinstance(part, FSDPModule)]
+        for root in new:
+            check(root)
+        units = [units_of(root, self._how.unit) for root in new]  # nothing is sharded before all of it can be
+        for root, inside in zip(new, units, strict=True):
+            begin_alike(root, self._how.data)
+            if self._how.data is not None:
+                self._shard(root, inside, optimizer)
+        for root in parts:
             self._note_root(root)
 
     def _shard(self, root: nn.Module, units: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
@@ -318,11 +325,17 @@ def shard(root: nn.Module, units: Sequence[nn.Module], how: How) -> New:
         if parameter is not None
     ]
     grads = {id(parameter): parameter.grad for _, _, parameter in before}
-    for module in (*(_in_full_precision(root) if how.bf16 else ()), *units, root):
+    normalizing = _in_full_precision(root) if how.compute else []
+    for module in normalizing:
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.float() if buffer.is_floating_point() else buffer  # noqa: SLF001
+    for module in (*normalizing, *units, root):
         if not isinstance(module, FSDPModule):
-            policy = _precision(module, root) if how.bf16 else MixedPrecisionPolicy()
+            policy = MixedPrecisionPolicy() if how.compute is None else _precision(module, root, how.compute)
             fully_shard(module, mesh=how.data, mp_policy=policy, offload_policy=_offload(how))
     root.register_forward_hook(_reshard_after_evaluation)
+    for module in (*units, root):
+        listen(module)
     new_of: New = {id(old): (old, module._parameters[name]) for module, name, old in before}  # noqa: SLF001
     for old, new in new_of.values():
         if (grad := grads[id(old)]) is not None:
@@ -335,11 +348,11 @@ def _in_full_precision(root: nn.Module) -> list[nn.Module]:
     return [module for module in root.modules() if isinstance(module, _BatchNorm) and module is not root]
 
 
-def _precision(module: nn.Module, root: nn.Module) -> MixedPrecisionPolicy:
+def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
     if isinstance(module, _BatchNorm):
-        return MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=torch.bfloat16)
+        return MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=compute)
     output = torch.float32 if module is root else None
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
+    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=output)
 
 
 def _reshard_after_evaluation(root: Any, *_: object) -> None:
@@ -367,10 +380,3 @@ def shard_state(optimizer: Optimizer, new_of: New) -> None:
 def _sharded_like(value: torch.Tensor, like: DTensor) -> torch.Tensor:
     local = like.to_local()
     return distribute_tensor(value.to(local.device), like.device_mesh, like.placements)
-
-
-def reshard(root: nn.Module) -> None:
-    """Have the sharded parameters in the model."""
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.training import modules
 
 LEAST_PARAMETERS = 1_000_000
 """Of a unit that nobody has asked for by name."""
@@ -28,7 +29,7 @@ def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS)
         least: How many parameters those have at least.
 
     Raises:
-        DistributedError: No module inside has the class asked for.
+        DistributedError: No module inside has the class asked for, nor has one of another model.
     """
     inside = [module for module in root.modules() if module is not root]
     if asked:
@@ -41,7 +42,7 @@ def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS)
 
 def _named(name: str, inside: list[nn.Module], root: nn.Module) -> list[nn.Module]:
     found = [module for module in inside if type(module).__name__ == name]
-    if not found:
+    if not found and not any(type(module).__name__ == name for module in modules.alive(nn.Module)):
         there = list(dict.fromkeys(type(module).__name__ for module in inside))
         near = difflib.get_close_matches(name, there, 1)
         raise DistributedError(
