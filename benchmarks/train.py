@@ -9,6 +9,7 @@ import os
 import time
 
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 MODEL = os.environ.get("BENCH_MODEL", "cnn")
 HOW = os.environ.get("BENCH_HOW", "ddp")
@@ -17,10 +18,11 @@ GO = os.environ.get("BENCH_GO", "")
 DONE = os.environ.get("BENCH_DONE", "")
 
 torch.manual_seed(0)
-images, labels = torch.rand(1024, 1, 8, 8), torch.randint(10, (1024,))
+data = TensorDataset(torch.rand(1024, 1, 8, 8), torch.randint(10, (1024,)))
 if MODEL == "cnn":  # of the size of the handwritten digits
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1),
+        torch.nn.BatchNorm2d(16),
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Conv2d(16, 32, 3, padding=1),
@@ -38,35 +40,45 @@ else:  # 4.2 million parameters: 17 MB of gradients a step
         torch.nn.Linear(2000, 10),
     )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+loader = DataLoader(data, batch_size=32, shuffle=True)
 if HOW == "prepare":
     import jupyter_distrib
 
-    model, optimizer = jupyter_distrib.prepare(model, optimizer)
+    model, optimizer, loader = jupyter_distrib.prepare(model, optimizer, loader)
 elif HOW == "ddp":
     torch.distributed.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(model)
+    loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 loss_of = torch.nn.CrossEntropyLoss()
 
 
+def epochs():
+    while True:
+        yield from loader
+
+
+batches = epochs()
+
+
 def train(steps):
-    for step in range(steps):
-        one_step(step)
+    for _ in range(steps):
+        one_step()
 
 
 def train_and_report(steps):
     import jupyter_distrib
 
     for step in jupyter_distrib.progress(range(steps), label="step"):
-        loss = one_step(step)
+        loss = one_step()
         jupyter_distrib.report(loss=loss.item(), lr=0.01)
         if step % 20 == 0:
             print("step", step, "loss", round(loss.item(), 4))
 
 
-def one_step(step):
-    start = 32 * (step % 32)
+def one_step():
+    images, labels = next(batches)
     optimizer.zero_grad()
-    loss = loss_of(model(images[start : start + 32]), labels[start : start + 32])
+    loss = loss_of(model(images), labels)
     loss.backward()
     optimizer.step()
     return loss

@@ -642,7 +642,58 @@ weights(model.module)
 """,
     ),
     Case(
-        title="activation checkpointing, both ways",
+        title="a data set that grows from epoch to epoch",
+        code="""
+torch.manual_seed(1)
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+seen = Subset(data, list(range(16)))
+loader = DataLoader(seen, batch_size=8, shuffle=True)
+for epoch in range(3):
+    for x, y in loader:
+        update(model, optimizer, x, y)
+    seen.indices += range(len(seen), len(seen) + 16)
+weights(model)
+""",
+        by_hand="""
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(3):
+    some = Subset(data, list(range(16 * (epoch + 1))))
+    sampler = DistributedSampler(some)
+    sampler.set_epoch(epoch)
+    for x, y in DataLoader(some, batch_size=8, sampler=sampler):
+        update(model, optimizer, x, y)
+weights(model.module)
+""",
+    ),
+    Case(
+        title="activation checkpointing inside the model, both ways",
+        code="""
+from torch.utils.checkpoint import checkpoint
+class Saving(Net):
+    def forward(self, x):
+        return self.head(checkpoint(self.body, x, use_reentrant=self.reentrant))
+torch.manual_seed(1)
+model = Saving()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for model.reentrant in (False, True):
+    for x, y in DataLoader(data, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        F.mse_loss(model(x.requires_grad_()), y).backward()
+        optimizer.step()
+weights(model)
+""",
+        by_hand="""
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in divided():
+    update(model, optimizer, x, y)
+weights(model.module)
+""",
+    ),
+    Case(
+        title="activation checkpointing of parts that are called from outside the model",
         sharded="refused: parts of the model are called",
         says="a part or a method of a sharded model was called",
         code="""

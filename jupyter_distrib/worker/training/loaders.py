@@ -9,13 +9,13 @@ else                                            a share of equal length on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.worker import cell
 from jupyter_distrib.worker.strategies import StrategyRun
@@ -53,7 +53,9 @@ class Loaders:
         """What is read for an evaluation is divided as well."""
         self._contents = Contents(run.filename)
         self._by_hand: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
-        self._shares: WeakKeyDictionary[DataLoader[Any], dict[Reading, DataLoader[Any]]] = WeakKeyDictionary()
+        self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
+        self._shares = WeakKeyDictionary()
+        """By what they are read for, and by the length of the data set, which may have grown."""
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
         self._ours: WeakSet[DataLoader[Any]] = WeakSet()
         self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
@@ -144,15 +146,16 @@ class Loaders:
 
     def _share(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
         shares = self._shares.setdefault(loader, {})
-        if how not in shares:
+        key = how, _length(loader.dataset)
+        if key not in shares:
             part = self._part
             mine = share(loader, replace(part, exact=how == "evaluated"))
             self._ours.add(mine)
-            shares[how] = mine
+            shares[key] = mine
             if how == "divided":
                 self.divides = True
                 self._deeds.divided(loader, mine, places.here(self._run.filename))
-        return shares[how]
+        return shares[key]
 
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         where, before = places.here(self._run.filename), self.backwards
@@ -182,6 +185,10 @@ class Loaders:
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+def _length(dataset: Any) -> int:
+    return 0 if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) else len(dataset)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
