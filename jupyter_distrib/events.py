@@ -256,9 +256,11 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseCrew:
-    """End a crew's workers, their children, and give its devices back."""
+    """End a crew's workers, their children, and give its devices back. A run on them ends with them."""
 
     crew: str
+    reason: str = ""
+    """Why, for whoever waits for that run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -634,7 +636,9 @@ class Exited:
     exit_code: int | None
     """As `waitpid` tells it: the status, or minus the signal's number; None if it cannot be known."""
     asked: bool
-    """True if we killed it, because a stop was asked for or another rank had failed first."""
+    """True if we killed it, because a stop was asked for, another rank had failed first, or for the `reason`."""
+    reason: str = ""
+    """Why the whole run had to end with its ranks; empty if it was not for that: `its ranks were stopped`."""
     last_lines: tuple[str, ...] = ()
     """The end of what it wrote to standard error (and of the crash report for a fatal signal)."""
     frames: tuple[Frame, ...] = ()

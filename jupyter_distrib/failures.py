@@ -114,8 +114,8 @@ def to_exception(
     paint = Paint(colors)
     number = cause(record)
     if number is None:
-        lines = ["RankLost: The run ended although not every rank had finished.", *_others(record, set())]
-        return _dressed(RankLost(lines[0].removeprefix("RankLost: ")), lines, None, record)
+        message = _ended_from_outside(record, elapsed_s)
+        return _dressed(RankLost(message), [f"RankLost: {message}", *_others(record, set())], None, record)
     root = record.ranks[number]
     if root.failure is None:
         return _lost(record, root, source_of, paint)
@@ -153,6 +153,14 @@ def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: S
 
 def _stall(record: RunRecord) -> list[str]:
     return [record.stall.text] if record.stall else []
+
+
+def _ended_from_outside(record: RunRecord, elapsed_s: float) -> str:
+    """What brought a run down that was no rank's doing."""
+    for rank in record.ranks.values():
+        if rank.exit is not None and rank.exit.reason:
+            return f"The run ended after {duration(elapsed_s)}, because {rank.exit.reason}."
+    return "The run ended although not every rank had finished."
 
 
 def _header(record: RunRecord, ranks: Sequence[int]) -> str:
@@ -318,6 +326,8 @@ def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
         return _failure_story(rank, has_root, source_of)
     if rank.exit is not None and not (rank.exit.asked and rank.returned):
         where = _where(rank.stopped_at, source_of)
+        if rank.exit.reason:
+            return " had not finished: names kept on it are gone"
         if rank.exit.asked:
             return " did not stop and was replaced: names kept on it are gone" + (f" (was at {where})" if where else "")
         return f" {describe_exit(rank.exit)}"

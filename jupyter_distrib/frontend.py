@@ -24,7 +24,7 @@ from jupyter_distrib.broadcast import Broadcast
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.overview import overview
 from jupyter_distrib.run import Run
-from jupyter_distrib.settings import Settings
+from jupyter_distrib.settings import SIDEBAR, Settings
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
@@ -139,7 +139,7 @@ class FrontEnd:
             case "start" | "resize" | "restart" as op:
                 self._begin(op, _one_of(request, "pool", here.settings.pools), request)
             case "stop_ranks":
-                here.stop_ranks(_one_of(request, "pool", here.settings.pools))
+                here.stop_ranks(_one_of(request, "pool", here.settings.pools), SIDEBAR)
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
@@ -171,9 +171,9 @@ class FrontEnd:
                     case "start":
                         here.start_ranks(pool, gpus, ranks)
                     case "resize":
-                        here.resize(pool, None, gpus, ranks)
+                        here.resize(pool, None, gpus, ranks, SIDEBAR)
                     case _:
-                        here.restart_ranks(pool)
+                        here.restart_ranks(pool, SIDEBAR)
             except (DistributedError, OSError) as error:
                 self._trouble = {"text": str(error), "at_s": time.time()}
             finally:

@@ -28,7 +28,7 @@ from jupyter_distrib.options import Options
 from jupyter_distrib.pools import kinds
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.results import RankValue
-from jupyter_distrib.settings import NamedPool, Settings
+from jupyter_distrib.settings import NOTEBOOK, NamedPool, Settings
 
 
 class Holdings:
@@ -246,29 +246,30 @@ class Holdings:
             self.picked.pop(pool, None)
         self.wait_open(self.crew(self._filled(Options(pool=pool), self.settings)))
 
-    def stop_ranks(self, pool: str) -> None:
-        """End the ranks of a pool; what they keep is gone."""
+    def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
+        """End the ranks of a pool, and what runs there; what they keep is gone."""
         for crew in self.crews():
             if crew.connection.pool == pool:
-                self.close_crew(crew)
+                self.close_crew(crew, by)
 
-    def restart_ranks(self, pool: str) -> None:
+    def restart_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """New processes in place of those that are up: as many, and of the same kind."""
         up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
-        self.stop_ranks(pool)
+        self.stop_ranks(pool, by)
         gpus, ranks = ((up[-1].size, None) if up[-1].gpus else (None, up[-1].size)) if up else (None, None)
         self.wait_open(self.crew(self._filled(Options(pool=pool, gpus=gpus, ranks=ranks), self.settings)))
 
-    def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None) -> None:
+    def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None, by: str = NOTEBOOK) -> None:
         """From now on so many ranks; those that are up make room."""
         now = next((crew.gpus for crew in self.crews() if crew.connection.pool == pool), ranks is None)
-        self.stop_ranks(pool)
+        self.stop_ranks(pool, by)
         self.start_ranks(pool, gpus or (size if now else None), ranks or (None if now else size))
 
-    def close_crew(self, crew: Crew) -> None:
+    def close_crew(self, crew: Crew, by: str = NOTEBOOK) -> None:
+        """End its ranks; a run on them ends, and says from where they were stopped."""
         crew.connection.crews.pop(crew.name, None)
         crew.close("it was stopped")
-        crew.connection.node.send(CloseCrew(crew=crew.name))
+        crew.connection.node.send(CloseCrew(crew=crew.name, reason=f"its ranks were stopped from {by}"))
         self.changed()
 
     def use(self, pool: str | None) -> None:

@@ -84,7 +84,13 @@ def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
         "metrics_step": rank.metrics_step,
         "last_line": rank.last_line,
         "failure": rank.failure and _failure_state(rank.failure),
-        "exit": ended and {"code": ended.exit_code, "asked": ended.asked, "out_of_memory": ended.out_of_memory},
+        "exit": ended
+        and {
+            "code": ended.exit_code,
+            "asked": ended.asked,
+            "reason": ended.reason,
+            "out_of_memory": ended.out_of_memory,
+        },
         "kept": dict(rank.kept),
         "rss_bytes": rank.rss_bytes,
         "peak_rss_bytes": rank.peak_rss_bytes,

@@ -470,6 +470,21 @@ def tells_that_a_crew_is_gone(open_pool: OpenPool) -> None:
         assert client.run(crew, "rank").of(Exited)
 
 
+def ends_the_run_of_a_crew_that_is_closed(open_pool: OpenPool) -> None:
+    """Whoever waits for it must hear of its end."""
+    with _client(open_pool) as client:
+        crew = client.crew(2)
+        thread = client.when(Started, lambda _: client.send(CloseCrew(crew=crew.crew, reason="of this check")), 1)
+        outcome = client.run(crew, "import time\nwhile True:\n    time.sleep(0.01)")
+        thread.join(LIMIT_S)
+        for event in outcome.events:
+            assert not isinstance(event, (Returned, Failed)), event
+            assert not isinstance(event, Exited) or (event.asked and event.reason == "of this check"), event
+        again = client.crew(1)
+        assert client.run(again, "rank").values == {0: 0}
+        client.close_crew(again)
+
+
 def numbers_ranks_from_the_first(open_pool: OpenPool) -> None:
     """One node of several: its ranks are part of a larger world."""
     with _client(open_pool) as client:
@@ -535,6 +550,7 @@ _CHECKS: tuple[Check, ...] = (
     copies_values,
     runs_on_some_ranks,
     tells_that_a_crew_is_gone,
+    ends_the_run_of_a_crew_that_is_closed,
     numbers_ranks_from_the_first,
     knows_no_such_run,
 )

@@ -287,7 +287,7 @@ def _trouble(rank: RankRecord) -> str:
         name = rank.failure.type_name.rpartition(".")[2]
         return clipped(f"{name}: {first}" if first else name, 100)
     if rank.exit is not None and rank.state == "lost":
-        return "did not stop and was replaced" if rank.exit.asked else describe_exit(rank.exit)
+        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or "did not stop and was replaced"
     return ""
 
 

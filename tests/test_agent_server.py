@@ -27,7 +27,9 @@ from jupyter_distrib.events import (
     Ask,
     Attach,
     Attached,
+    CloseCrew,
     CrewRefused,
+    Exited,
     OpenCrew,
     Started,
     Stop,
@@ -367,6 +369,21 @@ def test_an_idle_agent_that_has_a_detached_run_stays_without_its_template(
     assert other.finish(run, (0, 1)).values == {0: 0, 1: 10}
     assert other.run(other.crew(1), "rank").values == {0: 0}
     other.close()
+
+
+def test_an_idle_agent_whose_detached_run_went_with_its_ranks_waits_for_it_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    crew = client.crew(2)
+    run = client.start(crew, "import time\ntime.sleep(600)", detached=True)
+    client.send(CloseCrew(crew=crew.crew))
+    assert {event.reason for event in client.finish(run, (0, 1)).of(Exited)} == {"its ranks were stopped"}
+    client.close()
+
+    assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
 
 
 def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(

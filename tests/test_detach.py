@@ -56,6 +56,19 @@ def test_another_cell_runs_meanwhile_on_other_ranks(notebook: Notebook) -> None:
     assert other.result == "rank 0: 0\nrank 1: 1"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["stop", "restart", "resize 3"])
+def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(notebook: Notebook, action: str) -> None:
+    notebook.ok("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(600)")
+    notebook.ok(f"%distributed_pool {action}")
+    _wait_done(notebook)
+
+    ended = notebook.fails("job.result()")
+    assert ended.ename == "RankLost"
+    assert "because its ranks were stopped from this notebook" in ended.evalue
+    assert notebook.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
 def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
     outcome = notebook.cell("job.result(timeout_s=30)")

@@ -132,6 +132,18 @@ def test_stop_ends_a_collective_while_the_cell_runs(book: Notebook) -> None:
     assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
 
 
+def test_a_cell_whose_ranks_are_stopped_returns_and_says_so(book: Notebook) -> None:
+    book.start(FOREVER)
+    book.until("waits")
+    assert ask(book, op="stop_ranks", pool="local")["ok"]
+
+    ended = book.finish()
+    assert ended.ename == "RankLost"
+    assert "because its ranks were stopped from the sidebar" in ended.evalue
+    assert "replaced" not in ended.text
+    assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
 # ---------------------------------------------------------------------------------------------------- ranks
 
 

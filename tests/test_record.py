@@ -193,7 +193,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
             "history": [],
             "last_line": "",
             "failure": None,
-            "exit": {"code": -9, "asked": False, "out_of_memory": False},
+            "exit": {"code": -9, "asked": False, "reason": "", "out_of_memory": False},
             "kept": {},
             "exited_early": False,
             **unused,

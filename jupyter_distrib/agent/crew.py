@@ -383,13 +383,16 @@ class Crew:
         for rank in self._ranks.values():
             rank.post(command)
 
-    def close(self, *, force: bool) -> None:
-        """End every rank: at once, or after its exit handlers."""
+    def close(self, *, force: bool, reason: str = "") -> None:
+        """End every rank: at once, or after its exit handlers. The run on them ends now, for that reason."""
         self.closed = True
-        if self.run is not None:
-            self.run.stop_watching()
         if self._queued is not None:
             self._queued.cancel()
+        if self.run is not None:
+            for rank in self.run.running():
+                rank.drain()
+            self.run.give_up(reason or "its ranks were stopped")
+            self._finish_if_over(self.run)
         for rank in self._ranks.values():
             if force:
                 rank.end()
@@ -397,3 +400,4 @@ class Crew:
                 rank.dismiss(self._leave_after_s)
         if self._last_output is not None:
             self._last_output.close()
+            self._last_output = None

@@ -156,6 +156,24 @@ class NodeRun:
         self.clean = False
         self.pending.discard(rank.number)
 
+    def give_up(self, reason: str) -> None:
+        """Its ranks are being ended, whatever they are at: tell so of each."""
+        self.output.flush()
+        now = time.monotonic()
+        for rank in sorted(self.running(), key=lambda rank: rank.number):
+            ended = Exited(
+                run=self.command.run,
+                rank=rank.number,
+                pid=rank.pid,
+                exit_code=None,
+                asked=True,
+                reason=reason,
+                at_s=now,
+            )
+            self.tell(ended, ())
+        self.clean = False
+        self.pending.clear()
+
     @property
     def _pids(self) -> list[int]:
         return [rank.pid for rank in self._ranks.values() if rank.pid]

@@ -139,6 +139,8 @@ class Rank:
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:
         """Every rank leads a process group of its own."""
+        if self.reaped or not self.pid:
+            return
         with suppress(ProcessLookupError):
             os.kill(-self.pid if whole_group else self.pid, number)
 
@@ -171,8 +173,7 @@ class Rank:
             return
         self.ended = bool(self.pid)
         if self.pid:
-            if not self.reaped:
-                self.signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             reap.kill_session(self.pid)
             reap.kill_marked("JUPYTER_DISTRIB_WORKER", self.order.worker)
         for pipe in self._pipes.values():

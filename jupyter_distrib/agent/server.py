@@ -188,7 +188,7 @@ class Agent:
             case CloseCrew():
                 self._waiting.over(command.crew)
                 if (crew := client.crews.get(command.crew)) is not None:
-                    self._close(crew, force=False)
+                    self._close(crew, force=False, reason=command.reason)
                     self._tell(client, CrewClosed(crew=command.crew))
             case Renew():
                 if (crew := client.crews.get(command.crew)) is not None:
@@ -290,10 +290,10 @@ class Agent:
                 return " (a cell is running)" if not crew.idle else f" (keeps {names})" if names else ""
         return ""
 
-    def _close(self, crew: Crew, *, force: bool) -> None:
+    def _close(self, crew: Crew, *, force: bool, reason: str = "") -> None:
         if crew.closed:
             return
-        crew.close(force=force)
+        crew.close(force=force, reason=reason)
         self._crews.remove(crew)
         self._closing.append(crew)
         for client in self._clients:

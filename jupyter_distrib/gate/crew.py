@@ -271,10 +271,13 @@ class Crew:
             queued, self._queued = self._queued, None
             queued.cancel()
         if run is not None:
-            self._ending = True
-            run.lose(reason, dead, {info.rank: info.pid for infos in self._infos.values() for info in infos})
+            self._lose(run, reason, dead)
         self.on_closed()
         self.tell(CrewClosed(crew=self.name, reason=reason), ())
+
+    def _lose(self, run: SpreadRun, reason: str, dead: set[int]) -> None:
+        self._ending = True
+        run.lose(reason, dead, {info.rank: info.pid for infos in self._infos.values() for info in infos})
 
     def forget(self, command: Forget) -> None:
         for key in command.keys:
@@ -282,10 +285,12 @@ class Crew:
         for share in self._shares:
             share.node.send(command)
 
-    def close(self, *, force: bool) -> None:
+    def close(self, *, force: bool, reason: str = "") -> None:
         self.closed = True
         if self._queued is not None:
             self._queued.cancel()
+        if self.run is not None:
+            self._lose(self.run, reason or "its ranks were stopped", set())
         if self._renewing is not None:
             self._renewing.cancel()
         if not force:

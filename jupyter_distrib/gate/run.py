@@ -156,8 +156,8 @@ class SpreadRun:
         on_over(self)
 
     def lose(self, reason: str, dead: set[int], pids: Mapping[int, int]) -> None:
-        """Its nodes are given up: ranks of `dead` ones are lost, those of the others are stopped because of it; `pids`
-        are those of all ranks."""
+        """Its nodes are given up: ranks of `dead` ones are lost, those of the others are stopped because of it, or for
+        the reason if none is dead; `pids` are those of all ranks."""
         now = time.monotonic()
         for node, ranks in sorted(self.ranks.items(), key=lambda entry: entry[0] not in dead):
             for rank in sorted(ranks):
@@ -167,6 +167,7 @@ class SpreadRun:
                     pid=pids.get(rank, 0),
                     exit_code=None if node in dead else -9,
                     asked=node not in dead,
+                    reason="" if dead else reason,
                     last_lines=(reason,) if node in dead else (),
                     at_s=now,
                 )

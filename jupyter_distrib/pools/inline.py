@@ -95,6 +95,8 @@ class InlineNode:
             case Forget():
                 self._forget(command)
             case CloseCrew():
+                if (run := self._run) is not None and run.command.crew == command.crew:
+                    run.stop()
                 if self._crews.pop(command.crew, None) is not None:
                     self._sink(CrewClosed(crew=command.crew), ())
             case Ask():

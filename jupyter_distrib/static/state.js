@@ -208,7 +208,7 @@ export function trouble(rank) {
     return message ? `${name}: ${message}` : name;
   }
   if (rank.state !== "lost" || !rank.exit) return "";
-  if (rank.exit.asked) return "did not stop and was replaced";
+  if (rank.exit.asked) return rank.exit.reason || "did not stop and was replaced";
   if (rank.exit.out_of_memory) return "was killed by the system's out-of-memory killer";
   const code = rank.exit.code;
   if (code === null) return "is gone";
