@@ -46,6 +46,27 @@ def test_output_comes_live(book: Notebook) -> None:
     assert book.finish().ename == "KeyboardInterrupt"
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        "print('unfinished', end='')",
+        "import sys; sys.stdout.buffer.write(b'unfinished')",
+        "import sys; sys.stderr.write('unfinished')",
+        "import ctypes; ctypes.CDLL(None).printf(b'unfinished')",
+    ],
+)
+def test_a_line_without_its_end_comes_live(book: Notebook, write: str) -> None:
+    book.start(f"%%distributed --ranks 1\nimport time\n{write}\ntime.sleep(600)")
+    try:
+        book.until("unfinished", timeout_s=10)
+    finally:
+        book.interrupt()
+        outcome = book.finish()
+
+    assert outcome.ename == "KeyboardInterrupt"
+    assert outcome.view.count("unfinished") == 1
+
+
 def test_c_code_and_child_processes_are_heard(book: Notebook) -> None:
     outcome = book.cell(
         "%%distributed --ranks 1\nimport ctypes, os, subprocess, sys\nlibc = ctypes.CDLL(None)\n"

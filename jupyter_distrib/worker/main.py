@@ -51,6 +51,8 @@ from jupyter_distrib.worker.probe import Prober
 ANNOUNCE_S = 0.02
 CLEAN_AFTER_S = 0.02
 """Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
+FLUSH_EVERY_S = 0.1
+"""What a running cell prints without a newline is seen after this time."""
 ASKED_GRACE_S = 0.5
 """A SIGINT may overtake the command that explains it by this much."""
 
@@ -325,8 +327,10 @@ class Worker:
             raise KeyboardInterrupt
 
     def _control(self) -> None:
-        """Control thread: hand commands on, act on `Cut` at once."""
+        """Control thread: hand commands on, act on `Cut` at once; meanwhile, have unfinished lines be seen."""
         while True:
+            while self.running and not self.link.wait(FLUSH_EVERY_S):
+                process.flush_unfinished()
             try:
                 message, fds = self.link.receive()
             except (EOFError, OSError):

@@ -8,7 +8,9 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -91,16 +93,32 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
     sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
     _line_buffer_c_stdout()
     faulthandler.enable(file=2, all_threads=False)
+    # A child that is forked in the middle of a flush would have its streams locked for ever.
+    os.register_at_fork(before=_flushing.acquire, after_in_parent=_flushing.release, after_in_child=_flushing.release)
+
+
+_flushing = threading.Lock()
+
+
+def flush_unfinished() -> None:
+    """Push out what Python holds back: lines without an end. Any thread; costs a microsecond if there is nothing."""
+    with _flushing:
+        _flush(sys.__stdout__, sys.__stderr__)
 
 
 def flush_streams() -> None:
     """Push out what Python and C hold back."""
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    with _flushing:
+        _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    _libc().fflush(None)
+
+
+def _flush(*streams: Any) -> None:
+    for stream in streams:
         try:
-            stream.flush()  # type: ignore[union-attr]
+            stream.flush()
         except (AttributeError, OSError, ValueError):
             continue  # the cell may have closed or replaced it
-    _libc().fflush(None)
 
 
 def _text(fd: int) -> io.TextIOWrapper:
