@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from jupyter_distrib import session
+from jupyter_distrib import packing, session
 from jupyter_distrib.capture import Input
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.events import Cell
@@ -58,18 +58,18 @@ class DistributedFunction(Generic[P, R]):
     distributed = __call__
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        from jupyter_distrib.magic import pack  # needs IPython only where it is there
-
         name = self.function.__name__
         function = self if self._is_importable() else self.function
         parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
         inputs = tuple(
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
-        _, packed = pack(inputs, _namespace())
+        here, namespace = session.current(), _namespace()
+        shipment = packing.pack(inputs, namespace)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
-        cell = Cell(source=_CALL, filename=f"call of {name}")
-        return session.current().start(cell, packed, self.options, label=f"{name}()", handles=handles)
+        absent = packing.absent(_CALL, shipment, namespace, here.dropped)
+        cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)
+        return here.start(cell, shipment.packed, self.options, label=f"{name}()", handles=handles)
 
     def _is_importable(self) -> bool:
         """Whether the ranks find it in a module, where it has that module's own globals."""

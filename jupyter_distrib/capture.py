@@ -71,6 +71,15 @@ class Dropped:
     """`Cell In[3]`."""
     imported: bool = False
 
+    def told(self, name: str, place: str = "") -> str:
+        did, cure = "defined", f"Add `--keep {name}` to that cell."
+        if self.imported:
+            did, cure = "imported", "Import it in this cell, or in a cell of its own."
+        return (
+            f"`{name}`{place} is not in this notebook: {self.cell} {did} it on the ranks, "
+            f"where it ended with that run. {cure}"
+        )
+
 
 def capture(
     body: str,
@@ -78,15 +87,16 @@ def capture(
     *,
     filename: str,
     with_names: Sequence[str] = (),
+    dropped: Mapping[str, Dropped] | None = None,
     first_line: int = 2,
     provided: Collection[str] = PROVIDED,
     transform: Transform | None = None,
 ) -> Captured:
     """Turn cell text into a program and its inputs.
 
-    `body` is the cell without its magic line and begins on the front end's `first_line`. `provided` are the names that
-    ranks have by themselves; a value of the notebook's own under such a name wins. `transform` is IPython's
-    `shell.transform_cell`; it is called only if the text is not plain Python.
+    `body` is the cell without its magic line and begins on the front end's `first_line`. `dropped` is what earlier
+    cells defined on the ranks only. `provided` are the names that ranks have by themselves; a value of the notebook's
+    own under such a name wins. `transform` is IPython's `shell.transform_cell`, called only for what is not Python.
 
     Raises:
         SyntaxError: With the front end's line, before anything is started.
@@ -101,7 +111,7 @@ def capture(
     names = analyse(program, future_annotations=inherited)
     inputs = {need.name: _input(need, namespace) for need in names.needs if _travels(need.name, namespace, provided)}
     for name in with_names:
-        inputs[name] = _named(name, namespace, inputs.get(name))
+        inputs[name] = _named(name, namespace, inputs.get(name), dropped or {})
     known = {*inputs, *provided, *MODULE_NAMES}
     return Captured(
         cell=Cell(source=source, filename=filename),
@@ -119,15 +129,8 @@ def capture(
 def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> CaptureError | None:
     """Say where a missing name was last seen; None if no missing name was ever defined on the ranks."""
     for name, line in captured.missing:
-        if (was := dropped.get(name)) is None:
-            continue
-        did, cure = "defined", f"Add `--keep {name}` to that cell."
-        if was.imported:
-            did, cure = "imported", "Import it in this cell, or in a cell of its own."
-        return CaptureError(
-            f"`{name}` (line {line}) is not in this notebook: {was.cell} {did} it on the ranks, "
-            f"where it ended with that run. {cure}"
-        )
+        if (was := dropped.get(name)) is not None:
+            return CaptureError(was.told(name, f" (line {line})"))
     return None
 
 
@@ -177,10 +180,12 @@ def _input(need: Need, namespace: Mapping[str, object]) -> Input:
     return Input(name=need.name, value=namespace[need.name], line=need.line, certain=need.certain, reason=reason)
 
 
-def _named(name: str, namespace: Mapping[str, object], known: Input | None) -> Input:
+def _named(name: str, namespace: Mapping[str, object], known: Input | None, dropped: Mapping[str, Dropped]) -> Input:
     if name in namespace:
         line = known.line if known else 0
         return Input(name=name, value=namespace[name], line=line, certain=True, reason="named by --with")
+    if name in dropped:
+        raise CaptureError(dropped[name].told(name, " (named by --with)"))
     near = get_close_matches(name, [each for each in namespace if not each.startswith("_")], n=1)
     hint = f" Did you mean `{near[0]}`?" if near else " Define it in an earlier cell, or leave it out."
     raise CaptureError(f"--with names `{name}`, which is not in this notebook.{hint}")

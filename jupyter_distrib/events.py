@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a class below changes its fields; part of the agent's fingerprint."""
 
 
@@ -75,6 +75,8 @@ class Cell:
     the front end (the magic line is line 1)."""
     filename: str
     """How tracebacks name it: `Cell In[5]`."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Names that the notebook has or had, and in a sentence why the ranks do not: a `NameError` tells it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

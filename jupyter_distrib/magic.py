@@ -10,17 +10,18 @@ from __future__ import annotations
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib import comment, failures, frontend, line_magics, payload, session, settings, words
+from jupyter_distrib import comment, failures, frontend, line_magics, packing, session, settings, words
 from jupyter_distrib import options as declared
-from jupyter_distrib.capture import Captured, Dropped, Input, capture, explain_missing
+from jupyter_distrib.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.doctor import Report
-from jupyter_distrib.errors import PayloadError, PoolError
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.explain import Explanation
 from jupyter_distrib.options import Options, parse_line
 from jupyter_distrib.rendering import Rendering
@@ -30,8 +31,6 @@ from jupyter_distrib.status import PoolTable, Status
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 from jupyter_distrib.widget import LiveView
 from jupyter_distrib.worker.strategies import load as load_strategy
-
-LARGE_BYTES = 100_000_000
 
 
 @magics_class
@@ -63,32 +62,35 @@ class DistributedMagics(Magics):
 
     def _capture(self, options: Options, cell: str) -> Captured:
         captured: Captured | SyntaxError
+        dropped = session.current().dropped
         try:
             captured = capture(
                 cell,
                 self.shell.user_ns,
                 filename=cell_label(self.shell),
                 with_names=options.with_,
+                dropped=dropped,
                 transform=comment.body_transformer(self.shell),
             )
         except SyntaxError as error:
             captured = error
         if isinstance(captured, SyntaxError):
             raise _shown_alone(captured)
-        if (missing := explain_missing(captured, session.current().dropped)) is not None:
+        if (missing := explain_missing(captured, dropped)) is not None:
             raise missing
         return captured
 
     def _start(self, captured: Captured, options: Options, known: settings.Settings) -> Run:
-        inputs, packed = pack(captured.inputs, self.shell.user_ns)
-        here = session.current()
+        here, notebook = session.current(), self.shell.user_ns
+        shipment = packing.pack(captured.inputs, notebook)
+        absent = packing.absent(captured.cell.source, shipment, notebook, here.dropped)
         return here.start(
-            captured.cell,
-            packed,
+            replace(captured.cell, absent=absent),
+            shipment.packed,
             options,
             label=captured.cell.filename,
             cell_id=frontend.cell_id(self.shell),
-            handles=[value for value in inputs.values() if isinstance(value, RankValue)],
+            handles=[value for value in shipment.values.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(here, captured, options),
             known=known,
         )
@@ -200,48 +202,6 @@ def _shown_alone(error: SyntaxError) -> BaseException:
     lines = (place.replace(f'File "{error.filename}"', str(error.filename)), *rest)
     stand_in.__dict__["_render_traceback_"] = Rendering(lines=lines)
     return stand_in
-
-
-def pack(inputs: tuple[Input, ...], namespace: dict[str, Any]) -> tuple[dict[str, object], payload.Packed]:
-    """The inputs that travel, pickled. What cannot be pickled is left out if the cell may do without it.
-
-    Raises:
-        PayloadError: It names the variable, the culprit inside it, and the line that reads it.
-    """
-    travelling = {item.name: item.value for item in inputs}
-    by_name = {item.name: item for item in inputs}
-    while True:
-        try:
-            packed = payload.pack_inputs(travelling, namespace)
-        except PayloadError as error:
-            culprit = payload.culprit(travelling, namespace)
-            if culprit is None or culprit.name not in travelling:
-                raise
-            if by_name[culprit.name].certain:
-                raise PayloadError(_sentence(culprit, by_name[culprit.name])) from error.__cause__
-            del travelling[culprit.name]
-        else:
-            if packed.size_bytes > LARGE_BYTES:
-                _warn_of_large(travelling, namespace)
-            return travelling, packed
-
-
-def _sentence(culprit: payload.Culprit, item: Input) -> str:
-    where = f" (used on line {item.line})" if item.line else ""
-    inside = f" at {culprit.path}" if culprit.path != culprit.name else ""
-    holds = "holds" if inside else "is"
-    return (
-        f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks "
-        f"({culprit.reason}). Build it inside the cell."
-    )
-
-
-def _warn_of_large(inputs: Mapping[str, object], namespace: dict[str, Any]) -> None:
-    for name, size in payload.sizes(inputs, namespace).items():
-        if size > LARGE_BYTES:
-            print(
-                f"`{name}` ({words.size(size)}) is captured and sent once per node. Load it in the cell to avoid this."
-            )
 
 
 def cell_label(shell: InteractiveShell) -> str:

@@ -107,7 +107,8 @@ class _Walk:
                 return self.read_in_module(name, line, sure, owner, later)
             if scope.kind == "function":
                 first, known = scope.reads.get(name, (line, False))
-                scope.reads[name] = first, known or (sure and not later and scope.straight and not scope.dead)
+                sure = sure and scope.straight and not (later or self.guards or scope.dead)
+                scope.reads[name] = first, known or sure
                 return None
             if not later and not scope.in_comprehension and name in scope.bound:
                 if name in scope.settled:

@@ -112,6 +112,7 @@ PATHS = [
     ("try: a = f()\nexcept E: raise\na", "E f"),
     ("try: a\nexcept NameError: a = 1\na", "NameError a?"),
     ("try: a\nexcept (NameError, E): a = 1", "E NameError a?"),
+    ("def f():\n try: a\n except NameError: a()\nf()", "NameError a?"),
     ("try: f()\nexcept E as e: e\n", "E f"),
     ("try: f()\nexcept E as e: e\ne", "E e f"),
     ("try: f()\nexcept E: pass\nelse: a = 1\na", "E a? f"),

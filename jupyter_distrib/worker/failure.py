@@ -6,7 +6,7 @@ import itertools
 import linecache
 import os
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jupyter_distrib import payload
 from jupyter_distrib.events import Failure, Frame
@@ -35,8 +35,11 @@ _HINTS = {
 }
 
 
-def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) -> Failure:
-    """Everything about the exception that can be told without the object."""
+def describe(
+    error: BaseException, *, run: str, by_value: bool, absent: Mapping[str, str] | None = None, depth: int = 0
+) -> Failure:
+    """Everything about the exception that can be told without the object; for `absent` see `Cell`."""
+    absent = absent or {}
     name, message = type_name(type(error)), _text_of(error)
     packed = payload.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
     parcel = None
@@ -50,9 +53,11 @@ def describe(error: BaseException, *, run: str, by_value: bool, depth: int = 0) 
         type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
-        notes=(*_notes(error), *_hints(f"{name}: {message}")),
+        notes=(*_notes(error), *_hints(f"{name}: {message}"), *_story(error, absent)),
         parcel=parcel,
-        cause=describe(cause, run=run, by_value=by_value, depth=depth + 1) if cause and depth < _MAX_CAUSES else None,
+        cause=describe(cause, run=run, by_value=by_value, absent=absent, depth=depth + 1)
+        if cause and depth < _MAX_CAUSES
+        else None,
         code=_exit_status(error) if isinstance(error, SystemExit) else None,
     )
 
@@ -61,6 +66,14 @@ def _hints(text: str) -> Iterator[str]:
     yield from (hint for words, hint in _HINTS.items() if words in text)
     if hint := nccl_hint(text):
         yield hint
+
+
+def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
+    """Why a name of the cell, or of a function of the notebook, is not on this rank."""
+    if isinstance(error, NameError) and (story := absent.get(error.name or "")):
+        frames = [tb.tb_frame for tb in _walk(error.__traceback__)]
+        if frames and frames[-1].f_globals.get("__name__") == "__main__":
+            yield story
 
 
 def type_name(cls: type) -> str:

@@ -1,0 +1,111 @@
+"""A name that the ranks do not have although the notebook has it, or had it there: the error tells the story."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook import Notebook
+
+ON_TWO = "%%distributed --ranks 2\n"
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Iterator[Notebook]:
+    """The kernel of this module, without the names of other tests."""
+    yield shared_notebook
+    shared_notebook.forget()
+
+
+WRITER = """
+import threading
+class Writer:
+    def __init__(self): self.lock = threading.Lock()
+    def add(self, x): pass
+writer = Writer()
+"""
+SENTENCE = (
+    "`writer` (used on line {line}) holds a _thread.lock at writer.lock, which cannot be sent to the ranks "
+    "(cannot pickle '_thread.lock' object). Build it inside the cell."
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("def main():\n    if rank == 0:\n        writer.add(1)\nmain()", 4),
+        ("class Job:\n    def run(self):\n        writer.add(1)\nJob().run()", 4),
+        (
+            "def main():\n    try:\n        writer.add(1)\n    except NameError as error:\n        raise ValueError from error\nmain()",
+            4,
+        ),
+    ],
+)
+def test_what_was_left_out_is_named_with_its_path_and_line_when_a_rank_misses_it(
+    book: Notebook, body: str, line: int
+) -> None:
+    book.ok(WRITER)
+
+    outcome = book.fails(ON_TWO + body)
+
+    assert re.search(r"NameError: name 'writer' is not defined", outcome.traceback)
+    assert SENTENCE.format(line=line) in outcome.traceback
+
+
+def test_a_name_error_of_the_users_own_has_no_story(book: Notebook) -> None:
+    book.ok(WRITER)
+
+    outcome = book.fails(ON_TWO + "def unused(): return writer\nother")
+
+    assert outcome.ename == "NameError"
+    assert "cannot be sent" not in outcome.traceback
+
+
+KEPT_NOT = "Cell In[{number}] defined it on the ranks, where it ended with that run. Add `--keep model` to that cell."
+READERS = {
+    "a function of the notebook": ("def look(): return model", ON_TWO + "look()"),
+    "a function that a function of the notebook calls": (
+        "def deep(): return model\ndef look(): return deep()",
+        ON_TWO + "look()",
+    ),
+    "a method of the notebook": ("class A:\n    def look(self): return model\na = A()", ON_TWO + "a.look()"),
+    "a method in the cell": ("", ON_TWO + "class A:\n    def look(self): return model\nA().look()"),
+    "one branch of a function": ("", ON_TWO + "def main():\n    if rank == 0: print(model)\nmain()"),
+    "a string": ("", ON_TWO + "exec('print(model)')"),
+    "a distributed function": (
+        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef look(): return model",
+        "look()",
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_that_was_not_kept_is_told_wherever_it_is_read(book: Notebook, reader: str) -> None:
+    setup, cell = READERS[reader]
+    book.ok(ON_TWO + "model = 5")
+    number = int(book.ok("len(In) - 2").result)
+    book.ok(setup)
+
+    outcome = book.fails(cell)
+
+    assert outcome.ename == "NameError"
+    assert KEPT_NOT.format(number=number) in outcome.traceback
+
+
+def test_with_names_the_cell_that_did_not_keep_it(book: Notebook) -> None:
+    book.ok(ON_TWO + "model = 5")
+    number = int(book.ok("len(In) - 2").result)
+
+    outcome = book.fails("%%distributed --ranks 2 --with model\nexec('print(model)')")
+
+    assert outcome.ename == "CaptureError"
+    assert KEPT_NOT.format(number=number) in outcome.traceback
+
+
+def test_a_name_that_the_notebook_has_by_now_has_no_story(book: Notebook) -> None:
+    book.ok(ON_TWO + "model = 5")
+    book.ok("model = 6")
+
+    assert book.ok(ON_TWO + "def main(): return model\nmain()").result == "ranks 0-1: 6"
