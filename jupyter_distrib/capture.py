@@ -59,6 +59,8 @@ class Captured:
     """Names the cell binds at module level, in order."""
     imports: frozenset[str]
     """Those of them that an import binds."""
+    reads: frozenset[str]
+    """Names that it reads, or perhaps reads, before it binds them."""
     missing: tuple[tuple[str, int], ...]
     """Name and line of what it reads for certain although nobody has it."""
 
@@ -118,6 +120,7 @@ def capture(
         inputs=tuple(inputs.values()),
         defines=names.defines,
         imports=frozenset(_imported(program)),
+        reads=frozenset(need.name for need in names.needs),
         missing=tuple(
             (need.name, need.line)
             for need in names.needs

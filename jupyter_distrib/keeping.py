@@ -1,16 +1,53 @@
-"""Handles to what ranks keep of a run; they drop a value that nobody in the notebook has a handle to any more."""
+"""What ranks keep of a run: which names can be kept, and handles to the values.
+
+The ranks drop a value that nobody in the notebook has a handle to any more.
+"""
 
 from __future__ import annotations
 
 import queue
+import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
+from jupyter_distrib.capture import PROVIDED, Captured
 from jupyter_distrib.connection import Crew
-from jupyter_distrib.events import Forget
+from jupyter_distrib.errors import CaptureError
+from jupyter_distrib.events import Forget, Noted
+from jupyter_distrib.packing import Shipment
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.run import Run
+
+_BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__import__", "get_ipython"})
+"""A program that reads one of these may bind names that its text does not show."""
+
+
+def explain_unknown(
+    names: Iterable[str], captured: Captured, shipment: Shipment, notebook: Mapping[str, object]
+) -> CaptureError | None:
+    """Say which name of `--keep` no rank will have; None if each may come about. A training would be lost with it."""
+    if re.search(r"\bimport\s*\*", captured.cell.source):
+        return None
+    code = {*captured.reads, *shipment.names_in_code()}
+    known = {*captured.defines, *shipment.values}
+    for name in names:
+        if name in known or name in code or name in notebook or name in PROVIDED or code & _BINDS_ANYTHING:
+            continue
+        near = get_close_matches(name, [each for each in known if not each.startswith("_")], n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else "Define it in the cell, or leave it out."
+        return CaptureError(f"--keep names `{name}`, which this cell does not define. {hint}")
+    return None
+
+
+def note_missing(run: Run, names: Iterable[str]) -> None:
+    """Say which names of `--keep` no rank had when it came to the end of the cell."""
+    kept = {name for rank in run.record.ranks.values() for name in rank.kept}
+    if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
+        has = "has this name" if len(missing) == 1 else "has one of these names"
+        text = f"nothing is kept as {', '.join(missing)}: no rank {has} at the end of the cell"
+        run.deliver(Noted(run=run.id, rank=None, text=text), ())
 
 
 class Keeper:

@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib import comment, failures, frontend, line_magics, packing, session, settings, words
+from jupyter_distrib import comment, failures, frontend, keeping, line_magics, packing, session, settings, words
 from jupyter_distrib import options as declared
 from jupyter_distrib.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.doctor import Report
@@ -83,6 +83,8 @@ class DistributedMagics(Magics):
     def _start(self, captured: Captured, options: Options, known: settings.Settings) -> Run:
         here, notebook = session.current(), self.shell.user_ns
         shipment = packing.pack(captured.inputs, notebook)
+        if (unknown := keeping.explain_unknown(options.keep, captured, shipment, notebook)) is not None:
+            raise unknown
         absent = packing.absent(captured.cell.source, shipment, notebook, here.dropped)
         return here.start(
             replace(captured.cell, absent=absent),
@@ -120,6 +122,7 @@ class DistributedMagics(Magics):
         before = {name: notebook.get(name) for name in options.keep}
 
         def take_over(run: Run) -> None:
+            keeping.note_missing(run, options.keep)
             handles = here.handles(run, options.keep)
             for name, handle in handles.items():
                 if not options.detach or notebook.get(name) is before[name]:

@@ -7,7 +7,7 @@ Names that the ranks will not have, although the notebook has or had them, go al
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
@@ -27,6 +27,14 @@ class Shipment:
     packed: payload.Packed
     left_out: dict[str, str]
     """Those that do not, since the cell may do without them, and why."""
+
+    def names_in_code(self) -> Iterator[str]:
+        """What functions of the notebook that travel look up or bind as globals, and attributes."""
+        codes = [item.__code__ for item in self.packed.sent if isinstance(item, FunctionType)]
+        while codes:
+            code = codes.pop()
+            yield from code.co_names
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> Shipment:
@@ -61,16 +69,8 @@ def absent(
 ) -> dict[str, str]:
     """Names that the cell, or code that travels with it, may miss on the ranks, and why they are not there."""
     gone = dropped.keys() - namespace.keys()
-    mentioned = {*re.findall(r"[^\W\d]\w*", source), *_names_in(shipment.packed.sent)} if gone else set()
+    mentioned = {*re.findall(r"[^\W\d]\w*", source), *shipment.names_in_code()} if gone else set()
     return {**{name: dropped[name].told(name) for name in gone & mentioned}, **shipment.left_out}
-
-
-def _names_in(sent: Iterable[object]) -> Iterator[str]:
-    codes = [item.__code__ for item in sent if isinstance(item, FunctionType)]
-    while codes:
-        code = codes.pop()
-        yield from code.co_names
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _sentence(culprit: payload.Culprit, item: Input) -> str:

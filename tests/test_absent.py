@@ -1,4 +1,4 @@
-"""A name that the ranks do not have although the notebook has it, or had it there: the error tells the story."""
+"""A name that the ranks do not have, though the notebook has it, or had it there, or `--keep` names it: this is told."""
 
 from __future__ import annotations
 
@@ -109,3 +109,54 @@ def test_a_name_that_the_notebook_has_by_now_has_no_story(book: Notebook) -> Non
     book.ok("model = 6")
 
     assert book.ok(ON_TWO + "def main(): return model\nmain()").result == "ranks 0-1: 6"
+
+
+# ---------------------------------------------------------------------------------------------------- --keep
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import torch\nmodel = torch.nn.Linear(2, 2)\nprint('never')",
+        "import sys\nclass model: pass\nmodel.modle = 1\nprint('never')",
+    ],
+)
+def test_a_misspelt_name_to_keep_is_refused_before_the_start(book: Notebook, body: str) -> None:
+    outcome = book.fails("%%distributed --ranks 2 --keep modle\n" + body)
+
+    assert outcome.traceback == (
+        "CaptureError: --keep names `modle`, which this cell does not define. Did you mean `model`?"
+    )
+    assert "never" not in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("setup", "body"),
+    [
+        ("", "exec('mo' + 'del = rank')"),
+        ("", "globals()['mo' + 'del'] = rank"),
+        ("", "def set_up():\n    global model\n    model = rank\nset_up()"),
+        ("def set_up():\n    global model\n    model = 1", "set_up()"),
+        ("model = 1", "def look(): return model\nlook()"),
+        ("def look(): return model\nmodel = 1", "look()"),
+        ("import os; open('all_of_it.py', 'w').write('model = 1')", "from all_of_it import *"),
+    ],
+)
+def test_a_name_that_comes_about_in_other_ways_is_kept(book: Notebook, setup: str, body: str) -> None:
+    book.ok(setup)
+
+    outcome = book.ok("%%distributed --ranks 2 --keep model\n" + body)
+
+    assert "no rank" not in outcome.text
+    assert "RankValue" in book.ok("type(model)").result
+
+
+def test_a_name_to_keep_that_no_rank_had_in_the_end_is_noted(book: Notebook) -> None:
+    outcome = book.ok("%%distributed --ranks 2 --keep model,other\nother = 1\nif rank > 5: model = 1")
+
+    assert "nothing is kept as `model`: no rank has this name at the end of the cell" in outcome.view
+    assert "`other`" not in outcome.view
+
+
+def test_a_name_to_keep_that_one_rank_has_is_not_noted(book: Notebook) -> None:
+    assert book.ok("%%distributed --ranks 2 --keep model\nif rank == 1: model = 1").view == ""
