@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
-from jupyter_distrib import payload, words
+from jupyter_distrib import payload, weights
 from jupyter_distrib.capture import Dropped, Input
 from jupyter_distrib.errors import PayloadError
-
-LARGE_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +57,9 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> Shipment:
             left_out[culprit.name] = sentence
             del travelling[culprit.name]
         else:
-            if packed.size_bytes > LARGE_BYTES:
-                _warn_of_large(travelling, namespace)
+            if packed.size_bytes > weights.LARGE_BYTES:
+                sent = tuple(item for item in inputs if item.name in travelling)
+                print(weights.warning(sent, namespace, packed.size_bytes))
             return Shipment(values=travelling, packed=packed, left_out=left_out)
 
 
@@ -81,11 +80,3 @@ def _sentence(culprit: payload.Culprit, item: Input) -> str:
         f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks "
         f"({culprit.reason}). Build it inside the cell."
     )
-
-
-def _warn_of_large(inputs: Mapping[str, object], namespace: dict[str, object]) -> None:
-    for name, size in payload.sizes(inputs, namespace).items():
-        if size > LARGE_BYTES:
-            print(
-                f"`{name}` ({words.size(size)}) is captured and sent once per node. Load it in the cell to avoid this."
-            )
