@@ -1,4 +1,5 @@
-"""Why nothing moves: who waits for whom, from what is known of each rank. Runs in the agent; pure.
+"""Why nothing moves: who waits for whom, from what is known of each rank. Runs in the agent, or for
+ranks of several nodes in the gate; pure.
 
     looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
 
@@ -11,9 +12,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from jupyter_distrib.events import GroupLook, Place, Probed
+from jupyter_distrib.events import GroupLook, Look, Place
 from jupyter_distrib.words import rank_list
 
 STALL_S = 5.0
@@ -26,32 +26,6 @@ _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scat
 _PAIRWISE = ("recv", "send", "recv_object_list", "send_object_list", "wait")
 """Not every rank takes part, and nothing tells which other one does."""
 _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
-State = Literal["running", "stopped", "traced", "silent", "left"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What is known of one rank."""
-
-    rank: int
-    state: State
-    """`stopped` by SIGSTOP, `traced` by a debugger, `silent`: C code does not let it answer, `left` the cell."""
-    pid: int = 0
-    seen: Probed | None = None
-    """Its last answer."""
-    line: int | None = None
-    """Of a silent rank: where it is now."""
-
-    @property
-    def at(self) -> int | None:
-        """The line of the cell that it is in."""
-        match self.state:
-            case "left":
-                return None
-            case "silent" if self.line is not None:
-                return self.line
-            case _:
-                return self.seen.line if self.seen else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +60,7 @@ def diagnose(looks: Sequence[Look], *, source: str = "") -> Diagnosis | None:
     """None if nothing is wrong, or not for long enough yet.
 
     Args:
-        looks: One for each rank of the run that this agent has.
+        looks: One for each rank of the run.
         source: Of the cell, numbered as the ranks number it.
     """
     scene = _Scene(looks=looks, source=source)
@@ -128,6 +102,17 @@ def _in_group(group: GroupLook, call: str) -> _Wait:
 
 def _unmoved_s(look: Look) -> float:
     return look.seen.unmoved_s if look.seen else 0.0
+
+
+def _at(look: Look) -> int | None:
+    """The line of the cell that it is in."""
+    match look.state:
+        case "left":
+            return None
+        case "silent" if look.line is not None:
+            return look.line
+        case _:
+            return look.seen.line if look.seen else None
 
 
 # ---------------------------------------------------------------------------------------------------- sentences
@@ -176,12 +161,12 @@ class _Scene:
         return [told, *self._elsewhere(missing)]
 
     def place(self, look: Look) -> Place:
-        return Place(rank=look.rank, where=self._doing(look), line=look.at, waiting=look.rank in self.waits)
+        return Place(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
 
     def _is_alone(self, ranks: Sequence[int], missing: Sequence[int]) -> bool:
         """Whether these few got there by an `if` that asks for the rank."""
         few = len(ranks) < len(missing) and not any(rank in self.waits for rank in missing)
-        return few and bool(_condition(self.by_rank[ranks[0]].at, self._source))
+        return few and bool(_condition(_at(self.by_rank[ranks[0]]), self._source))
 
     def _all_there(self, ranks: Sequence[int], waited_s: float) -> list[str]:
         wait = self.waits[ranks[0]]
@@ -211,7 +196,7 @@ class _Scene:
         for rank in missing:
             look = self.by_rank[rank]
             if look.state not in ("stopped", "traced"):  # told already
-                alike.setdefault((self._doing(look), look.at), []).append(rank)
+                alike.setdefault((self._doing(look), _at(look)), []).append(rank)
         return [
             f"{rank_list(ranks, sentence=True)} {_verb(doing, ranks)}{f' (line {line})' if line else ''}."
             for (doing, line), ranks in alike.items()
@@ -234,11 +219,11 @@ class _Scene:
 
     def _name(self, wait: _Wait) -> str:
         """`all_reduce #2`, and of which ranks if there are groups of fewer than all."""
-        subgroup = wait.ranks and any(rank not in wait.ranks for rank in self.by_rank)
+        subgroup = wait.ranks and not self.by_rank.keys() <= set(wait.ranks)
         return f"{wait} of {rank_list(wait.ranks)}" if subgroup else str(wait)
 
     def _where(self, ranks: Sequence[int]) -> str:
-        lines = sorted({line for rank in ranks if (line := self.by_rank[rank].at)})
+        lines = sorted({line for rank in ranks if (line := _at(self.by_rank[rank]))})
         if len(lines) != 1:
             return f" (lines {', '.join(map(str, lines))})" if lines else ""
         condition = _condition(lines[0], self._source)

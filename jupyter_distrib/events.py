@@ -13,6 +13,7 @@ Times named `at_s` are the node's monotonic clock in seconds; they order the eve
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 PROTOCOL = 4
 """Raised whenever a class below changes its fields; part of the agent's fingerprint."""
@@ -228,7 +229,7 @@ class Execute:
     inputs: Parcel
     setting: Setting
     run_size: int = 0
-    """Ranks of the run on all nodes, where `ranks` are those of one; 0: there are no others."""
+    """Ranks of the run on all nodes, where `ranks` are those of one, and a gate looks after all; 0: there is none."""
     detached: bool = False
     timeout_s: float | None = None
     """The agent stops the run after this long and says so with `TimedOut`."""
@@ -336,7 +337,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Agent to worker: where is the main thread? Answered at once by `Probed`, from the control thread."""
+    """Agent to worker: where is the main thread? Answered at once by `Probed`, from the control thread. From the gate
+    to an agent: have all of the run's ranks look deep, since ranks of other nodes seem to wait."""
 
     run: str
     deep: bool = False
@@ -378,6 +380,28 @@ class Probed:
     """For so long the main thread has used no processor time."""
     groups: tuple[GroupLook, ...] | None
     """None if it has not looked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What an agent knows of one rank that executes a cell."""
+
+    rank: int
+    state: Literal["running", "stopped", "traced", "silent", "left"]
+    """`stopped` by SIGSTOP, `traced` by a debugger, `silent`: C code does not let it answer, `left` the cell."""
+    pid: int = 0
+    seen: Probed | None = None
+    """Its last answer."""
+    line: int | None = None
+    """Of a silent rank: where it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """Agent to gate, once a second: what it knows of its ranks of a run that may have others elsewhere."""
+
+    run: str
+    looks: tuple[Look, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -753,6 +777,7 @@ Event = (
     | CrewQueued
     | Regrouped
     | Connected
+    | Looked
     | CrewClosed
     | CrewChanged
     | RunEvent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_distrib.diagnose import Look, State, diagnose, is_suspicious
-from jupyter_distrib.events import GroupLook, Place, Probed
+from jupyter_distrib.diagnose import diagnose, is_suspicious
+from jupyter_distrib.events import GroupLook, Look, Place, Probed
 
 CELL = """import torch.distributed as dist
 for batch in data:
@@ -53,7 +53,7 @@ def group(
     return GroupLook(name="0", ranks=ranks, entered=entered, number=number, op=op, tensors=tensors, spins=spins)
 
 
-def look(rank: int, probed: Probed | None = None, state: State = "running", line: int | None = None) -> Look:
+def look(rank: int, probed: Probed | None = None, state: str = "running", line: int | None = None) -> Look:
     return Look(rank=rank, state=state, pid=4000 + rank, seen=probed, line=line)
 
 
@@ -187,7 +187,7 @@ def test_a_message_between_two_ranks() -> None:
         ("traced", "Rank 2 (pid 4002) is held by a debugger."),
     ],
 )
-def test_a_stopped_rank_is_named_at_once(state: State, words: str) -> None:
+def test_a_stopped_rank_is_named_at_once(state: str, words: str) -> None:
     assert text(computes(0), look(2, state=state)) == words
 
 

@@ -27,15 +27,22 @@ from jupyter_distrib.events import (
     Exited,
     Failed,
     Failure,
+    GroupLook,
     Interrupted,
+    Look,
+    Looked,
     Meet,
+    Moved,
     OpenCrew,
     Parcel,
     Part,
+    Probe,
+    Probed,
     Regrouped,
     Renew,
     Returned,
     Setting,
+    Stalled,
     Stop,
     TimedOut,
     WorkerInfo,
@@ -226,6 +233,72 @@ def test_a_time_limit_is_told_and_stops_all_nodes(gathering: Gathering) -> None:
     gathering.loop.pass_s(5.0)
     assert [event.limit_s for event in gathering.told if isinstance(event, TimedOut)] == [5.0]
     assert all(node.last(Stop) == Stop(run="r") for node in gathering.nodes)
+
+
+def look(rank: int, line: int, *, waits_s: float = 0.0) -> Look:
+    """Of a rank that has called the first all_reduce if it waits, and else computes."""
+    group = GroupLook(name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce")
+    call = "all_reduce" if waits_s else ""
+    seen = Probed(
+        run="r", rank=rank, line=line, function="", call=call, unmoved_s=waits_s, idle_s=waits_s, groups=(group,)
+    )
+    return Look(rank=rank, state="running", pid=100 + rank, seen=seen)
+
+
+def looked(gathering: Gathering, *looks: Look) -> None:
+    for node in range(2):
+        gathering.crew.heard(node, Looked(run="r", looks=tuple(each for each in looks if each.rank // 2 == node)))
+    gathering.loop.pass_s(1.0)
+
+
+def stalls(gathering: Gathering) -> list[str]:
+    """What was said of them, in order."""
+    told = [event for event in gathering.told if isinstance(event, Stalled | Moved)]
+    return [event.text if isinstance(event, Stalled) else "moved" for event in told]
+
+
+WAITS = "Rank 3 has not reached all_reduce #1; ranks 0-2 wait there (line 4). Rank 3 runs the cell (line 3)."
+
+
+def test_who_is_waited_for_is_told_as_if_all_ranks_were_on_one_node(gathering: Gathering) -> None:
+    gathering.run()
+    for waits_s in (6.0, 31.0):
+        looked(gathering, *(look(rank, 4, waits_s=waits_s) for rank in range(3)), look(3, 3))
+    assert stalls(gathering) == [WAITS], "once, and never that all of them are there"
+    looked(gathering, *(look(rank, 6) for rank in range(4)))
+    assert stalls(gathering) == [WAITS, "moved"]
+
+
+def test_ranks_of_which_nothing_was_heard_yet_have_not_come_and_those_that_have_ended_have_left(
+    gathering: Gathering,
+) -> None:
+    gathering.run()
+    gathering.crew.heard(1, Returned(run="r", rank=2, value=None))
+    gathering.crew.heard(1, Returned(run="r", rank=3, value=None))
+    gathering.end(1)
+    looked(gathering, look(0, 4, waits_s=6.0))
+    (told,) = stalls(gathering)
+    assert told == (
+        "Ranks 1-3 have not reached all_reduce #1; rank 0 waits there (line 4). Rank 1 runs the cell. "
+        "Ranks 2-3 have left the cell."
+    )
+
+
+def test_all_nodes_look_closer_when_ranks_of_one_wait(gathering: Gathering) -> None:
+    gathering.run()
+    looks = [*(look(rank, 4, waits_s=4.0) for rank in range(2)), *(look(rank, 3) for rank in (2, 3))]
+    for _ in range(3):
+        looked(gathering, *looks)
+    assert gathering.nodes[1].last(Probe) == Probe(run="r", deep=True)
+
+
+def test_a_hang_timeout_is_told_once_and_stops_all_nodes(gathering: Gathering) -> None:
+    gathering.run(hang_timeout_s=10.0)
+    for waits_s in (9.0, 10.0, 11.0):
+        looked(gathering, *(look(rank, 4, waits_s=waits_s) for rank in range(3)), look(3, 3))
+    assert [(event.limit_s, event.stalled) for event in gathering.told if isinstance(event, TimedOut)] == [(10.0, True)]
+    assert [sum(isinstance(command, Stop) for command in node.got) for node in gathering.nodes] == [1, 1]
+    assert stalls(gathering) == [WAITS]
 
 
 def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Gathering) -> None:

@@ -101,6 +101,11 @@ class NodeRun:
         if self.watch is not None:
             self.watch.close()
 
+    def look_closer(self) -> None:
+        """See `Watch.look_closer`."""
+        if self.watch is not None:
+            self.watch.look_closer()
+
     def time_out(self, limit_s: float) -> None:
         self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()

@@ -50,6 +50,7 @@ from jupyter_distrib.events import (
     Message,
     OpenCrew,
     Part,
+    Probe,
     Renew,
     Stop,
     Welcomed,
@@ -200,6 +201,10 @@ class Agent:
                 for crew in client.crews.values():
                     if crew.is_for(command.run):
                         crew.part(command)
+            case Probe():
+                for crew in client.crews.values():
+                    if crew.run is not None and crew.is_for(command.run):
+                        crew.run.look_closer()
             case Ask():
                 self._tell(client, Answered(question=command.question, answer=self._answer()))
             case Attach():

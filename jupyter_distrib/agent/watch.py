@@ -1,7 +1,8 @@
 """Watches the ranks of one run, once a second: what they use, whether one is stopped, and who waits for whom.
 
     tick --> usage of each rank                  --> Sampled
-         --> Probe to each rank, Probed from it  --> diagnose() --> Stalled, Moved
+         --> Probe to each rank, Probed from it  --> Stalls --> Stalled, Moved
+                                                 or Looked, to a gate, which sees the ranks of other nodes too
 
 Runs in the agent's loop, and only while a cell does. Never ends a rank by itself: only `--hang-timeout` has the whole
 run stopped, by the same ladder as the user's Stop.
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from jupyter_distrib.agent import death, usage
 from jupyter_distrib.agent.gpu_usage import GpuReader
 from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.rank import Rank
-from jupyter_distrib.diagnose import Diagnosis, Look, State, diagnose, is_suspicious
-from jupyter_distrib.events import Execute, Moved, Probe, Probed, RunEvent, Sampled, Stalled, TimedOut
+from jupyter_distrib.agent.stalls import Stalls
+from jupyter_distrib.diagnose import is_suspicious
+from jupyter_distrib.events import Event, Execute, Look, Looked, Probe, Probed, Sampled
 
 FIRST_S = 0.3
 TICK_S = 1.0
@@ -44,11 +47,14 @@ class Watch:
         *,
         ranks: Callable[[], Mapping[int, Rank]],
         gpus: Mapping[int, str],
-        tell: Callable[[RunEvent], None],
+        tell: Callable[[Event], None],
         stop: Callable[[], None],
     ) -> None:
         self._command, self._loop, self._ranks, self._gpus = command, loop, ranks, gpus
-        self._tell, self._stop = tell, stop
+        self._tell = tell
+        self._stalls = Stalls(command, tell=tell, stop=stop)
+        self._closer = False
+        """A gate wants a closer look at the next tick."""
         self._reader: GpuReader | None = None
         self._used: dict[int, tuple[usage.Usage, float]] = {}
         self._halted: set[int] = set()
@@ -56,7 +62,6 @@ class Watch:
         self._seen: dict[int, Probed] = {}
         self._asked_s: dict[int, float] = {}
         """When a rank was asked something that it has not answered yet."""
-        self._stall = Diagnosis(text="", places=(), waited_s=0.0)
         self._ticks = 0
         self._timer: Timer = loop.later(FIRST_S, self._tick)
 
@@ -70,6 +75,10 @@ class Watch:
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event
 
+    def look_closer(self) -> None:
+        """Ranks of other nodes seem to wait for those here."""
+        self._closer = True
+
     def _tick(self) -> None:
         self._timer = self._loop.later(TICK_S, self._tick)
         self._ticks += 1
@@ -79,8 +88,12 @@ class Watch:
         for number, rank in ranks.items():
             self._sample(number, rank)
         looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
-        self._conclude(diagnose(looks, source=self._command.cell.source))
-        deep = self._ticks % DEEP_EVERY == 0 and is_suspicious(looks)
+        if self._command.run_size:
+            self._tell(Looked(run=self._command.run, looks=tuple(looks)))
+            deep, self._closer = self._closer, False
+        else:
+            self._stalls.judge(looks)
+            deep = self._ticks % DEEP_EVERY == 0 and is_suspicious(looks)
         for number, rank in ranks.items():
             self._ask(number, rank, deep=deep)
 
@@ -120,7 +133,7 @@ class Watch:
             line = frames[-1].line if frames else None
         return Look(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
 
-    def _state(self, number: int) -> State:
+    def _state(self, number: int) -> Literal["running", "stopped", "traced", "silent"]:
         if number in self._halted:
             return "traced" if self._used[number][0].state == "t" else "stopped"
         asked_s = self._asked_s.get(number)
@@ -133,7 +146,7 @@ class Watch:
                 if number not in self._asked_s:
                     self._asked_s[number] = time.monotonic()
                     rank.post(Probe(run=self._command.run, deep=deep))
-            case "silent" if self._used[number][0].state == "R" and is_suspicious(self._others(number)):
+            case "silent" if self._used[number][0].state == "R" and (deep or is_suspicious(self._others(number))):
                 rank.ask_place()  # not when C code waits for the system: the signal would end some of those waits early
 
     def _others(self, number: int) -> Sequence[Look]:
@@ -142,19 +155,3 @@ class Watch:
             for other, seen in self._seen.items()
             if other != number and other in self._ranks()
         ]
-
-    def _conclude(self, found: Diagnosis | None) -> None:
-        run, now_s = self._command.run, time.monotonic()
-        if found is None:
-            if self._stall.text:
-                self._tell(Moved(run=run, at_s=now_s))
-            self._stall = Diagnosis(text="", places=(), waited_s=0.0)
-            return
-        if (found.text, found.places) != (self._stall.text, self._stall.places):
-            self._tell(Stalled(run=run, text=found.text, places=found.places, at_s=now_s))
-        self._stall = found
-        limit_s = self._command.hang_timeout_s
-        if limit_s is not None and found.waited_s >= limit_s:
-            self._tell(TimedOut(run=run, limit_s=limit_s, stalled=True, at_s=now_s))
-            self._timer.cancel()
-            self._stop()

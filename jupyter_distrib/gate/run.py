@@ -1,7 +1,7 @@
 """One run whose ranks are on several nodes. Runs in the gate's loop.
 
 What only somebody who sees all nodes can do for a run is done here: the others are stopped when ranks of one node fail,
-the far ends of cut connections are cut, and the run ends once.
+the far ends of cut connections are cut, who waits for whom is told, and the run ends once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from jupyter_distrib.events import (
     Exited,
     Failed,
     Interrupted,
+    Looked,
     Part,
+    Probe,
     Returned,
     Stop,
     TimedOut,
 )
+from jupyter_distrib.gate.watch import SpreadWatch
 
 FAILURE_GRACE_S = 0.1
 """How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
@@ -79,6 +82,14 @@ class SpreadRun:
         self._wrote = False
         self._fetching = 0
         self._timers: list[Timer] = []
+        self._watch = SpreadWatch(
+            command,
+            loop,
+            ranks=lambda: {rank for ranks in self.ranks.values() for rank in ranks},
+            look_closer=self._look_closer,
+            tell=lambda event: tell(event, ()),
+            stop=self.stop,
+        )
 
     @property
     def log_directory(self) -> str:
@@ -101,8 +112,13 @@ class SpreadRun:
         self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()
 
+    def _look_closer(self) -> None:
+        for node in self._going:
+            self._nodes[node].send(Probe(run=self.command.run, deep=True))
+
     def stop(self, *, force: bool = False, but: int = -1) -> None:
         """Stop its ranks on all nodes but one."""
+        self._watch.close()  # where ranks were before they were stopped is what helps
         for node in self._going - {but}:
             self._nodes[node].send(Stop(run=self.command.run, force=force))
 
@@ -114,6 +130,8 @@ class SpreadRun:
             case Connected():
                 for other in self._going - {node}:
                     self._nodes[other].send(Part(run=event.run, ends=event.ends))
+            case Looked():
+                self._watch.heard(event)
             case Ended():
                 self._ended(node, event)
             case Returned() | Failed() | Interrupted() | Exited():
@@ -150,6 +168,7 @@ class SpreadRun:
             self._finish()
 
     def _finish(self) -> None:
+        self._watch.close()
         for timer in self._timers:
             timer.cancel()
         on_over, self._on_over = self._on_over, lambda run: None

@@ -90,6 +90,20 @@ def test_a_time_limit_holds_on_all_nodes(book: Notebook) -> None:
     assert_good(book)
 
 
+def test_who_is_waited_for_on_another_node_is_named_and_a_hang_timeout_ends_the_run_there_too(book: Notebook) -> None:
+    outcome = book.fails(
+        "%%distributed --strategy ddp --hang-timeout 7\nimport time, torch, torch.distributed as dist\n"
+        "if rank >= 2:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"
+    )
+    assert outcome.ename == "RunTimeout", outcome.text
+    assert (
+        "its --hang-timeout is 7 s. Ranks 2-3 have not reached all_reduce #1; ranks 0-1 wait there (line 5). "
+        "Ranks 2-3 run the cell (line 4)."
+    ) in outcome.traceback, outcome.traceback
+    assert outcome.wall_s < 30
+    assert_good(book)
+
+
 def test_an_agent_that_is_killed_is_told_and_replaced(book: Notebook) -> None:
     agents = processes(book, "os.getppid()")
     book.start("%%distributed\nimport time\nprint('in', flush=True)\ntime.sleep(100)")
