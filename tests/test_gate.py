@@ -84,13 +84,21 @@ class FakeNode:
     host: str = "10.0.0.1"
     interface: str = "eth0"
     got: list[Command] = field(default_factory=list)
-    fetching: list[Callable[[], None]] = field(default_factory=list)
+    fetching: list[tuple[Path, Callable[[], None]]] = field(default_factory=list)
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         self.got.append(command)
 
     def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        self.fetching.append(done)
+        self.fetching.append((directory, done))
+
+    def answer(self, *logs: str) -> None:
+        """Bring these logs, as they were asked for."""
+        directory, done = self.fetching.pop(0)
+        directory.mkdir(exist_ok=True)
+        for name in logs:
+            (directory / name).touch()
+        done()
 
     def last(self, kind: type) -> Any:
         return next(command for command in reversed(self.got) if isinstance(command, kind))
@@ -109,14 +117,15 @@ class FakePlace:
 class Gathering:
     """A crew of two nodes with two ranks each, opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
         self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
         self.nodes = [FakeNode("node a"), FakeNode("node b")]
         self.crew = Crew(
             OpenCrew(crew="c", size=4, gpus=False),
             loop=self.loop,  # type: ignore[arg-type]
             place=self.place,
-            logs=Path("/logs"),
+            logs=logs,
             tell=lambda event, fds: self.told.append(event),
         )
         self.crew.open()
@@ -145,8 +154,8 @@ class Gathering:
 
 
 @pytest.fixture
-def gathering() -> Gathering:
-    return Gathering()
+def gathering(tmp_path: Path) -> Gathering:
+    return Gathering(tmp_path)
 
 
 def test_it_is_one_crew_to_the_notebook(gathering: Gathering) -> None:
@@ -167,8 +176,8 @@ def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gath
     gathering.end(0, log_directory="/there")
     gathering.end(1)
     assert gathering.ends() == []
-    gathering.nodes[0].fetching[0]()
-    assert [event.log_directory for event in gathering.ends()] == ["/logs/r"]
+    gathering.nodes[0].answer("rank0.log")
+    assert [event.log_directory for event in gathering.ends()] == [str(gathering.logs / "r")]
     assert list(gathering.crew.kept) == ["r/model"]
     assert gathering.crew.idle
 
@@ -213,19 +222,46 @@ def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) ->
     assert len(gathering.ends()) == 2
 
 
-def test_ranks_of_a_lost_node_are_lost_and_the_others_stopped(gathering: Gathering) -> None:
+def gone(gathering: Gathering) -> list[tuple[int, int, bool]]:
+    return [(event.rank, event.pid, event.asked) for event in gathering.told if isinstance(event, Exited)]
+
+
+def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brought(gathering: Gathering) -> None:
     gathering.run()
     gathering.crew.lost(1, "it was switched off")
-    gone = [event for event in gathering.told if isinstance(event, Exited)]
-    assert [(event.rank, event.pid, event.asked) for event in gone] == [
-        (2, 102, False),
-        (3, 103, False),
-        (0, 100, True),
-        (1, 101, True),
-    ]
-    assert gone[0].last_lines == ("node b was lost: it was switched off",)
-    assert len(gathering.ends()) == 1
+    assert gone(gathering) == [(2, 102, False), (3, 103, False)]
+    told = next(event for event in gathering.told if isinstance(event, Exited))
+    assert told.last_lines == ("node b was lost: it was switched off",)
+    assert gathering.nodes[0].last(Stop) == Stop(run="r", force=True)
+    for rank in range(2):
+        gathering.crew.heard(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
+    gathering.end(0, log_directory="/there")
+    gathering.nodes[0].answer("rank0.log")
+    assert gathering.ends() == [], "only its agent may have gone"
+    assert not gathering.place.given_back
+    gathering.nodes[1].answer()
+    assert [event.log_directory for event in gathering.ends()] == [str(gathering.logs / "r")]
     assert isinstance(gathering.told[-1], CrewClosed)
+
+
+def test_nodes_that_do_not_answer_any_more_hold_up_the_end_for_seconds_only(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.crew.lost(1, "it was switched off")
+    gathering.crew.lost(0, "it was switched off too")
+    gathering.loop.pass_s(5.0)
+    assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, False), (1, 101, False)]
+    assert [event.log_directory for event in gathering.ends()] == [""]
+    assert [event.reason for event in gathering.told if isinstance(event, CrewClosed)] == [
+        "node b was lost: it was switched off"
+    ]
+
+
+def test_ranks_that_cannot_be_killed_are_given_up(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.crew.lost(1, "it was switched off")
+    gathering.loop.pass_s(5.0)
+    assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, True), (1, 101, True)]
+    assert len(gathering.ends()) == 1
 
 
 def test_a_time_limit_is_told_and_stops_all_nodes(gathering: Gathering) -> None:
@@ -305,7 +341,10 @@ def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Ga
     gathering.run()
     gathering.end(0, log_directory="/there")
     gathering.crew.lost(1, "gone")
-    gathering.nodes[0].fetching[0]()
+    gathering.loop.pass_s(5.0)
+    assert len(gathering.ends()) == 1
+    gathering.nodes[0].answer()
+    gathering.nodes[1].answer()
     assert len(gathering.ends()) == 1
 
 

@@ -84,7 +84,8 @@ class Crew:
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
         self._renewing: Timer | None = None
-        self._ending = False
+        self._ending = ""
+        """Why the crew closes as soon as its run is over."""
         self._queued: Queued | None = None
 
     @property
@@ -170,7 +171,7 @@ class Crew:
                 self.refuse(self._on_node(node, event.reason))
             case CrewClosed():
                 self.lost(node, event.reason or "its ranks were taken away")
-            case CrewChanged():
+            case CrewChanged() if not self._ending:
                 self._infos[node] = event.workers
                 self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=event.lost), ())
                 self._renew()
@@ -252,6 +253,8 @@ class Crew:
             self._renew()
         run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.log_directory), ())
         self.on_ended(run)
+        if self._ending and not self.closed:
+            self._close()
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -264,20 +267,23 @@ class Crew:
 
     def end(self, reason: str, dead: set[int]) -> None:
         """Give the crew up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""
-        run = self.run
         if not self._infos or len(self._infos) < len(self._shares):
             return self.refuse(reason)
+        self._ending = self._ending or reason
         if self._queued is not None:
             queued, self._queued = self._queued, None
             queued.cancel()
-        if run is not None:
-            self._lose(run, reason, dead)
-        self.on_closed()
-        self.tell(CrewClosed(crew=self.name, reason=reason), ())
+        if self.run is None:
+            return self._close()
+        self.run.lose(reason, dead, self._pids())
 
-    def _lose(self, run: SpreadRun, reason: str, dead: set[int]) -> None:
-        self._ending = True
-        run.lose(reason, dead, {info.rank: info.pid for infos in self._infos.values() for info in infos})
+    def _close(self) -> None:
+        self.on_closed()
+        self.tell(CrewClosed(crew=self.name, reason=self._ending), ())
+
+    def _pids(self) -> dict[int, int]:
+        """Of all ranks."""
+        return {info.rank: info.pid for infos in self._infos.values() for info in infos}
 
     def forget(self, command: Forget) -> None:
         for key in command.keys:
@@ -287,10 +293,11 @@ class Crew:
 
     def close(self, *, force: bool, reason: str = "") -> None:
         self.closed = True
+        self._ending = self._ending or reason or "its ranks were stopped"
         if self._queued is not None:
             self._queued.cancel()
         if self.run is not None:
-            self._lose(self.run, reason or "its ranks were stopped", set())
+            self.run.give_up(self._pids(), self._ending)
         if self._renewing is not None:
             self._renewing.cancel()
         if not force:

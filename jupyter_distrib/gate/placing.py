@@ -62,14 +62,22 @@ class RayNode:
         if isinstance(command, Execute) and not self._shared:
             files, gone = self._project.changes(command.setting.directory, command.setting.path)
             if files or gone:
-                self.actor.bring.remote(files, gone)
+                self._order("bring", files, gone)
             self._warn(command.run)
         frame = encode(command, len(fds))
         if fds:
             assert isinstance(command, Execute)
-            self.actor.send.remote(frame, self._place.put(command.run, fds[0]))
+            self._order("send", frame, self._place.put(command.run, fds[0]))
         else:
-            self.actor.send.remote(frame)
+            self._order("send", frame)
+
+    def _order(self, method: str, *arguments: Any) -> Any:
+        """Ask the actor for something. None if the cluster has gone: Ray Client raises at once."""
+        try:
+            return getattr(self.actor, method).remote(*arguments)
+        except Exception:  # noqa: BLE001 - Ray raises all kinds; who listens to the actor is told too
+            traceback.print_exc()  # into the gate's log
+            return None
 
     def _warn(self, run: str) -> None:
         """Once for all nodes, that not all files are there."""
@@ -121,7 +129,9 @@ class RayNode:
             os.close(fd)
 
     def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        self.actor.logs.remote(run).future().add_done_callback(
+        if (asked := self._order("logs", run)) is None:
+            return self._place.calls.put(done)
+        asked.future().add_done_callback(
             lambda future: self._place.calls.put(lambda: _write_logs(future, directory, done))
         )
 

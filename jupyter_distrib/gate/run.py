@@ -34,6 +34,8 @@ from jupyter_distrib.gate.watch import SpreadWatch
 
 FAILURE_GRACE_S = 0.1
 """How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
+LOGS_S = 5.0
+"""How long the end of a run waits for the logs after a node was lost."""
 
 
 class Node(Protocol):
@@ -79,7 +81,6 @@ class SpreadRun:
         self._nodes, self._loop, self._logs, self._on_over = nodes, loop, logs / command.run, on_over
         self._going = set(ranks)
         """Nodes that have not said that they have ended."""
-        self._wrote = False
         self._fetching = 0
         self._timers: list[Timer] = []
         self._watch = SpreadWatch(
@@ -93,7 +94,7 @@ class SpreadRun:
 
     @property
     def log_directory(self) -> str:
-        return str(self._logs) if self._wrote else ""
+        return str(self._logs) if any(self._logs.glob("rank*.log")) else ""
 
     def start(self, fds: Sequence[int]) -> None:
         """Hand the cell to the nodes of its ranks."""
@@ -154,10 +155,12 @@ class SpreadRun:
         self.clean &= event.clean
         self.sequences |= set(event.sequences)
         if event.log_directory:
-            self._wrote = True
-            self._fetching += 1
-            self._nodes[node].fetch_logs(event.run, self._logs, self._fetched)
+            self._fetch(node)
         self._finish_if_over()
+
+    def _fetch(self, node: int) -> None:
+        self._fetching += 1
+        self._nodes[node].fetch_logs(self.command.run, self._logs, self._fetched)
 
     def _fetched(self) -> None:
         self._fetching -= 1
@@ -168,27 +171,44 @@ class SpreadRun:
             self._finish()
 
     def _finish(self) -> None:
-        self._watch.close()
-        for timer in self._timers:
-            timer.cancel()
+        self.close()
         on_over, self._on_over = self._on_over, lambda run: None
         on_over(self)
 
+    def close(self) -> None:
+        """Nothing more is to be done for it."""
+        self._watch.close()
+        for timer in self._timers:
+            timer.cancel()
+
     def lose(self, reason: str, dead: set[int], pids: Mapping[int, int]) -> None:
-        """Its nodes are given up: ranks of `dead` ones are lost, those of the others are stopped because of it, or for
-        the reason if none is dead; `pids` are those of all ranks."""
-        now = time.monotonic()
-        for node, ranks in sorted(self.ranks.items(), key=lambda entry: entry[0] not in dead):
-            for rank in sorted(ranks):
-                gone = Exited(
-                    run=self.command.run,
-                    rank=rank,
-                    pid=pids.get(rank, 0),
-                    exit_code=None if node in dead else -9,
-                    asked=node not in dead,
-                    reason="" if dead else reason,
-                    last_lines=(reason,) if node in dead else (),
-                    at_s=now,
-                )
-                self.tell(gone, ())
+        """Ranks of `dead` nodes are lost, those of the others are killed because of it. Ends the run when all logs that
+        can still be had are here; `pids` are those of all ranks."""
+        for node in sorted(dead & self._going):
+            self._give_up(node, pids, lost=reason)
+            self._fetch(node)
+        self.stop(force=True)
+        self._after(LOGS_S, lambda: self.give_up(pids))
+        self._finish_if_over()
+
+    def give_up(self, pids: Mapping[int, int], reason: str = "") -> None:
+        """End now, whatever its ranks are at; the reason is why they are stopped, if not because of another rank."""
+        for node in sorted(self._going):
+            self._give_up(node, pids, stopped=reason)
         self._finish()
+
+    def _give_up(self, node: int, pids: Mapping[int, int], *, lost: str = "", stopped: str = "") -> None:
+        self._going.discard(node)
+        for rank in sorted(self.ranks[node]):
+            gone = Exited(
+                run=self.command.run,
+                rank=rank,
+                pid=pids.get(rank, 0),
+                exit_code=None if lost else -9,
+                asked=not lost,
+                reason=stopped,
+                last_lines=(lost,) if lost else (),
+                at_s=time.monotonic(),
+            )
+            self.tell(gone, ())
+        self.ranks[node].clear()

@@ -104,14 +104,19 @@ def test_who_is_waited_for_on_another_node_is_named_and_a_hang_timeout_ends_the_
     assert_good(book)
 
 
-def test_an_agent_that_is_killed_is_told_and_replaced(book: Notebook) -> None:
+def test_an_agent_that_is_killed_is_told_and_replaced_and_all_logs_are_there(book: Notebook) -> None:
     agents = processes(book, "os.getppid()")
-    book.start("%%distributed\nimport time\nprint('in', flush=True)\ntime.sleep(100)")
-    book.until("in")
+    book.start(
+        "%%distributed --strategy ddp\nimport time, torch.distributed as dist\nprint('in', rank, flush=True)\n"
+        "dist.barrier()\nprint('all in', flush=True)\ntime.sleep(100)"
+    )
+    book.until("all in")
     os.kill(agents[3], signal.SIGKILL)
     outcome = book.finish()
     assert outcome.ename == "RankLost", outcome.text
     assert re.search(r"node 127\.0\.0\.[23] was lost: its agent has ended", outcome.traceback), outcome.traceback
+    for rank in range(4):
+        assert book.ok(f"%distributed_logs --rank {rank}").stdout.startswith(f"in {rank}\n")
     assert_good(book)
 
 
@@ -161,10 +166,11 @@ def test_a_node_that_is_lost_is_told(cluster: Cluster, tmp_path: Path) -> None:
         book.ok("%load_ext jupyter_distrib")
         book.ok(line + "rank;")
         book.start(line + "import time\nprint('in', flush=True)\ntime.sleep(300)")
-        book.until("in")
+        book.until("[0-1] in")
         cluster.ask("lose")
         outcome = book.finish(90)
         assert outcome.ename == "RankLost", outcome.text
         assert "node 127.0.0.3 was lost" in outcome.traceback
+        assert book.ok("%distributed_logs").stdout.count("in") == 1, "of the rank on the other node"
         cluster.ask("add")
         assert book.cell(line + "rank", timeout_s=90).result == "rank 0: 0\nrank 1: 1"
