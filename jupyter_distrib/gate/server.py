@@ -20,7 +20,7 @@ from jupyter_distrib import paths
 from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.loop import Timer
 from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent
-from jupyter_distrib.events import Event, OpenCrew
+from jupyter_distrib.events import CrewOpened, Event, OpenCrew
 from jupyter_distrib.gate.crew import Crew, Place
 from jupyter_distrib.gate.run import SpreadRun
 
@@ -62,7 +62,7 @@ class Gate(Agent):
             loop=self._loop,
             place=self.make_place(client),
             logs=paths.log_directory(),
-            tell=lambda event, fds: self._heard(client, event, fds),
+            tell=lambda event, fds: self._heard(client, crew, event, fds),
         )
         crew.on_ended = lambda run: self._has_ended(client, crew, run)
         crew.on_closed = lambda: self._close(crew, force=True)  # type: ignore[arg-type]
@@ -70,8 +70,10 @@ class Gate(Agent):
         self._crews.append(crew)  # type: ignore[arg-type]
         crew.open()
 
-    def _heard(self, client: Client, event: Event, fds: tuple[int, ...]) -> None:
+    def _heard(self, client: Client, crew: Crew, event: Event, fds: tuple[int, ...]) -> None:
         self._tell(client, event, fds)
+        if isinstance(event, CrewOpened):
+            self._count_idle(crew)
 
     def _has_ended(self, client: Client, crew: Crew, run: SpreadRun) -> None:
         self._run_ended(client, crew, run)  # type: ignore[arg-type]

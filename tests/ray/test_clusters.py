@@ -92,6 +92,8 @@ def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, mon
         crew = client.crew(1)
         assert client.run(crew, "rank").values == {0: 0}
         assert client.wait(CrewClosed).reason == "released after 0.5 s without a cell"
+        client.crew(1)
+        assert client.wait(CrewClosed).reason == "released after 0.5 s without a cell", "also if there never was one"
         crew = client.crew(1)
         client.run(crew, "kept = 1", keep=("kept",))
         time.sleep(1.5)
