@@ -1,4 +1,5 @@
 """Reaching a Ray cluster, or saying in one sentence why not. Runs in the gate before its loop; blocks for seconds.
+Only `resolve` is for the kernel, whose environment and machine say what `auto` is.
 
 What Ray itself does about a missing cluster or token is to wait for half a minute and then to raise something else, so
 the port and the token are tried first (measured with Ray 2.60).
@@ -12,7 +13,11 @@ import platform
 import re
 import socket
 import struct
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,28 +59,53 @@ def connect(address: str, *, insecure: bool) -> Address:
 
 
 def resolve(address: str) -> Address:
-    """`auto`, `host:port` or `ray://host:port`. Raises `PoolError`."""
-    text = address
+    """`auto`, `host:port` or `ray://host:port`, for the process that asks. Raises `PoolError`."""
+    text, origin = address, "address"
     if address == "auto":
-        text = os.environ.get("RAY_ADDRESS") or _running_here()
+        text, origin = os.environ.get("RAY_ADDRESS", "auto"), "RAY_ADDRESS"
+    if text in ("auto", ""):
+        text = _running_here()
     client = text.startswith("ray://")
     host, _, port = text.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise PoolError(
-            f"address = {address!r} is not an address of a Ray cluster: write auto, HOST:{GCS_PORT} or ray://HOST:10001."
+            f"{origin} = {text!r} is not an address of a Ray cluster: write auto, HOST:{GCS_PORT} or ray://HOST:10001."
         )
     return Address(shown=text, host=host.strip("[]"), port=int(port), client=client)
 
 
 def _running_here() -> str:
-    from ray._private import services  # its `ray.init("auto")` waits and retries
-
-    found = sorted(services.find_gcs_addresses())
+    """The only cluster that has a node on this machine."""
+    found = sorted(set(filter(None, map(_cluster_of, _command_lines()))))
     if not found:
         raise PoolError(
             "no Ray cluster runs on this machine: start one with `ray start --head`, or give --address HOST:PORT."
         )
-    return str(found[0])
+    if len(found) > 1:
+        raise PoolError(
+            f"{len(found)} Ray clusters run on this machine: say which one by --address or RAY_ADDRESS; "
+            f"they are at {', '.join(found)}."
+        )
+    return found[0]
+
+
+def _cluster_of(line: Sequence[str]) -> str:
+    """Of a raylet, by its command line; empty for anything else. Ray itself looks for clusters in this way
+    (`ray._private.services.find_gcs_addresses`), but the kernel does not load Ray."""
+    if not line or os.path.basename(line[0]) != "raylet":
+        return ""
+    return next((word.partition("=")[2] for word in line if word.startswith("--gcs-address=")), "")
+
+
+def _command_lines() -> Iterator[Sequence[str]]:
+    """Of all processes that may be looked at."""
+    if sys.platform != "linux":
+        shown = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=False).stdout
+        yield from map(str.split, shown.splitlines())
+        return
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield path.read_text("utf-8", "replace").split("\0")
 
 
 def check_port(address: Address) -> None:

@@ -8,6 +8,7 @@ import json
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import Hello
+from jupyter_distrib.gate.cluster import resolve
 from jupyter_distrib.link import Link, peer_uid
 from jupyter_distrib.pools import Lost, Sink
 from jupyter_distrib.pools.local import Home, LocalNode, fingerprint
@@ -26,7 +27,8 @@ class RayPool:
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if importlib.util.find_spec("ray") is None:
             raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")
-        options = json.dumps(self._options, sort_keys=True)
+        address = resolve(self._options.get("address", "auto")).shown  # a gate is of one cluster
+        options = json.dumps({**self._options, "address": address}, sort_keys=True)
         home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.gate", arguments=(options,))
         sock = home.reach()
         peer_uid(sock)
