@@ -178,7 +178,9 @@ class Holdings:
         if options.ranks is not None:
             return options.ranks, False
         if options.gpus is not None:
-            return options.gpus, connection.has_gpus is not False
+            # Nodes with GPUs may join a cluster.
+            may_come = connection.remote and (bool(options.wait_s) or not connection.crews)
+            return options.gpus, connection.has_gpus is not False or may_come
         return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
 
     def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options) -> Crew:

@@ -53,6 +53,13 @@ def test_a_type_that_is_not_there_is_one_sentence() -> None:
     assert need(GPUS, size=1, gpu_type="v100", wait_s=9.0).kind == "accelerator_type:V100", "it may come"
 
 
+def test_gpus_that_no_node_has_are_waited_for_if_a_number_is_asked_for() -> None:
+    """A cluster may be scaled to zero; a cell that names no number takes what there is."""
+    assert need(CPUS, size=4, wait_s=9.0).gpus
+    assert not need(CPUS, size=4).gpus
+    assert not need(CPUS, wait_s=9.0).gpus
+
+
 def test_too_few_is_one_sentence() -> None:
     asked = need(GPUS, size=9)
     assert asked.too_few(asked.there(GPUS)) == (

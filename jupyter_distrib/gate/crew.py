@@ -86,6 +86,7 @@ class Crew:
         self._renewing: Timer | None = None
         self._ending = ""
         """Why the crew closes as soon as its run is over."""
+        self._place_has_gpus = False
         self._queued: Queued | None = None
 
     @property
@@ -131,11 +132,11 @@ class Crew:
         if not self.closed:
             self.tell(CrewQueued(crew=self.name, reason=reason), ())
 
-    def placed(self, shares: Sequence[Share]) -> None:
-        """The nodes are there: start ranks on each."""
+    def placed(self, shares: Sequence[Share], *, has_gpus: bool = False) -> None:
+        """The nodes are there: start ranks on each. `has_gpus`: the place has GPUs, if not for these ranks."""
         if self.closed:
             return
-        self._shares = list(shares)
+        self._shares, self._place_has_gpus = list(shares), has_gpus
         size, first = sum(share.size for share in shares), self.command.first_rank
         world_size = self.command.world_size or size
         self.command = replace(self.command, size=size, gpus=any(share.gpus for share in shares))
@@ -186,7 +187,8 @@ class Crew:
     def _opened(self, node: int, event: CrewOpened) -> None:
         self._infos[node] = event.workers
         if len(self._infos) == len(self._shares):
-            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=self.command.gpus), ())
+            gpus, there = self.command.gpus, self._place_has_gpus
+            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=gpus, node_has_gpus=there), ())
 
     # ------------------------------------------------------------------------------------------------ the store
 

@@ -27,7 +27,7 @@ from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
 from jupyter_distrib.gate.project import Project
-from jupyter_distrib.gate.shapes import Need, Wanted
+from jupyter_distrib.gate.shapes import Need, Wanted, have_gpus
 from jupyter_distrib.link import decode_frame, encode
 
 TELL_S = 5.0
@@ -183,19 +183,22 @@ class RayPlace:
         try:
             address = self._wait_until_joined()
             cluster.check_port(address)
-            nodes, gpus, sizes = self._placed(command, address)
+            need = Need.of(command, self._wanted, _alive())
+            sizes = self._reserve(need)
+            nodes = self._start_actors(sizes, gpus=need.gpus, client=address.client)
+            has_gpus = have_gpus(_alive())
         except PoolError as refusal:
             return self._call(partial(self.crew.refuse, str(refusal)))
         except TimeoutError:
             return self._call(partial(self.crew.refuse, f"the Ray cluster did not answer within {JOIN_S:g} s."))
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
             return self._call(partial(self.crew.refuse, f"the Ray cluster could not start the ranks: {_cause(error)}"))
-        shares = [Share(node=node, size=size, gpus=gpus) for node, size in zip(nodes, sizes, strict=True)]
+        shares = [Share(node=node, size=size, gpus=need.gpus) for node, size in zip(nodes, sizes, strict=True)]
 
         def begin() -> None:
             for node in nodes:
                 node.listen()
-            self.crew.placed(shares)
+            self.crew.placed(shares, has_gpus=has_gpus)
 
         self._call(begin)
 
@@ -208,11 +211,6 @@ class RayPlace:
 
     def _call(self, call: Callable[[], None]) -> None:
         self.calls.put(lambda: None if self.crew.closed else call())
-
-    def _placed(self, command: OpenCrew, address: cluster.Address) -> tuple[list[RayNode], bool, list[int]]:
-        need = Need.of(command, self._wanted, _alive())
-        sizes = self._reserve(need)
-        return self._start_actors(sizes, gpus=need.gpus, client=address.client), need.gpus, sizes
 
     def _reserve(self, need: Need) -> list[int]:
         """The best shape that there is room for now; else, if it may take its time, the best there will be room for."""

@@ -41,9 +41,11 @@ class Need:
 
     @classmethod
     def of(cls, command: OpenCrew, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> Need:
-        """Raises `PoolError` if there is no such GPU, and none was to be waited for."""
+        """Without any GPU, CPU ranks take the place of GPUs, unless so many or such GPUs were to be waited for. Raises
+        `PoolError` if there is no such GPU, and none was to be waited for."""
         kind = _gpu_kind(command, nodes)
-        gpus = command.gpus and (bool(kind) or any(node["Resources"].get("GPU") for node in nodes))
+        may_come = bool(command.size and command.wait_s)
+        gpus = command.gpus and (bool(kind) or may_come or have_gpus(nodes))
         return cls(command=command, wanted=wanted, gpus=gpus, kind=kind)
 
     @property
@@ -98,6 +100,10 @@ class Need:
             f"--{'gpus' if self.gpus else 'ranks'} {self.size(there)}{nodes}, but the Ray cluster has room for "
             f"{total}{typed}{each}; ask for at most that many, or say --wait S if it grows by itself."
         )
+
+
+def have_gpus(nodes: Sequence[Mapping[str, Any]]) -> bool:
+    return any(node["Resources"].get("GPU") for node in nodes)
 
 
 def _gpu_kind(command: OpenCrew, nodes: Sequence[Mapping[str, Any]]) -> str:

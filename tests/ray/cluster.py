@@ -1,7 +1,8 @@
 """A Ray cluster on loopback, until standard input ends: `python cluster.py CLIENT_PORT CPUS [NODES]`, two nodes unless said.
 
 Prints the head's address, then what a line of input asks for: `lose` kills the last node's raylet, `add` starts another
-node, `kill` the head without a goodbye. 127.0.0.1 will not do, since Ray replaces it by an address of the network.
+node, `add gpus` one with two GPUs that are none, `kill` the head without a goodbye. 127.0.0.1 will not do, since Ray replaces
+it by an address of the network.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def main(client_port: int, cpus: int, nodes: int = 2) -> None:
         if line == "lose\n":
             cluster.remove_node(more.pop(), allow_graceful=False)
             cluster.wait_for_nodes(timeout=90)
-        elif line == "add\n":
-            more.append(cluster.add_node(**common, node_ip_address=f"127.0.0.{len(more) + 3}"))
+        elif line in ("add\n", "add gpus\n"):
+            gpus = {"num_gpus": 2} if "gpus" in line else {}
+            more.append(cluster.add_node(**common, **gpus, node_ip_address=f"127.0.0.{len(more) + 3}"))
             cluster.wait_for_nodes(timeout=90)
         elif line == "kill\n":
             cluster.head_node.kill_all_processes(allow_graceful=False)

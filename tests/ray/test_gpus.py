@@ -1,0 +1,67 @@
+"""Who asks a Ray cluster for GPUs gets GPUs or a sentence, never CPU ranks instead. The GPUs are none: Ray counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import testing
+from jupyter_distrib.events import CrewOpened, CrewQueued, CrewRefused
+from jupyter_distrib.pools.ray import RayPool
+from tests.notebook import Notebook
+from tests.ray.conftest import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def two_gpus() -> Iterator[Cluster]:
+    one = Cluster(nodes=1)
+    yield one
+    one.close()
+
+
+def test_ranks_without_gpus_do_not_hide_those_of_the_cluster(two_gpus: Cluster, tmp_path: Path) -> None:
+    """By a pool whose file says `ranks`, and by a cell."""
+    (tmp_path / "jupyter_distrib.toml").write_text(
+        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{two_gpus.address}"\ninsecure = true\nranks = 2\n'
+    )
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.cell("%%distributed\nrank", timeout_s=150).result == "rank 0: 0\nrank 1: 1"
+        assert "--gpus 4, but the Ray cluster has room for 2" in book.fails("%%distributed --gpus 4\nrank").traceback
+        book.ok("%%distributed --ranks 1\nrank")
+        assert "--gpus 4, but the Ray cluster has room for 2" in book.fails("%%distributed --gpus 4\nrank").traceback
+
+
+def test_gpus_that_are_to_come_are_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an autoscaler brings them to a cluster that has none."""
+    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
+    client = testing.Client(RayPool(address=cluster.address, insecure=""))
+    try:
+        client.send(testing.OpenCrew(crew="grows", size=2, gpus=True, wait_s=180.0))
+        queued = client.wait(CrewQueued, CrewOpened, CrewRefused)
+        while isinstance(queued, CrewQueued) and "grow" not in queued.reason:
+            queued = client.wait(CrewQueued, CrewOpened, CrewRefused)
+        assert isinstance(queued, CrewQueued), queued
+        assert queued.reason == "2 GPUs are asked for, and 0 of 0 are free in the Ray cluster. It has to grow."
+        cluster.ask("add gpus")
+        opened = client.wait(CrewOpened, CrewRefused)
+        assert isinstance(opened, CrewOpened), opened
+        assert (opened.gpus, len(opened.workers)) == (True, 2)
+        client.close_crew(opened)
+    finally:
+        client.close()
+        cluster.ask("lose")
+
+
+def test_a_cluster_without_gpus_is_asked_again_when_gpus_may_be_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        at = f"--pool ray --insecure --address {cluster.address}"
+        book.ok("%load_ext jupyter_distrib")
+        outcome = book.cell(f"%%distributed {at} --gpus 2\nrank", timeout_s=150)
+        assert "no GPU here: 2 CPU ranks" in outcome.text
+        said = book.fails(f"%%distributed {at} --gpus 2 --wait 1\nrank").traceback
+        assert "2 GPUs are asked for, and 0 of 0 are free in the Ray cluster" in said
