@@ -109,7 +109,7 @@ class FrontEnd:
         return {"now_s": time.time(), "overview": self._look()}
 
     def _active(self) -> bool:
-        return any(not run.done() for run in list(session.current().history))
+        return any(not run.done() for run in session.current().history)
 
     # ------------------------------------------------------------------------------------------------ requests
 

@@ -37,7 +37,7 @@ def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str
         "next": _next(session, here),
         "strategies": list(here.strategies),
         "pools": [_pool(session, pool, answers.get(pool.name)) for pool in here.pools.values()],
-        "runs": [_run(run) for run in reversed(list(session.history))],
+        "runs": [_run(run) for run in reversed(session.history)],
     }
 
 

@@ -9,7 +9,6 @@ import itertools
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from jupyter_distrib.settings import Settings
 from jupyter_distrib.words import rank_list
 
 HISTORY = 20
+"""Runs that are remembered; more only while more go on."""
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Has torch compare what the ranks call before each collective."""
 GATHER = "from jupyter_distrib.worker import whole\nwhole.of(__kept__)"
@@ -47,7 +47,8 @@ class Session(Holdings):
 
     def __init__(self) -> None:
         super().__init__()
-        self.history: deque[Run] = deque(maxlen=HISTORY)
+        self.history: tuple[Run, ...] = ()
+        """The last runs, oldest first, and all that go on."""
         self.dropped: dict[str, Dropped] = {}
         """Names that a distributed cell defined on the ranks only."""
         self._told_of_cpu = False
@@ -143,9 +144,15 @@ class Session(Holdings):
         crew.connection.runs[run.id] = run
         crew.run = run
         run.on_ended.append(lambda: self._after(crew, run))
-        self.history.append(run)
-        self.changed()
+        self._remember(run)
         return run
+
+    def _remember(self, run: Run) -> None:
+        with self._lock:
+            over = [each for each in self.history if each.done()]
+            gone = over[: max(0, len(self.history) + 1 - HISTORY)]
+            self.history = (*(each for each in self.history if each not in gone), run)
+        self.changed()
 
     def _after(self, crew: Crew, run: Run) -> None:
         """When a run has ended: handles on ranks that died in it are void. In the node's thread."""
@@ -188,7 +195,8 @@ class Session(Holdings):
         label = f"{handle.name}[{rank}]"
         packed = payload.pack_inputs({"__kept__": handle}, {})
         run = self.start(Cell(source=source, filename=label), packed, options, label=label, handles=[handle])
-        self.history.remove(run)
+        with self._lock:
+            self.history = tuple(each for each in self.history if each is not run)
         results = run.wait()
         return None if results is None else results[home]
 
@@ -224,7 +232,7 @@ class Session(Holdings):
         answer = connection.attach(name or "", make)
         if isinstance(answer, NotAttached):
             raise PoolError(answer.reason)
-        self.history.append(answer)
+        self._remember(answer)
         return answer
 
 

@@ -69,6 +69,20 @@ def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(notebook: Noteb
     assert notebook.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
 
 
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_known_however_many_cells_come_after_it(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    notebook.cell("for _ in range(30): get_ipython().run_cell_magic('distributed', '--ranks 1', 'rank')")
+    known = "from jupyter_distrib import session; here = session.current()\n"
+
+    assert notebook.cell(f"{known}here.find_run(job.id) is job").result == "True"
+    assert notebook.cell("[run.id for run in here.history if not run.done()] == [job.id]").result == "True"
+    assert notebook.cell("len(here.history)").result == "20"
+    assert "running" in notebook.cell("%distributed_status").result
+    notebook.cell("job.cancel()")
+    _wait_done(notebook)
+
+
 def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
     outcome = notebook.cell("job.result(timeout_s=30)")

@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden_overview.json"
 def golden_overview() -> dict[str, Any]:
     session = Session()
     session.name, session.pid = "a1b2c3", 4000
-    session.history.append(Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"))
+    session.history = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
     session.pick(pool="local", strategy="ddp", size={"ranks": 4})
     gpu = {"index": 2, "name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 85899345920, "used_bytes": 31000000000}
     answer = {

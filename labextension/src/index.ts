@@ -89,7 +89,7 @@ function activate(
     read();
   });
 
-  catchStops(model);
+  catchStops(doer);
   repairOutputs(model, options);
 }
 
@@ -129,7 +129,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
       const run = typeof args['run'] === 'string' ? args['run'] : current?.run;
       const force = typeof args['force'] === 'boolean' ? args['force'] : current?.state === 'stopping';
       if (run) {
-        await model.attempt(async () => model.link?.stop(run, force));
+        await stop(doer, model.link, run, force);
       }
     }
   });
@@ -206,6 +206,14 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   });
 }
 
+async function stop({ model, t }: Doer, link: KernelLink | null, run: string, force: boolean): Promise<void> {
+  await model.attempt(async () => {
+    if (link && !(await link.stop(run, force))) {
+      throw new Error(t('This run is over: there is nothing to stop.'));
+    }
+  });
+}
+
 function text(value: unknown): string {
   return typeof value === 'string' ? value : '';
 }
@@ -273,14 +281,15 @@ function goToCell(app: JupyterFrontEnd, model: Model, id: string): void {
 // ---------------------------------------------------------------------------------------------------- cells
 
 /** Stop of the widget in a cell: an event that bubbles up to the page; catching it says that it is dealt with. */
-function catchStops(model: Model): void {
+function catchStops(doer: Doer): void {
+  const { model } = doer;
   document.addEventListener('jupyter-distrib:stop', event => {
     const { run, force } = (event as CustomEvent<{ run: string; force?: boolean }>).detail;
     const home = model.homeOf(event.target as Node);
     const link = home && model.linkOf(home);
     if (link) {
       event.preventDefault();
-      void model.attempt(async () => link.stop(run, force ?? false));
+      void stop(doer, link, run, force ?? false);
     }
   });
 }

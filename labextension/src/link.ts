@@ -76,17 +76,22 @@ export class KernelLink implements IDisposable {
     return told;
   }
 
-  /** Stop a run by name; if the kernel does not answer, interrupt whatever it runs. */
-  async stop(run: string, force: boolean): Promise<void> {
-    try {
-      const answer = await this.request({ op: 'stop', run, force });
-      if (answer.ok) {
-        return;
-      }
-    } catch {
-      // The interrupt below is the answer.
+  /**
+   * Stop a run by name. Where the kernel does not do it, the cell that waits for this run is interrupted, and no other.
+   *
+   * @returns False if the run is over. Rejects if the kernel does not answer and runs no such cell.
+   */
+  async stop(run: string, force: boolean): Promise<boolean> {
+    const asked = this.request({ op: 'stop', run, force });
+    const [answer] = await Promise.allSettled([asked]);
+    if (answer.status === 'fulfilled' && answer.value.ok) {
+      return true;
     }
-    await this.kernel.interrupt();
+    if (this.kernel.status === 'busy' && this._overview?.runs.some(each => each.run === run && each.elapsed_s === null && !each.detached)) {
+      await this.kernel.interrupt();
+      return true;
+    }
+    return (await asked).ok;
   }
 
   /** Load the extension as the user would. */

@@ -21,6 +21,8 @@ class Played {
   probes: { onReply: (reply: unknown) => void }[] = [];
   requests: Told[] = [];
   answer: Told = { ok: true };
+  answers = true;
+  interrupts = 0;
 
   sendShellMessage(): object {
     const future = { onReply: (): void => undefined };
@@ -30,7 +32,12 @@ class Played {
 
   sendControlMessage(message: KernelMessage.IMessage): object {
     this.requests.push(message.content as Told);
-    return { done: Promise.resolve({ content: this.answer }) };
+    return { done: this.answers ? Promise.resolve({ content: this.answer }) : new Promise(() => undefined) };
+  }
+
+  interrupt(): Promise<void> {
+    this.interrupts += 1;
+    return Promise.resolve();
   }
 
   says(...statuses: string[]): void {
@@ -40,8 +47,8 @@ class Played {
     }
   }
 
-  tells(session: string, now_s = 1): void {
-    const data = { kind: 'overview', overview: { session, route: 'control' }, now_s };
+  tells(session: string, now_s = 1, runs: Told[] = []): void {
+    const data = { kind: 'overview', overview: { session, route: 'control', runs }, now_s };
     this.iopubMessage.emit({ header: { msg_type: 'comm_msg' }, content: { comm_id: EVENTS, data } });
   }
 
@@ -122,3 +129,32 @@ test('an answer is not undone by news of what was before', async context => {
   kernel.tells('a', 2);
   assert.equal(link.overview?.next.strategy, 'ddp');
 });
+
+const RUN = { run: 'a-1', elapsed_s: null, detached: false };
+
+test('a run that the kernel does not know is over: whatever else runs goes on', async context => {
+  const [kernel, link] = linked(context);
+  kernel.tells('b', 1, [{ ...RUN, run: 'b-1' }]);
+  kernel.says('busy');
+  kernel.answer = { ok: false, error: 'there is no run a-1' };
+  assert.equal(await link.stop('a-1', false), false);
+  assert.equal(kernel.interrupts, 0);
+});
+
+for (const [what, run, status, interrupts] of [
+  ['the cell of the run is interrupted', RUN, 'busy', 1],
+  ['a cell that the run left behind is not interrupted', { ...RUN, detached: true }, 'busy', 0],
+  ['the cell after the run is not interrupted', { ...RUN, elapsed_s: 3 }, 'busy', 0],
+  ['an idle kernel is not interrupted', RUN, 'idle', 0]
+] as const) {
+  test(`if nothing answers a stop, ${what}`, async context => {
+    const [kernel, link] = linked(context);
+    kernel.tells('a', 1, [run]);
+    kernel.says(status);
+    kernel.answers = false;
+    const stopped = link.stop('a-1', false);
+    mock.timers.tick(5000);
+    await (interrupts ? stopped : assert.rejects(stopped, /has not answered/));
+    assert.equal(kernel.interrupts, interrupts);
+  });
+}
