@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 COMM = "jupyter_distrib-events"
@@ -66,7 +67,9 @@ class Broadcast:
             self._news.wait(LOOK_S if self._active() else None)
             self._closing.wait(GATHER_S)
             self._news.clear()
-            if not self._closing.is_set():
+            if self._closing.is_set():
+                return
+            with suppress(Exception):  # pools of other packages are looked at; the next change is told all the same
                 self._tell_if_changed()
 
     def _tell_if_changed(self) -> None:

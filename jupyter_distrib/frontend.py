@@ -19,12 +19,14 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_distrib import session
+from jupyter_distrib import session, settings
 from jupyter_distrib.broadcast import Broadcast
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.overview import overview
+from jupyter_distrib.pools import kinds
 from jupyter_distrib.run import Run
 from jupyter_distrib.settings import SIDEBAR, Settings
+from jupyter_distrib.strategies import POOLS, STRATEGIES
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
@@ -50,7 +52,7 @@ class FrontEnd:
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
         self._answers: dict[str, dict[str, Any]] = {}
-        self._settings: Settings | None = None
+        self._settings = settings.without_files(kinds(POOLS), STRATEGIES)
         """As they were when they could last be read."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
@@ -102,7 +104,7 @@ class FrontEnd:
             self._settings = here.settings
         except OptionsError as error:  # a file that is being edited; what held before is shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
-        seen = overview(here, self._settings, self._answers) if self._settings else {}
+        seen = overview(here, self._settings, self._answers)
         return {**seen, "route": self._route, "doing": self._doing, "trouble": trouble}
 
     def _seen(self) -> dict[str, Any]:

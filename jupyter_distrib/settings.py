@@ -131,10 +131,18 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
     Raises:
         OptionsError: One sentence with the file and the line.
     """
-    settings = Settings(pools=built_in(kinds), kinds=kinds, strategies=strategies)
-    for path in _files(directory or os.getcwd()):
-        settings = _over(settings, path)
+    settings = without_files(kinds, strategies)
+    try:
+        for path in _files(directory or os.getcwd()):
+            settings = _over(settings, path)
+    except OSError as error:  # a folder that is gone, a file that is being replaced
+        raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
     return _from_environment(settings)
+
+
+def without_files(kinds: Declared, strategies: Declared) -> Settings:
+    """What holds where nobody has said anything."""
+    return Settings(pools=built_in(kinds), kinds=kinds, strategies=strategies)
 
 
 def add(settings: Settings, name: str, kind: str, values: Mapping[str, Any]) -> NamedPool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,52 @@ def test_a_cell_that_says_what_it_wants_is_not_told_of_the_sidebar(book: Noteboo
     outcome = book.ok("%%distributed --ranks 2 --strategy none\nprint(world_size)")
     assert "[0-1] 2" in outcome.view
     assert "sidebar" not in outcome.view
+
+
+# ---------------------------------------------------------------------------------------------------- trouble
+
+
+def test_a_file_that_is_wrong_from_the_start_is_a_sentence_beside_what_can_be_shown(tmp_path: Path) -> None:
+    file = tmp_path / "jupyter_distrib.toml"
+    file.write_text("pool = = 1\n")
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        seen = overview(book)
+        assert seen["trouble"]["text"].startswith("jupyter_distrib.toml, line 1")
+        assert {"local", "inline"} <= {pool["name"] for pool in seen["pools"]}
+        assert seen["next"]["line"] == "%%distributed"
+        assert seen["runs"] == []
+
+        file.write_text('strategy = "ddp"\n')
+        seen = overview(book)
+        assert seen["trouble"] is None
+        assert seen["next"]["line"] == "%%distributed --strategy ddp"
+
+
+@pytest.mark.parametrize(
+    ("breaking", "mending"),
+    [
+        ("os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", "os.chdir(home)"),
+        ("kind.label = property(lambda self: 1 / 0)", "kind.label = label"),
+    ],
+)
+def test_news_go_on_after_trouble(notebook: Notebook, breaking: str, mending: str) -> None:
+    """The folder of the kernel is deleted; something fails that nobody has thought of."""
+    notebook.ok("import os; from jupyter_distrib import frontend, session\nhome = os.getcwd()")
+    notebook.ok("here = session.current(); kind = type(here); label = kind.label; news = frontend._installed._news")
+    notebook.ok(breaking)
+    notebook.ok("here.changed()\nimport time\nwhile news._news.is_set(): time.sleep(0.01)")
+    notebook.ok(mending)
+    drain(notebook)
+    ask(notebook, op="pick", strategy="ddp")
+    news_until(notebook, lambda news: news["overview"]["next"]["strategy"] == "ddp")
+
+
+def test_a_folder_that_is_gone_is_told(notebook: Notebook) -> None:
+    notebook.ok("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')")
+    seen = overview(notebook)
+    assert "No such file or directory" in seen["trouble"]["text"]
+    assert seen["next"]["line"] == "%%distributed"
 
 
 # ---------------------------------------------------------------------------------------------------- stopping
