@@ -35,15 +35,25 @@ LOG_BYTES = 200_000
 SETTLED = 20
 
 
-@dataclass(slots=True, kw_only=True)
-class Settled:
-    """What a cell shows when its run has ended."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One execution of a notebook's cell."""
 
-    run: str
-    cell_id: str
-    model_id: str
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-    """As a notebook file holds them."""
+    cell: str
+    """Its id; empty if the front end does not tell."""
+    count: int
+    """The number that stands beside it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Settled:
+    """What a cell shows of its runs when they have ended, as a notebook file holds it."""
+
+    place: Place
+    views: list[dict[str, Any]]
+    """In the order of the runs: `run`, `model`, and the last `output` of its display."""
+    outcome: list[dict[str, Any]] = field(default_factory=list)
+    """The value or the error of the cell."""
 
 
 class FrontEnd:
@@ -57,8 +67,10 @@ class FrontEnd:
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self._settled: deque[Settled] = deque(maxlen=SETTLED)
-        self._unfinished: list[Settled] = []
+        self._unfinished: list[tuple[Place, dict[str, Any]]] = []
         """Settled views of the cell that is running, which may still end with a value or an error."""
+        self._counts: dict[str, int] = {}
+        """By cell, the number of its last execution; what an earlier one showed is nobody's any more."""
         self._news = Broadcast(self._look, self._active)
         self._route = self._listen()
         session.current().on_change = self._news.changed
@@ -147,7 +159,9 @@ class FrontEnd:
             case "logs":
                 return self._log(_text(request, "run"), int(request["rank"]))
             case "settled":
-                return {"settled": [_as_message(each) for each in self._settled]}
+                return {"settled": [_as_message(each) for each in list(self._settled) if self._is_last(each)]}
+            case "saved":
+                self._forget(request["runs"])
             case "dismiss":
                 self._trouble = None
                 self._news.changed()
@@ -198,23 +212,35 @@ class FrontEnd:
 
     # ------------------------------------------------------------------------------------------------ settled output
 
-    def settle(self, settled: Settled, *, detached: bool) -> None:
-        """Keep what the view of a run has become, for pages that were not there to see it.
+    def settle(self, place: Place, view: dict[str, Any], *, detached: bool) -> None:
+        """Keep what the view of a run has become, until a page has it in the notebook's file.
 
         A page that was reloaded has lost the way to the cell's output. It writes this there instead, together with the
         value or the error of the cell, which went the same way.
         """
         if detached:
-            self._publish(settled)
+            self._publish(Settled(place=place, views=[view]))
         else:
-            self._unfinished.append(settled)
+            self._unfinished.append((place, view))
 
     def _cell_ended(self, result: Any) -> None:
         """Called by IPython after every cell, in the thread that ran it."""
         unfinished, self._unfinished = self._unfinished, []
-        for settled in unfinished:
-            settled.outputs += self._outcome(result)
-            self._publish(settled)
+        if (cell := cell_id(self._shell)) and result.execution_count:
+            self._counts[cell] = result.execution_count
+        for place in dict.fromkeys(place for place, _ in unfinished):
+            views = [view for where, view in unfinished if where == place]
+            self._publish(Settled(place=place, views=views, outcome=self._outcome(result)))
+
+    def _is_last(self, settled: Settled) -> bool:
+        return self._counts.get(settled.place.cell, 0) <= settled.place.count
+
+    def _forget(self, runs: Sequence[str]) -> None:
+        """These stand in the notebook's file: whoever takes them out there does not want them back."""
+        for settled in list(self._settled):
+            if all(view["run"] in runs for view in settled.views):
+                with suppress(ValueError):  # meanwhile others have pushed it out
+                    self._settled.remove(settled)
 
     def _outcome(self, result: Any) -> list[dict[str, Any]]:
         error = result.error_in_exec or result.error_before_exec
@@ -230,15 +256,16 @@ class FrontEnd:
 
     def _publish(self, settled: Settled) -> None:
         self._settled.append(settled)
-        self._news.send("settled", _as_message(settled))
+        if self._is_last(settled):
+            self._news.send("settled", _as_message(settled))
 
 
 def _as_message(settled: Settled) -> dict[str, Any]:
     return {
-        "run": settled.run,
-        "cell": settled.cell_id,
-        "model": settled.model_id,
-        "outputs": settled.outputs,
+        "cell": settled.place.cell,
+        "count": settled.place.count,
+        "views": settled.views,
+        "outcome": settled.outcome,
     }
 
 
@@ -312,7 +339,7 @@ def handle(request: Mapping[str, Any]) -> dict[str, Any]:
     return _installed.handle(request)
 
 
-def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, cell_id: str) -> None:
+def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: Place) -> None:
     """See `FrontEnd.settle`.
 
     Args:
@@ -320,12 +347,12 @@ def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, mo
         data: Of the last update of its display.
         metadata: Likewise.
         model_id: Of the widget that stood there; empty if none did.
-        cell_id: Where the display is.
+        place: Where the display is.
     """
     if _installed is not None:
-        view = {"output_type": "display_data", "data": dict(data), "metadata": dict(metadata)}
-        settled = Settled(run=run.id, cell_id=cell_id, model_id=model_id, outputs=[view])
-        _installed.settle(settled, detached=run.detached)
+        output = {"output_type": "display_data", "data": dict(data), "metadata": dict(metadata)}
+        view = {"run": run.id, "model": model_id, "output": output}
+        _installed.settle(place, view, detached=run.detached)
 
 
 def marked(run: str, *, settled: bool) -> dict[str, Any]:
@@ -346,3 +373,10 @@ def cell_id(shell: InteractiveShell | None) -> str:
     kernel = getattr(shell, "kernel", None)
     parent: Mapping[str, Any] = kernel.get_parent("shell") if kernel is not None else {}
     return str((parent.get("metadata") or {}).get("cellId") or "")
+
+
+def place(shell: InteractiveShell | None) -> Place:
+    """The execution that is going on."""
+    # Versions of IPython count at the beginning of a cell or at its end; in all of them its own number is noted here.
+    going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
+    return Place(cell=cell_id(shell), count=getattr(going_on, "execution_count", None) or 0)

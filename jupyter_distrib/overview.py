@@ -17,7 +17,8 @@ from jupyter_distrib.session import Session
 from jupyter_distrib.settings import NamedPool, Settings
 from jupyter_distrib.words import clipped
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""Grows when a page of another version would not understand the kernel."""
 LINE_CHARACTERS = 200
 
 

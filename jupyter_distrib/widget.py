@@ -59,7 +59,7 @@ class LiveView:
         self._streamed = 0
         self._widget: RunWidget | None = None
         self._pieces = Pieces(run.pool)
-        self._cell = frontend.cell_id(get_ipython())
+        self._place = frontend.place(get_ipython())
         self._draw = self._choose()
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
@@ -100,13 +100,15 @@ class LiveView:
         return min(slow, max(fast, slow * len(self._run.record.ranks) / 64))
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
-        if self._draw == self._stream:
+        """Once: whoever waits calls again when all is over."""
+        draw, self._draw = self._draw, None
+        if draw == self._stream:
             self._stream(record, elapsed_s)
             return
         self._put(self._bundle(record, elapsed_s, shown=self._handle is not None))
         if self._handle is not None:
             model = self._widget.model_id if self._widget is not None else ""
-            frontend.settle(self._run, self._shown, self._metadata, model_id=model, cell_id=self._cell)
+            frontend.settle(self._run, self._shown, self._metadata, model_id=model, place=self._place)
         if self._widget is not None:
             self._try(self._widget.close)
             self._widget = None

@@ -276,10 +276,9 @@ def test_an_idle_kernel_with_ranks_sends_nothing(book: Notebook) -> None:
 # ---------------------------------------------------------------------------------------------------- settled output
 
 
-def settled(book: Notebook, cell: str) -> dict[str, Any]:
+def settled(book: Notebook, cell: str, cell_id: str = "") -> dict[str, Any]:
     drain(book)
-    book.start(cell)
-    book.finish()
+    book.cell(cell, cell_id=cell_id)
     found = ask(book, op="settled")["settled"]
     last: dict[str, Any] = found[-1]
     return last
@@ -288,19 +287,51 @@ def settled(book: Notebook, cell: str) -> dict[str, Any]:
 def test_what_a_cell_shows_in_the_end_is_kept_for_pages_that_missed_it(book: Notebook) -> None:
     told = settled(book, "%%distributed --ranks 2\nprint('hello')\nrank")
 
-    view, value = told["outputs"]
-    assert "[0-1] hello" in view["data"]["text/plain"]
-    assert view["metadata"]["jupyter_distrib"] == {"run": told["run"], "settled": True}
+    (view,), (value,) = told["views"], told["outcome"]
+    assert "[0-1] hello" in view["output"]["data"]["text/plain"]
+    assert view["output"]["metadata"]["jupyter_distrib"] == {"run": view["run"], "settled": True}
     assert value["output_type"] == "execute_result"
     assert value["data"]["text/plain"] == "rank 0: 0\nrank 1: 1"
+    assert told["count"] == value["execution_count"]
 
 
 def test_the_error_of_a_cell_is_kept_too(book: Notebook) -> None:
-    _, error = settled(book, "%%distributed --ranks 2\nprint('hello')\n1 / 0")["outputs"]
+    (error,) = settled(book, "%%distributed --ranks 2\nprint('hello')\n1 / 0")["outcome"]
 
     assert error["output_type"] == "error"
     assert error["ename"] == "ZeroDivisionError"
     assert any("1 / 0" in line for line in error["traceback"])
+
+
+MANY = """import jupyter_distrib
+@jupyter_distrib.distributed(ranks=2)
+def said(what):
+    print(what)
+for number in range(3):
+    said(f'run {number}')
+'the end'"""
+
+
+def test_all_runs_of_a_cell_are_kept_with_one_outcome(book: Notebook) -> None:
+    told = settled(book, MANY)
+
+    assert [view["output"]["data"]["text/plain"].count(f"run {n}") for n, view in enumerate(told["views"])] == [1, 1, 1]
+    assert [each["data"]["text/plain"] for each in told["outcome"]] == ["'the end'"]
+
+
+def test_what_a_page_has_saved_is_not_kept(book: Notebook) -> None:
+    told = settled(book, "%%distributed --ranks 2\nprint('hello')")
+    ask(book, op="saved", runs=[view["run"] for view in told["views"]])
+
+    assert told not in ask(book, op="settled")["settled"]
+
+
+def test_only_the_last_execution_of_a_cell_is_kept(book: Notebook) -> None:
+    told = settled(book, "%%distributed --ranks 2\nprint('hello')", cell_id="c-1")
+    assert told["cell"] == "c-1"
+    book.cell("1", cell_id="c-1")
+
+    assert "c-1" not in [each["cell"] for each in ask(book, op="settled")["settled"]]
 
 
 # ---------------------------------------------------------------------------------------------------- loading

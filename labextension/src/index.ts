@@ -295,27 +295,49 @@ function catchStops(doer: Doer): void {
 }
 
 function repairOutputs(model: Model, options: Options): void {
-  /** Runs that had begun before this page saw their kernel. */
+  /** Runs of which a page that begins to look finds that they have begun. */
   const missed = new Set<string>();
   const seen = new WeakSet<KernelLink>();
-  const mend = (home: Home, settled: Settled): void => {
+  const mend = async (home: Home, settled: Settled): Promise<void> => {
     if (options.repairOutputs && home instanceof NotebookPanel) {
-      void home.context.ready.then(() => repair(home, settled, missed.has(settled.run)));
+      await repair(home, settled, settled.views.some(view => missed.has(view.run)));
+      unsaved.get(home)?.push(...settled.views.map(view => view.run));
     }
   };
-  model.settled.connect((_, { home, settled }) => mend(home, settled));
+  const unsaved = tellOfSaving(model);
+  model.settled.connect((_, { home, settled }) => void mend(home, settled));
   model.changed.connect(() => {
     for (const [home, link] of model.links()) {
       if (link.overview && !seen.has(link)) {
         seen.add(link);
-        for (const run of link.overview.runs) {
-          if (run.elapsed_s === null) {
-            missed.add(run.run);
-          }
-        }
-        // What ended while no page was open.
-        void link.request({ op: 'settled' }).then(answer => answer.settled?.forEach(each => mend(home, each))).catch(() => undefined);
+        link.overview.runs.forEach(run => missed.add(run.run));
+        // What ended while no page was open, or while this one was being loaded.
+        void link.request({ op: 'settled' }).then(({ settled }) => {
+          settled?.forEach(each => {
+            each.views.forEach(view => missed.add(view.run));
+            void mend(home, each);
+          });
+        }, () => undefined);
       }
     }
   });
+}
+
+/** Have each kernel forget what stands in the notebook's file; returns the runs whose views will stand there next. */
+function tellOfSaving(model: Model): WeakMap<Home, string[]> {
+  const unsaved = new WeakMap<Home, string[]>();
+  model.changed.connect(() => {
+    for (const [home] of model.links()) {
+      if (home instanceof NotebookPanel && !unsaved.has(home)) {
+        unsaved.set(home, []);
+        home.context.saveState.connect((_, state) => {
+          const runs = state === 'completed' ? unsaved.get(home)?.splice(0) : [];
+          if (runs?.length) {
+            void model.linkOf(home)?.request({ op: 'saved', runs }).catch(() => undefined);
+          }
+        });
+      }
+    }
+  });
+  return unsaved;
 }

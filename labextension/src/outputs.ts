@@ -1,10 +1,5 @@
-/** Which of a cell's outputs is the view of a run. Pure. */
-import { Settled } from './protocol.js';
-
-export interface OutputLike {
-  data?: Record<string, unknown>;
-  metadata?: Record<string, unknown>;
-}
+/** Which of a cell's outputs is the view of a run, and what a cell's outputs should be. Pure. */
+import { OutputLike, Settled, SettledView } from './protocol.js';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
 
@@ -18,7 +13,33 @@ export function isSettled(output: OutputLike, run: string): boolean {
 }
 
 /** A view that was drawn while the run went on. */
-export function isLive(output: OutputLike, settled: Settled): boolean {
-  const model = (output.data?.[WIDGET] ?? {}) as { model_id?: string };
-  return mark(output).run === settled.run || (settled.model !== '' && model.model_id === settled.model);
+export function isLive(output: OutputLike, { run, model }: SettledView): boolean {
+  const there = (output.data?.[WIDGET] ?? {}) as { model_id?: string };
+  return (mark(output).run === run && mark(output).settled !== true) || (model !== '' && there.model_id === model);
+}
+
+/**
+ * What a cell should show.
+ *
+ * @param outputs - What it shows.
+ * @param count - The number beside it; null if the cell had not ended when that was written down.
+ * @param missed - The page was not there when the cell ran, so what is not shown was lost; else the user has cleared it.
+ * @returns The same array if nothing is to be written.
+ */
+export function mended(outputs: OutputLike[], count: number | null, settled: Settled, missed: boolean): OutputLike[] {
+  const views = settled.views;
+  const own = outputs.some(output => views.some(view => isSettled(output, view.run) || isLive(output, view)));
+  // Outputs beside a number belong to that execution; else to the one that was going on.
+  const before = own || count === settled.count ? outputs : count === null ? outputs.filter(output => !mark(output).run) : [];
+  const kept = before.map(output => views.find(view => isLive(output, view))?.output ?? output);
+  const lost = missed ? views.filter(view => !kept.some(output => isSettled(output, view.run))).map(view => view.output) : [];
+  if (!lost.length && kept.every((output, index) => output === outputs[index]) && !(missed && count === null)) {
+    return outputs;
+  }
+  const outcome = kept.filter(isOutcome);
+  return [...kept.filter(output => !isOutcome(output)), ...lost, ...(outcome.length ? outcome : settled.outcome)];
+}
+
+function isOutcome(output: OutputLike): boolean {
+  return output.output_type === 'execute_result' || output.output_type === 'error';
 }

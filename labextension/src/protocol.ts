@@ -1,8 +1,10 @@
 /**
  * What crosses between kernel and page: the overview that `jupyter_distrib/overview.py` makes, and the requests of
- * `jupyter_distrib/frontend.py`. Types only.
+ * `jupyter_distrib/frontend.py`.
  */
 
+/** Of the overview that this page understands. */
+export const PROTOCOL = 2;
 export const EVENTS = 'jupyter_distrib-events';
 export const REQUEST = 'distrib_request';
 export const REQUEST_COMM = 'jupyter_distrib-requests';
@@ -116,12 +118,28 @@ export interface Member {
   gpu_percent: number | null;
 }
 
-/** What a cell shows when its run has ended; outputs as a notebook file holds them. */
+/** What a cell shows when its runs have ended; outputs as a notebook file holds them. */
 export interface Settled {
-  run: string;
   cell: string;
+  /** The number of the execution, as it stands beside the cell. */
+  count: number;
+  /** In the order of the runs. */
+  views: SettledView[];
+  /** The value or the error of the cell. */
+  outcome: OutputLike[];
+}
+
+export interface SettledView {
+  run: string;
+  /** Of the widget that stood there; empty if none did. */
   model: string;
-  outputs: Record<string, unknown>[];
+  output: OutputLike;
+}
+
+export interface OutputLike {
+  output_type?: string;
+  data?: Record<string, unknown>;
+  metadata?: Record<string, unknown>;
 }
 
 export interface Size {
@@ -139,6 +157,7 @@ export interface Pick {
 
 export type Request =
   | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
+  | { op: 'saved'; runs: string[] }
   | { op: 'stop'; run: string; force: boolean }
   | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)

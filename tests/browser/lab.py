@@ -48,6 +48,30 @@ BAD = """</pre></div><script>window.pwned=1</script><img src=x onerror='window.p
 """What would run if a page took it for anything but text."""
 
 
+TRAINING = """%%distributed --ranks 4 --strategy ddp
+import os, time
+import torch, jupyter_distrib
+import torch.distributed as dist
+from torch import nn
+torch.manual_seed(0)
+model = jupyter_distrib.prepare(nn.Linear(20, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in jupyter_distrib.progress(range(100_000)):
+    x = torch.randn(32, 20)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    jupyter_distrib.report(loss=loss.item())
+    enough = torch.tensor(float(os.path.exists("ENOUGH")))
+    dist.all_reduce(enough)  # so that all leave at the same step
+    if enough:
+        break
+    time.sleep(0.05)
+print('trained')
+round(loss.item(), 3) < 1000"""
+
+
 def chromium() -> str | None:
     """The system's browser; Playwright's own is never downloaded."""
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -140,6 +164,13 @@ class Server:
         for kernel in self.get("/api/kernels"):
             self._ask("DELETE", f"/api/kernels/{kernel['id']}")
 
+    def wait_until_idle(self) -> None:
+        """Until no kernel runs a cell: the server hears that also while no page is open."""
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while any(kernel["execution_state"] != "idle" for kernel in self.get("/api/kernels")):
+            assert time.monotonic() < deadline, "the kernels do not come to an end"
+            time.sleep(0.1)
+
     def notebook(self, name: str, cells: list[str], kernel: str = "python3") -> Path:
         """A notebook file with these cells."""
         document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
@@ -201,6 +232,10 @@ class Lab:
     def reload(self) -> None:
         """As the user does it; without the question that a page with changes asks."""
         self.open(reset=False)
+
+    def leave(self) -> None:
+        """Close the page, as it is: nothing is saved."""
+        self.page.goto("about:blank")
 
     def wait_until_restored(self, panel: str) -> None:
         """Until the server has been told that a page that is loaded is to have this panel open."""

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Open
-from tests.browser.lab import BAD, TOP, Lab, harmless, until
+from tests.browser.lab import BAD, TOP, TRAINING, Lab, harmless, until
 
 COLLECTIVE = """%%distributed --ranks 2 --strategy ddp
 import time
@@ -19,29 +19,6 @@ if rank == 0:
     dist.barrier()
 while True:
     time.sleep(0.05)"""
-
-TRAINING = """%%distributed --ranks 4 --strategy ddp
-import os, time
-import torch, jupyter_distrib
-import torch.distributed as dist
-from torch import nn
-torch.manual_seed(0)
-model = jupyter_distrib.prepare(nn.Linear(20, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in jupyter_distrib.progress(range(100_000)):
-    x = torch.randn(32, 20)
-    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    jupyter_distrib.report(loss=loss.item())
-    enough = torch.tensor(float(os.path.exists("ENOUGH")))
-    dist.all_reduce(enough)  # so that all leave at the same step
-    if enough:
-        break
-    time.sleep(0.05)
-print('trained')
-round(loss.item(), 3) < 1000"""
 
 
 def interrupted(lab: Lab, index: int) -> None:
@@ -141,29 +118,6 @@ def test_stop_works_with_every_ipykernel(open_notebook: Open, kernels: dict[str,
         lab = open_notebook(COLLECTIVE, kernel=kernel)
         stop(lab, way)
         lab.close()
-
-
-def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: Open, enough: Path) -> None:
-    lab = open_notebook(until(TRAINING, enough))
-    panel = lab.panel()
-    lab.run(1)
-    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("running")
-    lab.wait_until_restored("jupyter-distrib-panel")
-    lab.reload()
-
-    expect(panel).to_be_visible()  # as it was left
-    run = panel.locator(".jp-Distributed-run").first
-    expect(run).to_contain_text("running")
-    expect(run.get_by_role("progressbar")).to_be_visible()
-    lab.shoot("reloaded-in-mid-run")
-    enough.touch()
-    expect(run.locator(".jp-Distributed-state")).to_have_text("done")
-    expect(lab.output(1)).to_contain_text("trained")
-    expect(lab.output(1)).to_contain_text("True")
-    saved = lab.save().cells[1].outputs
-    assert saved[0].metadata["jupyter_distrib"]["settled"]
-    assert "trained" in saved[0]["data"]["text/plain"]
-    assert saved[-1].output_type == "execute_result"
 
 
 def test_the_panel_in_both_themes_with_a_run_going_on(open_notebook: Open, enough: Path) -> None:

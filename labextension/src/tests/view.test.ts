@@ -3,8 +3,8 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-import { isLive, isSettled } from '../outputs.js';
-import { Gpu, Member, Overview, Pool, Run } from '../protocol.js';
+import { isLive, isSettled, mended } from '../outputs.js';
+import { Gpu, Member, OutputLike, Overview, Pool, PROTOCOL, Run, Settled, SettledView } from '../protocol.js';
 import * as view from '../view.js';
 
 const t: view.Say = (text, ...args) => text.replace(/%(\d)/g, (_, number: string) => String(args[Number(number) - 1]));
@@ -121,19 +121,51 @@ test('a magic line goes on top of a cell, or in place of the one that is there',
   assert.equal(view.withLine('%%distrib --gpus 2\nx', '%%distributed'), '%%distributed\nx');
 });
 
+const print = { output_type: 'stream' };
+const value = { output_type: 'execute_result', data: { 'text/plain': '1' } };
+const shown = (run: string, settled: boolean): OutputLike => ({ output_type: 'display_data', data: {}, metadata: { jupyter_distrib: { run, settled } } });
+const settledView = (run: string): SettledView => ({ run, model: `model of ${run}`, output: shown(run, true) });
+const settled: Settled = { cell: 'c', count: 7, views: [settledView('r-1'), settledView('r-2')], outcome: [value] };
+const [first, second] = settled.views.map(each => each.output) as [OutputLike, OutputLike];
+
 test('an output is known by its mark or by the model of its widget', () => {
-  const settled = { run: 'r-1', cell: 'c', model: 'm', outputs: [] };
-  const live = { metadata: { jupyter_distrib: { run: 'r-1', settled: false } } };
-  assert.ok(isLive(live, settled));
+  const live = shown('r-1', false);
+  assert.ok(isLive(live, settledView('r-1')));
   assert.ok(!isSettled(live, 'r-1'));
-  assert.ok(isSettled({ metadata: { jupyter_distrib: { run: 'r-1', settled: true } } }, 'r-1'));
-  assert.ok(isLive({ data: { 'application/vnd.jupyter.widget-view+json': { model_id: 'm' } } }, settled));
-  assert.ok(!isLive({ data: { 'text/plain': 'x' } }, settled));
+  assert.ok(isSettled(first, 'r-1'));
+  assert.ok(!isLive(first, settledView('r-1')));
+  assert.ok(isLive({ data: { 'application/vnd.jupyter.widget-view+json': { model_id: 'model of r-1' } } }, settledView('r-1')));
+  assert.ok(!isLive({ data: { 'text/plain': 'x' } }, settledView('r-1')));
+});
+
+test('a page that was not there gets all views of the cell and its outcome, and keeps what it has', () => {
+  assert.deepEqual(mended([], null, settled, true), [first, second, value]);
+  assert.deepEqual(mended([print, first], null, settled, true), [print, first, second, value]);
+  assert.deepEqual(mended([print, shown('r-1', false)], null, settled, true), [print, first, second, value]);
+  assert.deepEqual(mended([first, second], null, settled, true), [first, second, value]);
+});
+
+test('what an earlier execution of the cell has left gives way', () => {
+  assert.deepEqual(mended([print, shown('old', true), value], 3, settled, true), [first, second, value]);
+  assert.deepEqual(mended([shown('old', false)], null, settled, true), [first, second, value]);
+});
+
+test('a page that saw all of it has nothing written, and gets nothing back that was cleared', () => {
+  for (const outputs of [[first, print, second, value], [], [second, value]]) {
+    assert.equal(mended(outputs, 7, settled, false), outputs);
+  }
+  assert.deepEqual(mended([first, shown('r-2', false), print], null, settled, false), [first, second, print, value]);
+});
+
+test('the view of a detached run takes its place before the value of the cell', () => {
+  const detached = { ...settled, views: settled.views.slice(0, 1), outcome: [] };
+  assert.deepEqual(mended([shown('r-1', false), value], 7, detached, false), [first, value]);
+  assert.deepEqual(mended([value], 7, detached, true), [first, value]);
 });
 
 test('the overview that the kernel really makes has the shape that is written down here', () => {
   const golden = JSON.parse(readFileSync(new URL('../../../tests/golden_overview.json', import.meta.url), 'utf-8')) as Overview;
-  assert.equal(golden.protocol, 1);
+  assert.equal(golden.protocol, PROTOCOL);
   const [first] = golden.runs;
   assert.ok(first);
   assert.deepEqual(Object.keys(first).sort(), Object.keys(run()).sort());
