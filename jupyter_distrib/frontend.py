@@ -27,6 +27,7 @@ from jupyter_distrib.pools import kinds
 from jupyter_distrib.run import Run
 from jupyter_distrib.settings import SIDEBAR, Settings
 from jupyter_distrib.strategies import POOLS, STRATEGIES
+from jupyter_distrib.streams import without_codes
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
@@ -208,7 +209,7 @@ class FrontEnd:
     def _log(self, run: str, rank: int) -> dict[str, Any]:
         path = session.current().find_run(run).log_file(rank)
         text, skipped = _end_of(path, LOG_BYTES)
-        return {"text": text, "skipped_bytes": skipped, "path": str(path)}
+        return {"text": without_codes(text), "skipped_bytes": skipped, "path": str(path)}
 
     # ------------------------------------------------------------------------------------------------ settled output
 

@@ -135,6 +135,7 @@ def _run(run: Run) -> dict[str, Any]:
         "pool": run.pool,
         "strategy": record.strategy,
         "ranks": len(record.ranks),
+        "numbers": list(record.ranks),
         "world_size": record.world_size,
         "gpus": record.gpus,
         "detached": run.detached,

@@ -265,6 +265,22 @@ def test_a_log_is_shown_by_its_end_with_whole_lines(book: Notebook) -> None:
     assert answer["path"].endswith("rank1.log")
 
 
+def test_a_log_reads_as_it_would_stand_in_a_terminal(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2\nprint('\\x1b[31mred\\x1b[0m')\nprint('50 %\\r100 %\\x07')")
+    run = overview(book)["runs"][0]
+
+    assert ask(book, op="logs", run=run["run"], rank=1)["text"] == "red\n100 %\\x07\n"
+
+
+def test_a_run_tells_which_ranks_have_a_log(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 4\nrank")
+    book.ok("%%distributed --on 2,3\nprint('here', rank)")
+    run = overview(book)["runs"][0]
+
+    assert run["numbers"] == [2, 3]
+    assert ask(book, op="logs", run=run["run"], rank=3)["text"] == "here 3\n"
+
+
 @pytest.mark.slow
 def test_an_idle_kernel_with_ranks_sends_nothing(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2\nrank")

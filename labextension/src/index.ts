@@ -194,8 +194,8 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     label: t('Show the Log of a Run'),
     caption: t('All that a rank wrote'),
     isEnabled: ready,
-    describedBy: described({ run: { type: 'string' }, ranks: { type: 'integer' } }),
-    execute: args => showLog(app, doer, text(args['run']), Number(args['ranks'] ?? 1))
+    describedBy: described({ run: { type: 'string' } }),
+    execute: args => showLog(app, doer, text(args['run']))
   });
   put(COMMANDS.cell, {
     label: t('Go to the Cell of a Run'),
@@ -251,8 +251,9 @@ function insert(model: Model): void {
   }
 }
 
-function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, ranks: number): void {
+function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string): void {
   const link = model.link;
+  const ranks = model.overview?.runs.find(each => each.run === run)?.numbers ?? [0];
   const load = async (rank: number): Promise<{ text: string; note: string }> => {
     const answer = await link?.request({ op: 'logs', run, rank });
     const before = answer?.skipped_bytes ? t('%1 before this are in %2', view.size(answer.skipped_bytes), answer.path ?? '') : (answer?.path ?? '');

@@ -362,7 +362,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
       )}
       <div className="jp-Distributed-buttons">
         {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={row.force ? t('Kill the ranks that have not stopped') : t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} main />}
-        <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run, ranks: run.ranks })} />
+        <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />
         {run.cell && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
       </div>
       {run.members.length > 0 && (
@@ -463,7 +463,7 @@ function Meter({ label, value, text, progress }: { label: string; value: number;
 
 /** What one rank wrote, in the main area. */
 export class Log extends ReactWidget {
-  constructor(private readonly load: (rank: number) => Promise<{ text: string; note: string }>, private readonly ranks: number, private readonly t: view.Say) {
+  constructor(private readonly load: (rank: number) => Promise<{ text: string; note: string }>, private readonly ranks: number[], private readonly t: view.Say) {
     super();
     this.addClass('jp-Distributed-log');
   }
@@ -473,15 +473,15 @@ export class Log extends ReactWidget {
   }
 }
 
-function LogView({ load, ranks, t }: { load: (rank: number) => Promise<{ text: string; note: string }>; ranks: number; t: view.Say }): React.JSX.Element {
-  const [rank, setRank] = React.useState(0);
+function LogView({ load, ranks, t }: { load: (rank: number) => Promise<{ text: string; note: string }>; ranks: number[]; t: view.Say }): React.JSX.Element {
+  const [rank, setRank] = React.useState(ranks[0] ?? 0);
   const [shown, setShown] = React.useState({ text: '', note: '' });
   const show = React.useCallback((of: number): void => void load(of).then(setShown), [load]);
   React.useEffect(() => show(rank), [rank, show]);
   return (
     <>
       <div className="jp-Distributed-logbar">
-        <Choice label={t('Rank')} value={String(rank)} options={Array.from({ length: ranks }, (_, each) => [String(each), String(each)])} onPick={value => setRank(Number(value))} />
+        <Choice label={t('Rank')} value={String(rank)} options={ranks.map(each => [String(each), String(each)])} onPick={value => setRank(Number(value))} />
         <Button name={t('Refresh')} onClick={() => show(rank)} />
         <span className="jp-Distributed-quiet">{shown.note}</span>
       </div>

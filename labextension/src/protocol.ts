@@ -92,6 +92,8 @@ export interface Run {
   pool: string;
   strategy: string;
   ranks: number;
+  /** Which ranks those are. */
+  numbers: number[];
   world_size: number;
   gpus: boolean;
   detached: boolean;

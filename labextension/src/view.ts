@@ -241,8 +241,31 @@ export function picked(next: Next): { kind: 'auto' | 'gpus' | 'ranks'; count: nu
   return next.ranks ? { kind: 'ranks', count: next.ranks } : { kind: 'auto', count: 2 };
 }
 
-/** A cell's text with this magic line on top, in place of the one that is there. */
+/** A magic or the comment that stands for one; other words behind the colon make it a comment like any other. */
+const MAGIC = /^(%%distrib(?:uted)?(?=\s|$)|#\s*distributed:(?=\s*(?:--|$)))(.*)$/;
+/** As a shell takes words apart. */
+const WORD = /(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*')+/g;
+const PICKED = ['--gpus', '--ranks', '--gpu-type', '--strategy', '--pool'];
+
+/** A cell's text that begins with this magic line; what the line there says beside the picks stays. */
 export function withLine(source: string, line: string): string {
-  const [first = '', ...rest] = source.split('\n');
-  return /^%%distrib(uted)?(\s|$)/.test(first) ? [line, ...rest].join('\n') : source ? `${line}\n${source}` : `${line}\n`;
+  const lines = source.split('\n');
+  const index = lines.findIndex(each => each.trim());
+  const found = MAGIC.exec(lines[index]?.trim() ?? '');
+  if (!found) {
+    return source ? `${line}\n${source}` : `${line}\n`;
+  }
+  const [, name = '', options = ''] = found;
+  const [magic = '', ...picks] = line.split(' ');
+  lines[index] = [name.startsWith('#') ? '# distributed:' : magic, ...picks, ...others(options)].join(' ');
+  return lines.join('\n');
+}
+
+/** The words of a magic line without what can be picked; a comment ends it. */
+function others(options: string): string[] {
+  const words = options.match(WORD) ?? [];
+  const comment = words.findIndex(word => word.startsWith('#'));
+  const end = comment < 0 ? words.length : comment;
+  const isPicked = (word: string | undefined): boolean => word !== undefined && PICKED.includes(word);
+  return words.filter((word, at) => at >= end || !(isPicked(word.split('=')[0]) || isPicked(words[at - 1])));
 }

@@ -259,19 +259,21 @@ def test_the_settings_editor_has_an_entry_that_counts_at_once(open_notebook: Ope
 
 
 def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None:
-    lab = open_notebook(f"%%distributed --ranks 2\nprint('said by rank', rank)\nprint({BAD!r})")
-    lab.run(1)
-    lab.wait_idle(1)
+    said = f"print('said by rank', rank)\nprint({BAD!r})"
+    lab = open_notebook("%%distributed --ranks 4\nrank", f"%%distributed --on 2,3\n{said}")
+    for cell in (1, 2):
+        lab.run(cell)
+        lab.wait_idle(cell)
     run = lab.panel().locator(".jp-Distributed-run").first
     run.get_by_role("button", name="Log").click()
     log = lab.page.locator(".jp-Distributed-log")
-    expect(log.locator("pre")).to_contain_text("said by rank 0")
+    expect(log.locator("pre")).to_contain_text("said by rank 2")
     harmless(lab, ".jp-Distributed-log")
-    log.get_by_label("Rank").select_option("1")
-    expect(log.locator("pre")).to_contain_text("said by rank 1")
+    log.get_by_label("Rank").select_option("3")
+    expect(log.locator("pre")).to_contain_text("said by rank 3")
     lab.select(0)
     run.get_by_role("button", name="Go to cell").click()
-    expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
+    expect(lab.cell(2)).to_have_class(re.compile("jp-mod-active"))
 
 
 def test_a_kernel_that_restarts_is_connected_again(open_notebook: Open) -> None:

@@ -28,6 +28,7 @@ const run = (more: Partial<Run> = {}): Run => ({
   pool: 'local',
   strategy: 'ddp',
   ranks: 4,
+  numbers: [0, 1, 2, 3],
   world_size: 4,
   gpus: true,
   detached: false,
@@ -119,6 +120,26 @@ test('a magic line goes on top of a cell, or in place of the one that is there',
   assert.equal(view.withLine('x = 1', '%%distributed --ranks 3'), '%%distributed --ranks 3\nx = 1');
   assert.equal(view.withLine('%%distributed\nx = 1', '%%distributed --ranks 3'), '%%distributed --ranks 3\nx = 1');
   assert.equal(view.withLine('%%distrib --gpus 2\nx', '%%distributed'), '%%distributed\nx');
+  assert.equal(view.withLine('\n  \n%%distributed\nx', '%%distributed --ranks 3'), '\n  \n%%distributed --ranks 3\nx');
+  assert.equal(view.withLine('%%distributedly', '%%distributed'), '%%distributed\n%%distributedly');
+  assert.equal(view.withLine('', '%%distributed'), '%%distributed\n');
+});
+
+test('what a magic line says beside the picks stays', () => {
+  const line = '%%distributed --ranks 3 --strategy ddp';
+  for (const [before, after] of [
+    ['%%distributed --keep model --timeout 60', `${line} --keep model --timeout 60`],
+    ['%%distributed --gpus 2 --keep=a,b --gpu-type "A 10" --pool=x --detach', `${line} --keep=a,b --detach`],
+    ["%%distributed --env 'A=it is --gpus 3' --strategy 'none' # --ranks 1", `${line} --env 'A=it is --gpus 3' # --ranks 1`],
+    ['# distributed: --gpus 8 --keep model', '# distributed: --ranks 3 --strategy ddp --keep model'],
+    ['%%distrib --ranks', line],
+    ['#distributed:--ranks 2 --check', '# distributed: --ranks 3 --strategy ddp --check'],
+    ['#distributed:', '# distributed: --ranks 3 --strategy ddp'],
+    ['# distributed: as it should be', `${line}\n# distributed: as it should be`]
+  ]) {
+    assert.equal(view.withLine(`${before}\nx = 1`, line), `${after}\nx = 1`);
+  }
+  assert.equal(view.withLine('# distributed: --gpus 8', '%%distributed'), '# distributed:');
 });
 
 const print = { output_type: 'stream' };
