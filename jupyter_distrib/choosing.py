@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Sequence
 
 from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import CaptureError, PoolError
 from jupyter_distrib.results import RankValue
-from jupyter_distrib.words import duration, rank_list
+from jupyter_distrib.words import rank_list
 
 
 def fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
@@ -21,14 +23,22 @@ def fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: 
     return crew.size == wanted and crew.gpus == gpus
 
 
-def wait_or_refuse(crew: Crew, wait_s: float | None) -> None:
-    """Another cell of this notebook has the ranks."""
-    assert crew.run is not None
-    if wait_s is None:
+def wait_or_refuse(crew: Crew, until_s: float, turns: threading.Condition) -> None:
+    """Another cell of this notebook has the ranks: return when that may be over.
+
+    Args:
+        crew: They are `busy`.
+        until_s: When to give up, by `time.monotonic`.
+        turns: Told when a thread has sent its cell, or has come to nothing; not held.
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0 or crew.state == "closed":
         raise busy(crew)
-    print(f"Waiting up to {duration(wait_s)} for {crew.run.record.label}, which runs on these ranks.")
-    if not crew.run.wait_ended(wait_s) or crew.state == "closed":
-        raise busy(crew)
+    if (run := crew.executing) is not None:
+        run.wait_ended(left_s)
+    else:
+        with turns:
+            turns.wait_for(lambda: not crew.taken, left_s)
 
 
 def of_handles(handles: Sequence[RankValue], connection: Connection, size: int, on: Iterable[int] | None) -> Crew:
@@ -56,20 +66,20 @@ def of_handles(handles: Sequence[RankValue], connection: Connection, size: int, 
             there = rank_list(handle.ranks)
             these = there.partition(" ")[2].replace(" ", "")
             raise CaptureError(f"`{handle.name}` was kept on {there} only: run this cell with --on {these}.")
-    if crew.run is not None and not crew.run.done():
-        raise busy(crew)
     return crew
 
 
 def newest(connection: Connection) -> Crew:
-    crews = [crew for crew in connection.crews.values() if crew.run is None or crew.run.done()]
+    crews = list(connection.crews.values())
     if not crews:
         raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
-    return crews[-1]
+    return next((crew for crew in reversed(crews) if not crew.busy), crews[-1])
 
 
 def busy(crew: Crew) -> PoolError:
-    assert crew.run is not None
+    """Why a cell cannot have these ranks, which another one has."""
+    if (run := crew.executing) is None:
+        return PoolError("another cell is about to run on these ranks: wait for it, or use --wait S.")
     return PoolError(
-        f"{crew.run.record.label} is still running on these ranks (run {crew.run.id}): wait for it, or stop it first."
+        f"{run.record.label} is still running on these ranks (run {run.id}): wait for it, or stop it first."
     )

@@ -63,8 +63,24 @@ class Crew:
     news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     """For whoever waits for `opened`: what the crew waits for, and an empty text when it is settled."""
     run: Run | None = None
-    """The run that has it now."""
+    """The run that has it now, or had it last."""
+    taker: threading.Thread | None = None
+    """Has chosen it, and is about to send it a cell."""
     handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def taken(self) -> bool:
+        """Another thread than this one is about to send it a cell."""
+        return self.taker not in (None, threading.current_thread()) and self.taker.is_alive()
+
+    @property
+    def executing(self) -> Run | None:
+        """The run that it is at."""
+        return None if self.run is None or self.run.done() else self.run
+
+    @property
+    def busy(self) -> bool:
+        return self.taken or self.executing is not None
 
     @property
     def kept(self) -> list[RankValue]:

@@ -25,7 +25,7 @@ from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.overview import overview
 from jupyter_distrib.pools import kinds
 from jupyter_distrib.run import Run
-from jupyter_distrib.settings import SIDEBAR, Settings
+from jupyter_distrib.settings import SIDEBAR
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 from jupyter_distrib.streams import without_codes
 

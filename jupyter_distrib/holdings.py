@@ -11,7 +11,9 @@ import os
 import platform
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +31,7 @@ from jupyter_distrib.pools import kinds
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.settings import NOTEBOOK, NamedPool, Settings
+from jupyter_distrib.words import duration
 
 
 class Holdings:
@@ -52,6 +55,8 @@ class Holdings:
         """Whom to tell that crews or runs have come or gone; called from any thread."""
         self._connections: list[Connection] = []
         self._lock = threading.RLock()
+        self._turns = threading.Condition(self._lock)
+        """For threads that want ranks which another one has taken."""
         self._crew_numbers = itertools.count(1)
 
     @property
@@ -140,8 +145,38 @@ class Holdings:
     def crews(self) -> list[Crew]:
         return [crew for connection in list(self._connections) for crew in list(connection.crews.values())]
 
-    def crew(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
-        """The ranks a cell asks for: warm ones if they fit, else new ones on their way."""
+    @contextmanager
+    def taking(self, options: Options, handles: Sequence[RankValue] = ()) -> Iterator[Crew]:
+        """The ranks a cell asks for: warm ones if they fit, else new ones on their way. No other thread is given them
+        until the cell has been sent, or has come to nothing.
+
+        Raises:
+            PoolError: They execute another cell of this notebook, also after the time that `options` allow.
+        """
+        waiting_s = options.wait_s or 0.0
+        until_s = time.monotonic() + waiting_s
+        while (crew := self._take(options, handles)).taker is not threading.current_thread():
+            if waiting_s and until_s > time.monotonic():
+                label = crew.executing.record.label if crew.executing else "another cell"
+                print(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
+                waiting_s = 0.0
+            choosing.wait_or_refuse(crew, until_s, self._turns)
+        try:
+            yield crew
+        finally:
+            with self._turns:
+                crew.taker = None
+                self._turns.notify_all()
+
+    def _take(self, options: Options, handles: Sequence[RankValue]) -> Crew:
+        """Choose ranks, and take them for this thread's cell if they are free."""
+        with self._turns:
+            crew = self._choose(options, handles)
+            if not crew.busy:
+                crew.taker = threading.current_thread()
+            return crew
+
+    def _choose(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
         connection = self.connect(options.pool or self.pool, options.pool_options)
         load_env = load_time_changes(options.env)
         size, gpus = self._size(options, connection)
@@ -152,18 +187,17 @@ class Holdings:
         fitting = [
             crew for crew in connection.crews.values() if choosing.fits(crew, size, gpus, load_env, options.gpu_type)
         ]
-        if options.fresh:
-            for crew in fitting:
+        busy = []
+        for crew in [crew for crew in fitting if crew.busy]:
+            fitting.remove(crew)
+            if crew.executing is not None and crew.executing.abandoned:
                 self.close_crew(crew)
-            fitting = []
-        free = [crew for crew in fitting if crew.run is None or crew.run.done()]
-        busy = [crew for crew in fitting if crew not in free and crew.run is not None and not crew.run.detached]
-        for crew in [crew for crew in busy if crew.run is not None and not crew.run.attended]:
-            busy.remove(crew)  # an interrupt came between its start and whoever would have waited for it
-            self.close_crew(crew)
-        if not free and busy:
-            choosing.wait_or_refuse(busy[0], options.wait_s)
-            free = busy
+            elif crew.executing is None or not crew.executing.detached:
+                busy.append(crew)
+        if options.fresh and not busy:
+            while fitting:
+                self.close_crew(fitting.pop())
+        free = fitting or busy
         return free[-1] if free else self._open(connection, size, gpus, load_env, options)
 
     def _filled(self, options: Options, here: Settings) -> Options:
@@ -186,7 +220,7 @@ class Holdings:
     def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options) -> Crew:
         """Ask for new ranks; idle ones of another size that keep nothing make room."""
         for other in list(connection.crews.values()):
-            if (other.run is None or other.run.done()) and not other.kept:
+            if not other.busy and not other.kept:
                 self.close_crew(other)
         crew = Crew(
             name=f"{self.name}-c{next(self._crew_numbers)}",
@@ -216,6 +250,8 @@ class Holdings:
             while not crew.opened.is_set():
                 if reason := crew.news.get():
                     print(f"Waiting: {reason}")
+                else:
+                    crew.news.put("")  # for another thread that waits for the same ranks
         except KeyboardInterrupt:
             self.close_crew(crew)
             raise
@@ -242,11 +278,16 @@ class Holdings:
             self.used = None
 
     def start_ranks(self, pool: str, gpus: int | None, ranks: int | None) -> None:
-        """Have ranks up before a cell asks for them."""
+        """Have ranks up before a cell asks for them; those that are at work are."""
         if gpus is not None or ranks is not None:
             self.sizes[pool] = (gpus or ranks or 0, ranks is None)
             self.picked.pop(pool, None)
-        self.wait_open(self.crew(self._filled(Options(pool=pool), self.settings)))
+        self._wait_for(Options(pool=pool))
+
+    def _wait_for(self, options: Options) -> None:
+        with self._lock:
+            crew = self._choose(self._filled(options, self.settings))
+        self.wait_open(crew)
 
     def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """End the ranks of a pool, and what runs there; what they keep is gone."""
@@ -259,7 +300,7 @@ class Holdings:
         up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
         self.stop_ranks(pool, by)
         gpus, ranks = ((up[-1].size, None) if up[-1].gpus else (None, up[-1].size)) if up else (None, None)
-        self.wait_open(self.crew(self._filled(Options(pool=pool, gpus=gpus, ranks=ranks), self.settings)))
+        self._wait_for(Options(pool=pool, gpus=gpus, ranks=ranks))
 
     def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None, by: str = NOTEBOOK) -> None:
         """From now on so many ranks; those that are up make room."""

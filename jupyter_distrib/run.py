@@ -77,12 +77,11 @@ class Run:
         """Since the epoch, as `began_at_s`."""
         self.interrupted = False
         """The user asked for the stop."""
-        self.attended = detached
-        """Somebody waits for it, or nobody has to."""
         self.on_ended: list[Callable[[], object]] = []
         self.held: object = ()
         """The kernel's own classes that were sent, alive until values have come."""
         self._stop = stop
+        self._thread = threading.current_thread()
         self._cell = cell or {}
         self._files: dict[str, str] = {}
         """By the name that is shown, the file name that `linecache` has the lines under."""
@@ -106,6 +105,13 @@ class Run:
     def done(self) -> bool:
         """Whether every rank has ended."""
         return self._ended.is_set()
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for it, though somebody should: an interrupt came before whoever began it could. Asked by who
+        wants its ranks."""
+        elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
+        return elsewhere and not self.detached and not self.done()
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Whether it ends within this time; takes no part in how it ends."""

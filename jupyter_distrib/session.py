@@ -22,6 +22,7 @@ from jupyter_distrib.events import (
     Execute,
     NotAttached,
     Noted,
+    Parcel,
     Setting,
     Stop,
 )
@@ -56,10 +57,6 @@ class Session(Holdings):
         self._numbers = itertools.count(1)
         self._keeper = Keeper(self._fetch)
 
-    def crew(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
-        self._keeper.pass_on()
-        return super().crew(options, handles)
-
     def start(
         self,
         cell: Cell,
@@ -82,35 +79,39 @@ class Session(Holdings):
         """
         here = known or self.settings
         options, asked = self._filled(options, here), options
-        crew = self.crew(options, handles)
-        for text in _meaningless(options, crew.connection):
-            print(text)
-        parcel, fd = payload.to_parcel(packed)
-        fds = [] if fd is None else [fd]
-        try:
-            self.wait_open(crew)
-            run = self._run(crew, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
-            run.held = packed.sent
-            if on_ended is not None:
-                run.on_ended.append(lambda: on_ended(run))
-        except BaseException:
-            for each in fds:
-                os.close(each)
-            raise
-        command = Execute(
+        self._keeper.pass_on()
+        with self.taking(options, handles) as crew:
+            for text in _meaningless(options, crew.connection):
+                print(text)
+            parcel, fd = payload.to_parcel(packed)
+            fds = [] if fd is None else [fd]
+            try:
+                self.wait_open(crew)
+                run = self._run(crew, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
+                run.held = packed.sent
+                if on_ended is not None:
+                    run.on_ended.append(lambda: on_ended(run))
+            except BaseException:
+                for each in fds:
+                    os.close(each)
+                raise
+            command = self._command(run, crew, options, cell, parcel)
+            crew.connection.node.send(command, fds)
+        return run
+
+    def _command(self, run: Run, crew: Crew, options: Options, cell: Cell, inputs: Parcel) -> Execute:
+        return Execute(
             run=run.id,
             crew=crew.name,
             ranks=tuple(run.record.ranks),
             cell=cell,
-            inputs=parcel,
+            inputs=inputs,
             setting=self._setting(options, crew.connection),
             detached=options.detach,
             timeout_s=options.timeout_s,
             hang_timeout_s=options.hang_timeout_s,
-            label=label,
+            label=run.record.label,
         )
-        crew.connection.node.send(command, fds)
-        return run
 
     def _run(self, crew: Crew, options: Options, cell: Cell, *, label: str, cell_id: str, origins: str) -> Run:
         ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
@@ -187,7 +188,7 @@ class Session(Holdings):
     def _fetch(self, crew: Crew, key: str, rank: int) -> Any:
         """A copy of one rank's kept value: a run of its own, on that rank; on all of them, if each has a shard."""
         handle = next(handle for handle in crew.handles if handle.key == key)
-        if crew.run is not None and not crew.run.done():
+        if crew.busy:
             raise choosing.busy(crew)
         connection = crew.connection
         on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,7 @@ def test_no_driver_no_gpus() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from jupyter_distrib.agent.devices import Gpu, Leases
 leases = Leases(Path(sys.argv[1]))
 gpu = Gpu(index=0, uuid="GPU-aaaaaaaa", name="", memory_bytes=1, used_bytes=0)
@@ -220,10 +222,11 @@ def test_kept_values_do_not_yield_and_are_named(stage: Stage) -> None:
 def test_a_running_cell_does_not_yield(stage: Stage) -> None:
     crew = stage.open(stage.client("a"), "c1", 4)
     assert isinstance(crew, Crew)
-    crew._queued = ("anything",)  # type: ignore[assignment]
+    command = SimpleNamespace(run="a1-1", label="Cell In[3]")
+    crew._queued = SimpleNamespace(command=command)  # type: ignore[assignment]
     reason = stage.open(stage.client("b"), "c2", 1)
     assert isinstance(reason, str)
-    assert "(a cell is running)" in reason
+    assert "(run a1-1 of Cell In[3] is on)" in reason
     crew._queued = None
 
 

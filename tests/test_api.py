@@ -14,6 +14,7 @@ import pytest
 from jupyter_distrib import distributed
 from jupyter_distrib.errors import OptionsError
 from tests.notebook import ROOT, Notebook
+from tests.processes import wait_until
 
 DDP = "%%distributed --ranks 2 --strategy ddp\n"
 
@@ -49,6 +50,53 @@ def work(x, *, plus=0):
 
     assert book.ok("work(1, plus=2)").result == "rank 0: 3\nrank 1: 13"
     assert book.ok("list(work(x=1)), work.__name__, work.__doc__").result == "([1, 11], 'work', 'Works.')"
+
+
+TRAIN = """
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from jupyter_distrib import distributed
+@distributed(ranks=2, wait_s={wait_s})
+def train(number):
+    import os, time
+    open({folder!r} + "/began", "w").close()
+    while number is None and not os.path.exists({folder!r} + "/go"):
+        time.sleep(0.01)
+    return number
+"""
+
+
+def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
+    book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
+    book.ok("calls = [ThreadPoolExecutor(2).submit(train, None) for _ in range(2)]")
+    book.ok("(refused,), (first,) = wait(calls, return_when=FIRST_COMPLETED, timeout=30)")
+    said = book.ok("print(repr(refused.exception()))").stdout
+    assert said.startswith("PoolError(")
+    assert "on these ranks" in said
+    assert wait_until((tmp_path / "began").exists)
+    refused = book.fails("train(1)")
+    assert refused.ename == "PoolError"
+    assert "train() is still running on these ranks (run " in refused.evalue
+    assert "train() is still running on these ranks" in book.fails("%%distributed --ranks 2 --fresh\nrank").evalue
+    (tmp_path / "go").touch()
+
+    assert book.ok("list(first.result(30))").result == "[None, None]"
+    assert book.ok("train(2)").result == "ranks 0-1: 2"
+
+
+def test_calls_at_once_take_turns_if_they_may_wait(book: Notebook, tmp_path: Path) -> None:
+    book.ok(TRAIN.format(wait_s=60, folder=str(tmp_path)))
+    values = book.ok("[list(each) for each in ThreadPoolExecutor(4).map(train, range(6))]").result
+
+    assert values == "[[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [5, 5]]"
+
+
+def test_a_run_that_nobody_came_to_wait_for_makes_room(book: Notebook, tmp_path: Path) -> None:
+    """As after an interrupt between its start and the wait for its end."""
+    book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
+    book.ok("left = train._start((None,), {})")
+
+    assert book.ok("train(3)").result == "ranks 0-1: 3"
+    assert book.ok("left.wait_ended(30)").result == "True"
 
 
 def test_a_function_that_returns_nothing_gives_results_of_nothing(book: Notebook) -> None:

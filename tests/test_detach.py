@@ -83,6 +83,20 @@ def test_a_run_that_goes_on_is_known_however_many_cells_come_after_it(notebook: 
     _wait_done(notebook)
 
 
+@pytest.mark.slow
+def test_fresh_ranks_are_others_than_those_of_a_detached_run(notebook: Notebook) -> None:
+    notebook.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nrank * 10"
+    )
+    assert notebook.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert notebook.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert notebook.ok("job.done()").result == "False"
+    notebook.ok("open('go', 'w').close()")
+
+    assert notebook.ok("job.result(timeout_s=30)").result == "rank 0: 0\nrank 1: 10"
+
+
 def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
     outcome = notebook.cell("job.result(timeout_s=30)")

@@ -179,6 +179,19 @@ def test_stop_ends_a_collective_while_the_cell_runs(book: Notebook) -> None:
     assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
 
 
+def test_starting_ranks_that_are_at_work_leaves_them_at_it(book: Notebook) -> None:
+    book.start(FOREVER)
+    book.until("waits")
+    assert ask(book, op="start", pool="local", ranks=2)["ok"]
+    news_until(book, lambda news: news["kind"] == "overview" and news["overview"]["doing"] is None)
+
+    seen = overview(book)
+    assert seen["trouble"] is None
+    (run,) = [run for run in seen["runs"] if run["state"] == "running"]
+    assert ask(book, op="stop", run=run["run"])["ok"]
+    assert book.finish().ename == "KeyboardInterrupt"
+
+
 def test_a_cell_whose_ranks_are_stopped_returns_and_says_so(book: Notebook) -> None:
     book.start(FOREVER)
     book.until("waits")

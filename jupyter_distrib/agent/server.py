@@ -291,8 +291,10 @@ class Agent:
     def _kept_on(self, gpu: devices.Gpu) -> str:
         for crew in self._crews:
             if gpu in crew.gpus:
+                if (current := crew.current) is not None:
+                    return f" (run {current.run} of {current.label} is on)"
                 names = ", ".join(sorted(key.partition("/")[2] for key in crew.kept))
-                return " (a cell is running)" if not crew.idle else f" (keeps {names})" if names else ""
+                return f" (keeps {names})" if names else ""
         return ""
 
     def _close(self, crew: Crew, *, force: bool, reason: str = "") -> None:
