@@ -123,6 +123,7 @@ class Connection:
         self.lost = ""
         self.on_change: Callable[[], object] = lambda: None
         """Called when a crew has come, changed or gone."""
+        self._leaving = False
         self._on_lost = on_lost
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
         self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
@@ -193,6 +194,8 @@ class Connection:
         if isinstance(event, Ended):
             self.runs.pop(event.run, None)
         run.deliver(event, fds)
+        if self._leaving and not self.runs:
+            self.node.close()
 
     def _lose(self, reason: str) -> None:
         """The agent is gone, and every rank with it."""
@@ -216,6 +219,12 @@ class Connection:
                     )
                     self._run_event(gone, ())
             self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
+
+    def leave(self) -> None:
+        """Have this kernel's ranks end, and follow runs that go on without it to their end."""
+        self._leaving = True
+        if not self.runs:
+            self.node.close()
 
     def ask(self) -> dict[str, Any]:
         question = next(self._questions)

@@ -341,14 +341,17 @@ class Holdings:
         self.changed()
 
     def close(self) -> None:
-        """Give everything up: the agent ends this kernel's ranks."""
+        """Give everything up: the agent ends this kernel's ranks, but for those of detached runs, which are followed
+        to their end."""
         with self._lock:
             connections = list(self._connections)
             self._connections.clear()
         for connection in connections:
             for crew in list(connection.crews.values()):
+                if connection.runs and not (crew.executing and crew.executing.detached):
+                    self.close_crew(crew)
                 crew.close("the extension was unloaded")
-            connection.node.close()
+            connection.leave()
 
 
 def _notebook() -> str:

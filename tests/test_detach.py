@@ -97,6 +97,24 @@ def test_fresh_ranks_are_others_than_those_of_a_detached_run(notebook: Notebook)
     assert notebook.ok("job.result(timeout_s=30)").result == "rank 0: 0\nrank 1: 10"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["%unload_ext jupyter_distrib", "%reload_ext jupyter_distrib"])
+def test_a_detached_run_can_be_waited_for_when_the_extension_is_gone(notebook: Notebook, line: str) -> None:
+    notebook.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nos.getpid()"
+    )
+    other = int(notebook.ok("%%distributed --ranks 1\nimport os\nos.getpid()").result.split()[-1])
+    notebook.ok(line)
+
+    assert wait_until_gone([other], 2.0) == []
+    assert notebook.ok("job.done()").result == "False"
+    notebook.ok("open('go', 'w').close()")
+    pids = [int(pid) for pid in notebook.ok("print(*job.result(timeout_s=30))").stdout.split()]
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 5.0) == []
+
+
 def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
     notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
     outcome = notebook.cell("job.result(timeout_s=30)")
