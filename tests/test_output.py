@@ -128,6 +128,29 @@ def test_a_bar_is_one_state_and_not_many_lines(book: Notebook) -> None:
     assert not re.search(r"^\[.*\] epoch", outcome.view, re.MULTILINE)
 
 
+@pytest.mark.parametrize("earlier", [True, False])
+@pytest.mark.parametrize("name", ["tqdm", "trange", "tqdm_notebook", "tnrange"])
+def test_a_bar_of_tqdms_notebook_module_is_progress_too(book: Notebook, name: str, earlier: bool) -> None:
+    load = f"from tqdm.notebook import {name}"
+    if earlier:
+        book.ok(load)
+        load = ""
+    steps = "50" if "range" in name else "range(50)"
+    book.start(
+        f"%%distributed --ranks 2\n{load}\nimport time\n"
+        f"for i in {name}({steps}, desc='epoch', ncols='100%', display=True, mininterval=0):\n"
+        "    if i == 25:\n        time.sleep(600)"
+    )
+    try:
+        book.until("epoch 25/50", timeout_s=30)
+    finally:
+        book.interrupt()
+        outcome = book.finish()
+
+    assert outcome.ename == "KeyboardInterrupt"
+    assert not re.search(r"^\[.*\] epoch", outcome.view, re.MULTILINE)
+
+
 def test_pieces_of_lines_never_mix(book: Notebook) -> None:
     outcome = book.cell(
         "%%distributed --ranks 4\nimport os\nfor i in range(20):\n    for c in f'{rank}' * 30 + '\\n': os.write(1, c.encode())"

@@ -2,7 +2,8 @@
 
 Runs in the rank, in whichever thread displays. A rank is no IPython kernel, so IPython's own `display`,
 `update_display` and `clear_output` are replaced in it by those of this file, at the moment when a cell first imports
-IPython. How an object shows itself is asked of IPython's formatters.
+IPython. How an object shows itself is asked of IPython's formatters. In the same way the widgets of `tqdm.notebook`
+become bars that the record knows to read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view
 """Code that nobody should run for a rank, and widgets whose model is not in the kernel."""
 BACKEND = "module://jupyter_distrib.worker.figures"
 """How matplotlib calls the backend of ranks."""
-_FUNCTIONS = "IPython.core.display_functions"
 Event = Displayed | Cleared
 
 
@@ -259,23 +259,41 @@ def close() -> None:
 
 
 def install() -> None:
-    """Have IPython's functions replaced when this process imports them; called once in a rank."""
+    """Have functions of other packages replaced when this process imports them; called once in a rank."""
     sys.meta_path.insert(0, _Finder())
 
 
-def _replace(module: types.ModuleType) -> None:
+def _replace_functions(module: types.ModuleType) -> None:
     module.__dict__.update(
         display=display, update_display=update_display, clear_output=clear_output, publish_display_data=publish
     )
 
 
+def _replace_bars(module: types.ModuleType) -> None:
+    """The bars of `tqdm.notebook` are widgets, whose models would be in no kernel; ranks write those of `tqdm`."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # it is there: somebody imports its notebook module
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            keywords.pop("display", None)
+            if isinstance(keywords.get("ncols"), str):  # `100%` of a browser's window
+                del keywords["ncols"]
+            super().__init__(*arguments, **keywords)
+
+    Bar.__module__, Bar.__qualname__ = module.__name__, "tqdm_notebook"  # by this name it is pickled
+    module.__dict__.update(tqdm=Bar, tqdm_notebook=Bar)
+
+
+_REPLACED = {"IPython.core.display_functions": _replace_functions, "tqdm.notebook": _replace_bars}
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as Python does, and has its functions replaced before anybody else gets them."""
+    """Finds some modules as Python does, and has parts of them replaced before anybody else gets them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _FUNCTIONS:
+        if (replace := _REPLACED.get(fullname)) is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -283,7 +301,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
-                _replace(module)
+                replace(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
