@@ -24,6 +24,11 @@ def _log(book: Notebook, rank: int) -> bytes:
     return (Path(folder) / f"rank{rank}.log").read_bytes()
 
 
+def _run(book: Notebook) -> str:
+    """Id of the last run."""
+    return book.ok("from jupyter_distrib import session as _s; print(_s.current().history[-1].id)").stdout.strip()
+
+
 def test_lines_are_labelled_and_in_order(book: Notebook) -> None:
     outcome = book.cell("%%distributed --ranks 2\nfor i in range(5): print('line', i, 'of', rank)")
 
@@ -167,7 +172,7 @@ def test_a_thread_that_goes_on_prints_into_its_own_runs_log(book: Notebook) -> N
         "def late():\n    while not stop.is_set():\n        print('from the late thread', flush=True)\n        time.sleep(0.01)\n"
         "stop = threading.Event()\nthreading.Thread(target=late, daemon=True).start()\ntime.sleep(0.05)"
     )
-    run = book.cell("print(_s.current().history[-1].id)").stdout.strip()
+    run = _run(book)
     outcome = book.cell("%%distributed --ranks 1\nimport time\nprint('mine')\ntime.sleep(0.5)\nprint('mine too')")
 
     assert "late thread" not in outcome.view
@@ -175,6 +180,37 @@ def test_a_thread_that_goes_on_prints_into_its_own_runs_log(book: Notebook) -> N
     assert b"late thread" not in _log(book, 0)
     assert book.cell(f"%distributed_logs {run}").stdout.count("late thread") > 20
     book.cell("%distributed_pool stop")
+
+
+def test_a_log_handler_of_an_earlier_cell_writes_live_into_the_cell_that_logs(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 1\nimport logging\nlogging.basicConfig(level=logging.INFO, force=True)")
+    book.start("%%distributed --ranks 1\nimport logging, time\nlogging.info('of the second cell')\ntime.sleep(600)")
+    try:
+        book.until("INFO:root:of the second cell", timeout_s=10)
+    finally:
+        book.interrupt()
+        book.finish()
+
+    assert _log(book, 0) == b"INFO:root:of the second cell\n"
+    book.ok("%distributed_pool stop")
+
+
+def test_a_late_thread_logs_into_its_own_runs_log(book: Notebook) -> None:
+    book.ok(
+        "%%distributed --ranks 1\nimport logging, threading\nlogging.basicConfig(level=logging.INFO, force=True)\n"
+        "go, done = threading.Event(), threading.Event()\n"
+        "def late():\n    go.wait()\n    logging.info('from the late thread')\n    done.set()\n"
+        "threading.Thread(target=late, daemon=True).start()\nlogging.go, logging.done = go, done"
+    )
+    run = _run(book)
+    outcome = book.ok(
+        "%%distributed --ranks 1\nimport logging\nlogging.go.set()\nlogging.done.wait()\nlogging.info('mine')"
+    )
+
+    assert outcome.view.count("INFO:root:") == 1
+    assert "INFO:root:mine" in outcome.view
+    assert "INFO:root:from the late thread" in book.ok(f"%distributed_logs {run}").stdout
+    book.ok("%distributed_pool stop")
 
 
 def test_what_a_killed_rank_wrote_is_not_lost(book: Notebook) -> None:

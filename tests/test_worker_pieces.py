@@ -76,10 +76,10 @@ class Talker:
 def test_without_late_threads_the_streams_are_the_plain_ones(streams: SimpleNamespace) -> None:
     late = LateThreads(0, lambda event: pytest.fail("nothing is late"))
     late.begin()
-    assert sys.stdout is streams.out
+    assert (sys.stdout, vars(streams.out)) == (streams.out, {})
     late.end("r-1")
     late.begin()
-    assert sys.stdout is streams.out
+    assert (sys.stdout, vars(streams.out)) == (streams.out, {})
 
 
 def test_a_late_thread_writes_to_its_own_run(streams: SimpleNamespace) -> None:
@@ -106,7 +106,7 @@ def test_a_late_thread_writes_to_its_own_run(streams: SimpleNamespace) -> None:
     other.end()
     late.end("r-3")
     late.begin()
-    assert sys.stdout is streams.out, "the last late thread has ended"
+    assert (sys.stdout, vars(streams.out)) == (streams.out, {}), "the last late thread has ended"
 
 
 # ---------------------------------------------------------------------------------------------------- local modules
