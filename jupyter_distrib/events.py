@@ -114,6 +114,8 @@ class WorkerInfo:
     state: str = "idle"
     """`starting`, `idle`, `running` or `gone`."""
     rss_bytes: int = 0
+    node: str = ""
+    """The machine that it is on, by the name or address that its pool knows it by; empty if there is only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def _pool(session: Session, pool: NamedPool, answer: Mapping[str, Any] | None) -
         "kind": pool.kind,
         "origin": pool.origin,
         "crews": crews,
-        "node": answer and _node(session, answer),
+        "node": _node(session, answer) if answer and answer.get("nodes") != () else None,
     }
 
 
@@ -101,6 +101,7 @@ def _worker(info: WorkerInfo) -> dict[str, Any]:
         "device": info.device,
         "device_name": info.device_name,
         "rss_bytes": info.rss_bytes,
+        "node": info.node,
     }
 
 
@@ -114,11 +115,36 @@ def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
             {key: gpu[key] for key in ("index", "name", "memory_bytes", "used_bytes", "holder")}
             for gpu in answer["gpus"]
         ],
+        "nodes": nodes_of(session, answer),
         "others": [
             {"holder": crew["holder"], "ranks": len(crew["workers"]), "running": crew["label"]}
             for crew in answer["crews"]
             if crew["session"] != session.name
         ],
+    }
+
+
+def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a pool as its agent tells of them, each with `ranks`: those of this notebook that are there."""
+    mine = [info for crew in answer["crews"] if crew["session"] == session.name for info in crew["workers"]]
+    if "nodes" in answer:
+        return [
+            {**node, "ranks": [info.rank for info in mine if info.node == node["name"]]} for node in answer["nodes"]
+        ]
+    return [{**_machine(answer), "ranks": [info.rank for info in mine]}] if answer.get("name") else []
+
+
+def _machine(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The one node of a pool that has no others, as a gate describes each of its own."""
+    gpus = answer["gpus"]
+    return {
+        "name": answer["name"],
+        "cpus": answer["cpus"],
+        "free_cpus": None,
+        "memory_bytes": answer["memory_bytes"],
+        "gpus": len(gpus),
+        "free_gpus": sum(not gpu["holder"] for gpu in gpus),
+        "gpu_type": ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus)),
     }
 
 

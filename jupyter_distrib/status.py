@@ -9,10 +9,12 @@ from html import escape
 from typing import Any
 
 from jupyter_distrib.events import WorkerInfo
+from jupyter_distrib.overview import nodes_of
 from jupyter_distrib.session import Session
-from jupyter_distrib.words import duration, size
+from jupyter_distrib.words import duration, rank_list, size
 
-_RANKS = ("rank", "state", "device", "pid", "memory", "load", "pool")
+_RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
+_NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "pool")
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
 _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
 Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
@@ -25,10 +27,13 @@ class Status:
     pool: str
     strategy: str
     ranks: tuple[dict[str, Any], ...]
-    """For each rank: `rank`, `state`, `device`, `pid`, `rss_bytes`, `pool`; while it runs also `cpu_percent`, and on a
-    GPU `gpu_memory_bytes` and `gpu_percent`."""
+    """For each rank: `rank`, `state`, `device`, `pid`, `rss_bytes`, `node` (empty for one machine), `pool`; while it
+    runs also `cpu_percent`, and on a GPU `gpu_memory_bytes` and `gpu_percent`."""
+    nodes: tuple[dict[str, Any], ...]
+    """For each node of the pools in use: `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus`, `gpu_type`,
+    `ranks`, `pool`; what is free is None if nobody knows."""
     gpus: tuple[dict[str, Any], ...]
-    """For each GPU of the node: `index`, `name`, `memory_bytes`, `used_bytes`, `holder`."""
+    """For each GPU of this machine: `index`, `name`, `memory_bytes`, `used_bytes`, `holder`."""
     kept: tuple[str, ...]
     runs: tuple[dict[str, Any], ...]
     """The last runs, oldest first: `run`, `cell`, `state`, `elapsed_s`, `ranks`, `peak_rss_bytes`,
@@ -52,6 +57,7 @@ class Status:
                 if crew["session"] == session.name
                 for info in crew["workers"]
             ),
+            nodes=tuple({**node, "pool": pool} for pool, answer in answers for node in nodes_of(session, answer)),
             gpus=tuple(gpu for _, answer in answers for gpu in answer["gpus"]),
             kept=tuple(repr(handle) for crew in session.crews() for handle in crew.kept),
             runs=tuple(
@@ -82,7 +88,16 @@ class Status:
 
     def _tables(self) -> list[Table]:
         ranks = [
-            (str(r["rank"]), r["state"], r["device"], str(r["pid"]), size(r["rss_bytes"]), _load_text(r), r["pool"])
+            (
+                str(r["rank"]),
+                r["state"],
+                r["device"],
+                str(r["pid"]),
+                size(r["rss_bytes"]),
+                _load_text(r),
+                r["node"],
+                r["pool"],
+            )
             for r in self.ranks
         ]
         runs = [
@@ -95,7 +110,8 @@ class Status:
         ]
         others = [(o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others]
         return [
-            (_RANKS, ranks),
+            _without_empty((_RANKS, ranks), "node"),
+            (_NODES, [_node(node) for node in self.nodes]),
             (("GPU", "name", "memory", "held by"), gpus),
             (("other notebook", "ranks", "runs", "keeps"), others),
             (_RUNS, runs),
@@ -180,8 +196,33 @@ def _rank(info: WorkerInfo, pool: str) -> dict[str, Any]:
         "device": info.device_name or info.device,
         "pid": info.pid,
         "rss_bytes": info.rss_bytes,
+        "node": info.node,
         "pool": pool,
     }
+
+
+def _node(node: dict[str, Any]) -> tuple[str, ...]:
+    def count(kind: str, what: str = "") -> str:
+        free = node[f"free_{kind}"]
+        return f"{node[kind]:g}{what and f' {what}'}{'' if free is None else f', {free:g} free'}"
+
+    return (
+        node["name"],
+        count("cpus"),
+        size(node["memory_bytes"]),
+        count("gpus", node["gpu_type"]) if node["gpus"] else "none",
+        rank_list(node["ranks"]).partition(" ")[2] if node["ranks"] else "",
+        node["pool"],
+    )
+
+
+def _without_empty(table: Table, column: str) -> Table:
+    """Without this column if nothing is in it."""
+    head, rows = table
+    at = head.index(column)
+    if any(row[at] for row in rows):
+        return table
+    return (*head[:at], *head[at + 1 :]), [(*row[:at], *row[at + 1 :]) for row in rows]
 
 
 def _text(table: Table) -> str:

@@ -120,7 +120,7 @@ class Gathering:
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
-        self.nodes = [FakeNode("node a"), FakeNode("node b")]
+        self.nodes = [FakeNode("node a"), FakeNode("node b", host="10.0.0.2")]
         self.crew = Crew(
             OpenCrew(crew="c", size=4, gpus=False),
             loop=self.loop,  # type: ignore[arg-type]
@@ -160,7 +160,12 @@ def gathering(tmp_path: Path) -> Gathering:
 
 def test_it_is_one_crew_to_the_notebook(gathering: Gathering) -> None:
     (opened,) = (event for event in gathering.told if isinstance(event, CrewOpened))
-    assert [info.rank for info in opened.workers] == [0, 1, 2, 3]
+    assert [(info.rank, info.node) for info in opened.workers] == [
+        (0, "10.0.0.1"),
+        (1, "10.0.0.1"),
+        (2, "10.0.0.2"),
+        (3, "10.0.0.2"),
+    ]
     orders = [node.last(OpenCrew) for node in gathering.nodes]
     assert [(each.first_rank, each.size, each.world_size, each.node_rank) for each in orders] == [
         (0, 2, 4, 0),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.events import WorkerInfo
 from jupyter_distrib.overview import overview
 from jupyter_distrib.run import Run
 from jupyter_distrib.session import Session
@@ -54,6 +55,31 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name in ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")]:
         monkeypatch.delenv(name)
+
+
+def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> None:
+    (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "ray"\n')
+    session = Session()
+    node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}
+    ranks = [WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2)]
+    crew = {"session": session.name, "workers": ranks}
+    answer = {
+        "at_s": 0.0,
+        "name": "Ray at 10.0.0.7:6379",
+        "gpus": (),
+        "crews": (crew,),
+        "nodes": ({"name": "10.0.0.7", **node}, {"name": "10.0.0.8", **node}),
+    }
+
+    def told(answer: dict[str, Any]) -> Any:
+        pools = overview(session, session.settings, {"lab": answer})["pools"]
+        return next(pool["node"] for pool in pools if pool["name"] == "lab")
+
+    assert told(answer)["nodes"] == [
+        {"name": "10.0.0.7", **node, "ranks": [0, 1]},
+        {"name": "10.0.0.8", **node, "ranks": []},
+    ]
+    assert told({**answer, "nodes": ()}) is None, "it is not known yet what there is"
 
 
 def test_the_overview_is_what_javascript_is_tested_with() -> None:

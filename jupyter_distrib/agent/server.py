@@ -206,7 +206,7 @@ class Agent:
                     if crew.run is not None and crew.is_for(command.run):
                         crew.run.look_closer()
             case Ask():
-                self._tell(client, Answered(question=command.question, answer=self._answer()))
+                self._answer_to(client, command)
             case Attach():
                 self._detached.attach(client, command)
 
@@ -360,6 +360,9 @@ class Agent:
             self._exchange_early()
 
     # ------------------------------------------------------------------------------------------------ housekeeping
+
+    def _answer_to(self, client: Client, ask: Ask) -> None:
+        self._tell(client, Answered(question=ask.question, answer=self._answer()))
 
     def _answer(self) -> dict[str, object]:
         return {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
+from jupyter_distrib.gate.nodes import Nodes
 from jupyter_distrib.gate.placing import RayPlace
 from jupyter_distrib.gate.server import Gate
 from jupyter_distrib.gate.shapes import Wanted
@@ -32,6 +33,7 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
     calls, wanted = Calls(gate.loop), _wanted(options)
     joined = _join(options, gate, calls)
     gate.make_place = lambda client: RayPlace(calls, client.hello, wanted, joined)  # type: ignore[arg-type]
+    gate.ask_nodes = Nodes(gate.loop, calls, joined).ask
     signal.signal(signal.SIGTERM, lambda *_: gate.stop())
     gate.run()
     os._exit(0)  # Ray's own threads take seconds to leave, and have nothing of ours

@@ -105,17 +105,17 @@ class Crew:
     def detached(self) -> bool:
         return self.current is not None and self.current.detached
 
-    @property
-    def node_names(self) -> tuple[str, ...]:
-        return tuple(share.node.name for share in self._shares)
-
     def is_for(self, run: str) -> bool:
         return self.current is not None and self.current.run == run
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
         return tuple(
-            replace(info, state="running") if info.rank in running.get(node, ()) else info
+            replace(
+                info,
+                state="running" if info.rank in running.get(node, ()) else info.state,
+                node=self._shares[node].node.host,
+            )
             for node in sorted(self._infos)
             for info in self._infos[node]
         )

@@ -20,11 +20,13 @@ from jupyter_distrib import paths
 from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.loop import Timer
 from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent
-from jupyter_distrib.events import CrewOpened, Event, OpenCrew
+from jupyter_distrib.events import Answered, Ask, CrewOpened, Event, OpenCrew
 from jupyter_distrib.gate.crew import Crew, Place
 from jupyter_distrib.gate.run import SpreadRun
 
 MakePlace = Callable[[Client], Place]
+Described = tuple[dict[str, object], ...]
+AskNodes = Callable[[Callable[[Described], None]], None]
 
 
 class Gate(Agent):
@@ -42,6 +44,8 @@ class Gate(Agent):
         self._templates.start = lambda: None  # type: ignore[method-assign]  # no rank is forked here
         self.loop = self._loop
         self.make_place: MakePlace
+        self.ask_nodes: AskNodes = lambda told: told(())
+        """Tells in the loop, soon, what nodes there are: `gate/nodes.py:described`."""
         self.title = "not connected"
         self._idle_s = idle_s
         self._unused: dict[str, Timer] = {}
@@ -96,5 +100,10 @@ class Gate(Agent):
     def _reap(self) -> None:
         """Ranks are no children of the gate."""
 
-    def _answer(self) -> dict[str, object]:
-        return {**super()._answer(), "template": self.title, "gpus": ()}
+    def _answer_to(self, client: Client, ask: Ask) -> None:
+        def tell(nodes: Described) -> None:
+            there = {"name": self.title, "template": self.title, "nodes": nodes, "gpus": ()}
+            sums = {key: sum(node[key] for node in nodes) for key in ("cpus", "memory_bytes")}  # type: ignore[misc]
+            self._tell(client, Answered(question=ask.question, answer={**self._answer(), **there, **sums}))
+
+        self.ask_nodes(tell)

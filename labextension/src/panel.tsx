@@ -182,7 +182,7 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
   const pool = overview.pools.find(each => each.name === next.pool);
   const size = view.picked(next);
   const types = view.gpuTypes(pool);
-  const noGpu = pool?.node?.gpus.length === 0;
+  const noGpu = view.hasNoGpu(pool);
   const resize = (size: (now: Next) => Size): void => model.pick(now => ({ size: size(now) }));
   return (
     <div className="jp-Distributed-next">
@@ -252,6 +252,11 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
         <span className="jp-Distributed-quiet">{used ? t('in use') : pool.kind === pool.name ? '' : pool.kind}</span>
       </div>
       {node && <div className="jp-Distributed-quiet">{view.nodeText(pool, t)}</div>}
+      {view.machineTexts(pool, t).map(text => (
+        <div key={text} className="jp-Distributed-quiet">
+          {text}
+        </div>
+      ))}
       {pool.crews.map(crew => (
         <CrewItem key={crew.name} crew={crew} t={t} />
       ))}
@@ -283,7 +288,7 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
           </tbody>
         </table>
       )}
-      {node?.gpus.length === 0 && used && <div className="jp-Distributed-quiet">{t('No GPU here: ranks run on the CPU.')}</div>}
+      {view.hasNoGpu(pool) && used && <div className="jp-Distributed-quiet">{t('No GPU here: ranks run on the CPU.')}</div>}
       {node?.others.map(other => (
         <div key={other.holder} className="jp-Distributed-quiet">
           {t('%1 has %2 ranks, %3', other.holder, other.ranks, other.running ? t('running %1', other.running) : t('idle'))}
@@ -305,7 +310,7 @@ function CrewItem({ crew, t }: { crew: Crew; t: view.Say }): React.JSX.Element {
           {crew.ranks.map(rank => (
             <tr key={rank.rank}>
               <th scope="row">{t('rank %1', rank.rank)}</th>
-              <td>{rank.device_name || rank.device}</td>
+              <td>{[rank.device_name || rank.device, rank.node].filter(Boolean).join(' · ')}</td>
               <td className="jp-Distributed-number">{view.size(rank.rss_bytes)}</td>
               <td className="jp-Distributed-number jp-Distributed-quiet">{t('pid %1', rank.pid)}</td>
             </tr>

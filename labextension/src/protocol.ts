@@ -61,6 +61,8 @@ export interface Worker {
   device: string;
   device_name: string;
   rss_bytes: number;
+  /** The machine that it is on; empty if there is only one. */
+  node?: string;
 }
 
 export interface Node {
@@ -70,7 +72,22 @@ export interface Node {
   cpus: number | null;
   memory_bytes: number | null;
   gpus: Gpu[];
+  /** Of which machines it is made; a kernel with an older version does not tell. */
+  nodes?: Machine[];
   others: { holder: string; ranks: number; running: string }[];
+}
+
+export interface Machine {
+  name: string;
+  cpus: number;
+  /** What is free is null if nobody knows. */
+  free_cpus: number | null;
+  memory_bytes: number;
+  gpus: number;
+  free_gpus: number | null;
+  gpu_type: string;
+  /** Those of this notebook. */
+  ranks: number[];
 }
 
 export interface Gpu {

@@ -108,9 +108,36 @@ export function nodeText(pool: Pool, t: Say): string {
   return parts.filter(Boolean).join(' · ');
 }
 
+/** The machines of a pool that is made of several: `10.0.0.7 · 4 CPU cores, 2 free · 8 GB · 2 A10, 1 free · ranks 0-1`. */
+export function machineTexts(pool: Pool, t: Say): string[] {
+  const free = (text: string, count: number | null): string => (count === null ? text : t('%1, %2 free', text, count));
+  const machines = pool.node?.nodes ?? [];
+  return machines
+    .filter(machine => machine.name !== pool.node?.name)
+    .map(machine =>
+      [
+        machine.name,
+        free(t('%1 CPU cores', machine.cpus), machine.free_cpus),
+        size(machine.memory_bytes),
+        machine.gpus ? free(`${machine.gpus} ${machine.gpu_type || 'GPU'}`, machine.free_gpus) : '',
+        machine.ranks.length ? t('ranks %1', rankList(machine.ranks)) : ''
+      ]
+        .filter(Boolean)
+        .join(' · ')
+    );
+}
+
+/** Whether it is known that there is none. */
+export function hasNoGpu(pool: Pool | undefined): boolean {
+  const node = pool?.node;
+  return node ? node.gpus.length === 0 && !node.nodes?.some(machine => machine.gpus) : false;
+}
+
 /** GPU types that can be asked for, each by the shortest words that tell it from the others. */
 export function gpuTypes(pool: Pool | undefined): string[] {
-  const names = [...new Set((pool?.node?.gpus ?? []).map(gpu => gpu.name))];
+  const node = pool?.node;
+  const there = node?.gpus.length ? node.gpus.map(gpu => gpu.name) : (node?.nodes ?? []).flatMap(machine => machine.gpu_type.split(', '));
+  const names = [...new Set(there.filter(Boolean))];
   return names.map(name => name.replace(/^(NVIDIA|AMD|Tesla|GeForce)\s+/i, '').trim() || name);
 }
 

@@ -64,6 +64,8 @@ def test_a_cluster_with_a_token_wants_the_right_one(guarded: Cluster, tmp_path: 
         assert "--gpu-type H100, but the Ray cluster has A10; leave it out" in refused(book, f"{at} --gpu-type H100")
         cell = f"%%distributed {at} --ranks 2\nimport os\nstr(os.environ.get('RAY_AUTH_TOKEN'))"
         assert book.cell(cell, timeout_s=150).result == "ranks 0-1: 'None'", "keys stay at home"
+        status = book.ok("%distributed_status").result
+        assert re.search(r"^127\.0\.0\.2 +4, 2 free +\d.*B +2 A10, 2 free +0-1 ", status, re.MULTILINE), status
 
 
 def test_a_cluster_that_goes_away_in_mid_run_is_told(tmp_path: Path) -> None:

@@ -55,6 +55,33 @@ test('sizes, clocks and ranks read as people write them', () => {
   assert.equal(view.rankList([5, 0, 1, 2]), '0-2, 5');
 });
 
+test('a pool of several machines tells of each, and has a GPU if one of them has', () => {
+  const machine = { cpus: 4, free_cpus: 2, memory_bytes: 8e9, gpus: 0, free_gpus: 0, gpu_type: '', ranks: [] as number[] };
+  const pool = (...gpus: number[]): Pool => ({
+    name: 'lab',
+    kind: 'ray',
+    origin: '',
+    crews: [],
+    node: {
+      at_s: 0,
+      name: 'Ray at 10.0.0.7:6379',
+      cpus: 8,
+      memory_bytes: 16e9,
+      gpus: [],
+      nodes: gpus.map((count, index) => ({ ...machine, name: `10.0.0.${7 + index}`, gpus: count, free_gpus: 1, gpu_type: count ? 'A10' : '', ranks: [2 * index, 2 * index + 1] })),
+      others: []
+    }
+  });
+  assert.deepEqual(view.machineTexts(pool(0, 2), t), [
+    '10.0.0.7 · 4 CPU cores, 2 free · 8.0 GB · ranks 0-1',
+    '10.0.0.8 · 4 CPU cores, 2 free · 8.0 GB · 2 A10, 1 free · ranks 2-3'
+  ]);
+  assert.equal(view.hasNoGpu(pool(0, 2)), false);
+  assert.equal(view.hasNoGpu(pool(0, 0)), true);
+  assert.equal(view.hasNoGpu({ ...pool(0), node: null }), false);
+  assert.deepEqual(view.gpuTypes(pool(0, 2)), ['A10']);
+});
+
 test('every state without content has a sentence, and an action where there is one', () => {
   for (const state of ['no-notebook', 'no-kernel', 'connecting', 'absent', 'lost'] as const) {
     assert.ok(view.explanation(state, 'a.ipynb', t)?.text.endsWith('.'));
