@@ -41,7 +41,8 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
 
 def _join(options: dict[str, str], gate: Gate, calls: Calls) -> Future[cluster.Address]:
     """Join the cluster in a thread, since Ray may take its time or for ever. If it fails, whoever asks is told, and the
-    gate goes, so that the next cell tries anew."""
+    gate goes, so that the next cell tries anew; and so it does when Ray Client has lost its connection for good, since
+    without it Ray ends the process."""
     joined: Future[cluster.Address] = Future()
 
     def join() -> None:
@@ -53,6 +54,10 @@ def _join(options: dict[str, str], gate: Gate, calls: Calls) -> Future[cluster.A
         else:
             gate.title = f"Ray at {address.shown}"
             joined.set_result(address)
+            if address.client:
+                cluster.wait_until_cut()
+                said = f"the connection to the Ray cluster at {address.shown} is lost, and all that was there with it."
+                calls.put(lambda: gate.lose(said, TELL_S))
 
     threading.Thread(target=join, name="jupyter_distrib-join", daemon=True).start()
     return joined

@@ -59,6 +59,12 @@ class Gate(Agent):
         self._unlink()
         self._loop.later(after_s, self.stop)
 
+    def lose(self, reason: str, after_s: float) -> None:
+        """The cluster can never be reached again by this process: tell it all crews, and give up."""
+        for crew in list(self._crews):
+            crew.end(reason, set(range(len(crew.node_names))))  # type: ignore[attr-defined]
+        self.give_up(after_s)
+
     def _open(self, client: Client, command: OpenCrew) -> None:
         size = command.size or (0 if command.gpus else DEFAULT_CPU_RANKS)
         crew = Crew(

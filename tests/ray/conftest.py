@@ -35,9 +35,10 @@ def ray_is_here() -> None:
 class Cluster:
     """The cluster's process, and where it is reached."""
 
-    def __init__(self, nodes: int = 2, **env: str) -> None:
+    def __init__(self, nodes: int = 2, port: int = 0, **env: str) -> None:
         with socket.socket() as free:
-            free.bind(("127.0.0.2", 0))
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.2", port))
             port = free.getsockname()[1]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "cluster.py"), str(port), str(CPUS), str(nodes)],
