@@ -38,11 +38,29 @@ def test_data_environments_and_what_programs_made_stay_here(tmp_path: Path) -> N
     for name in ("a.py", ".secret", "notebook.ipynb", "__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/b.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
-    (tmp_path / "weights.bin").write_bytes(bytes(project.FILE_LIMIT_BYTES + 1))
     here = Project()
     files, _ = here.changes(str(tmp_path), [])
     assert names(files) == ["0/a.py"]
     assert here.left_out == ""
+
+
+def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.bin", "weights.bin", "z.bin")):
+        (tmp_path / name).write_bytes(bytes(project.FILE_LIMIT_BYTES * (number % 2 + 1) + 1))
+    here = Project()
+    assert here.changes(str(tmp_path), []) == ([], [])
+    assert here.left_out == (
+        f"{tmp_path}/weights.bin (2 MB) is not on the nodes, nor is any other file over 1 MB: "
+        "have the ranks read such data from where all nodes reach it."
+    )
+
+
+def test_what_could_not_be_brought_travels_again(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    here = Project()
+    assert names(here.changes(str(tmp_path), [])[0]) == ["0/a.py"]
+    here.forget(["0/a.py"])
+    assert names(here.changes(str(tmp_path), [])[0]) == ["0/a.py"]
 
 
 def test_a_folder_with_too_many_files_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,8 +285,8 @@ def actor_class() -> Any:
             self._host.send(frame, content)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
-        def bring(self, files: Any, gone: Any) -> None:
-            self._host.bring(files, gone)
+        def bring(self, files: Any, gone: Any) -> Any:
+            return self._host.bring(files, gone)
 
         @ray.method(concurrency_group="events")  # type: ignore[untyped-decorator]
         def receive(self) -> Any:

@@ -95,15 +95,28 @@ class Host:
         }
         return json.dumps(about)
 
-    def bring(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> None:
-        """The project's files that have changed, by path, time of change and content; and those that are gone."""
+    def bring(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
+        """The project's files that have changed, by path, time of change and content; and those that are gone. Returns
+        those that could not be written, and why."""
+        failed = []
         for name in gone:
-            (self._project / name).unlink(missing_ok=True)
+            self._take_away(self._project / name)
         for name, mtime_ns, content in files:
             path = self._project / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
+            except OSError as error:
+                failed.append((name, error.strerror or str(error)))
+        return failed
+
+    def _take_away(self, path: Path) -> None:
+        """A file, and its folders as far as they are empty then: a file may be where a folder was."""
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            while (path := path.parent).parent != self._project:
+                path.rmdir()
 
     def send(self, frame: bytes, content: Any = None) -> None:
         """A command for the agent, with the content of its shared memory."""

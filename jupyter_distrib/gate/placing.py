@@ -60,10 +60,7 @@ class RayNode:
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, Execute) and not self._shared:
-            files, gone = self._project.changes(command.setting.directory, command.setting.path)
-            if files or gone:
-                self._order("bring", files, gone)
-            self._warn(command.run)
+            self._bring(command)
         frame = encode(command, len(fds))
         if fds:
             assert isinstance(command, Execute)
@@ -79,12 +76,33 @@ class RayNode:
             traceback.print_exc()  # into the gate's log
             return None
 
-    def _warn(self, run: str) -> None:
-        """Once for all nodes, that not all files are there."""
+    def _bring(self, command: Execute) -> None:
+        """The notebook's files that are new or changed; says what is not there then."""
+        files, gone = self._project.changes(command.setting.directory, command.setting.path)
+        if files or gone:
+            if (answer := self._order("bring", files, gone)) is not None:
+                answer.future().add_done_callback(
+                    lambda future: self._place.calls.put(lambda: self._brought(command.run, files, future))
+                )
         left_out = self._project.left_out
-        if self._number == 0 and left_out not in ("", self._told):
+        if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
             self._told = left_out
-            self._place.crew.tell(Noted(run=run, rank=None, text=left_out), ())
+            self._note(command.run, left_out)
+
+    def _brought(self, run: str, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+        try:
+            failed = future.result()
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+            failed = [(name, _cause(error)) for name, _, _ in files]
+        if not failed:
+            return
+        self._project.forget([name for name, _ in failed])
+        name, reason = failed[0]
+        more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
+        self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
+
+    def _note(self, run: str, text: str) -> None:
+        self._place.crew.tell(Noted(run=run, rank=None, text=text), ())
 
     def listen(self) -> None:
         """Ask for what comes next, and for what comes after that, so that a question is always there already."""

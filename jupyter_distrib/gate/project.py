@@ -41,8 +41,14 @@ class Project:
         self._known = {name: stamp for name, (_, stamp) in found.items()}
         return files, gone
 
+    def forget(self, names: Sequence[str]) -> None:
+        """They have not come to be there: take them along the next time."""
+        for name in names:
+            self._known.pop(name, None)
+
     def _found(self, directory: str, path: Sequence[str]) -> Iterator[tuple[str, tuple[str, Stamp]]]:
         count = total = 0
+        largest = (FILE_LIMIT_BYTES, "")
         self.left_out = ""
         for number, folder in enumerate(dict.fromkeys((directory, *path))):
             for name, full in _files(folder):
@@ -51,15 +57,28 @@ class Project:
                 except OSError:
                     continue
                 if info.st_size > FILE_LIMIT_BYTES:
+                    largest = max(largest, (info.st_size, full))
+                    self.left_out = _too_large(*largest)
                     continue
                 count, total = count + 1, total + info.st_size
                 if count > COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
-                    self.left_out = (
-                        f"{folder} has more than {COUNT_LIMIT} files or {TOTAL_LIMIT_BYTES >> 20} MB: not all of it is "
-                        "on the nodes; start the notebook in a folder of its own."
-                    )
+                    self.left_out = f"{_too_many(folder)} {self.left_out}".rstrip()
                     return
                 yield f"{number}/{name}", (full, (info.st_mtime_ns, info.st_size))
+
+
+def _too_many(folder: str) -> str:
+    return (
+        f"{folder} has more than {COUNT_LIMIT} files or {TOTAL_LIMIT_BYTES >> 20} MB: not all of it is on the nodes; "
+        "start the notebook in a folder of its own."
+    )
+
+
+def _too_large(size_bytes: int, path: str) -> str:
+    return (
+        f"{path} ({size_bytes >> 20} MB) is not on the nodes, nor is any other file over {FILE_LIMIT_BYTES >> 20} MB: "
+        "have the ranks read such data from where all nodes reach it."
+    )
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:

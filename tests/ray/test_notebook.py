@@ -121,6 +121,36 @@ def test_code_reaches_nodes_that_do_not_share_the_folder(cluster: Cluster, tmp_p
         assert "has more than" not in book.ok(cell).text, "said once"
 
 
+def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) -> None:
+    """For their size, or because a node cannot take them; those are brought by the next cell."""
+    (tmp_path / "data.bin").write_bytes(bytes(3 << 20))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("")
+    look = "%%distributed\nimport os\nos.path.isfile('folder')"
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
+        book.ok("%distributed_pool use far")
+        said = book.ok("%%distributed\nopen('folder/of_the_rank', 'w').close()").text
+        assert f"{tmp_path}/data.bin (3 MB) is not on the nodes, nor is any other file over 1 MB" in said
+        (tmp_path / "folder" / "file").unlink()
+        (tmp_path / "folder").rmdir()
+        (tmp_path / "folder").write_text("a file now")
+        said = book.ok("%%distributed\nimport os\nos.unlink('folder/of_the_rank')\nos.rmdir('folder')").text
+        assert re.search(r"folder could not be brought to node 127\.0\.0\.[23] \(Is a directory\)\.", said), said
+        outcome = book.ok(look)
+        assert outcome.result == "rank 0: True"
+        assert "could not be brought" not in outcome.text
+        (tmp_path / "folder").unlink()
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_text("")
+        assert book.ok(look).result == "rank 0: False", "a folder again"
+        (tmp_path / "folder" / "file").unlink()
+        (tmp_path / "folder").rmdir()
+        (tmp_path / "folder").write_text("")
+        assert book.ok(look).result == "rank 0: True"
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
