@@ -8,32 +8,44 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from typing import IO, NamedTuple
 
 
 def exec_agent(
-    path: str, log: IO[bytes], arguments: tuple[str, ...], env: dict[str, str], python: str = sys.executable
+    path: str,
+    log: IO[bytes],
+    arguments: tuple[str, ...],
+    env: dict[str, str],
+    python: str = sys.executable,
+    *,
+    told: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start a module that serves on a socket at `path`, which can be connected to at once.
 
     It inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach it. The
-    first of `arguments` is the module; the others it is told, after the socket's descriptor.
+    first of `arguments` is the module; the others it is given, after the socket's descriptor. What it is `told` it
+    reads from its standard input; command lines are for all to see.
     """
     module, *rest = arguments
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(64)
         fd = listener.fileno()
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [python, "-m", module, str(fd), *rest],
             pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             cwd="/",
             env=env,
         )
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(told.encode())
+    return process
 
 
 class Launched(NamedTuple):

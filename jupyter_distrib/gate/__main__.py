@@ -1,5 +1,5 @@
-"""`python -m jupyter_distrib.gate SOCKET_FD DIRECTORY NAME OPTIONS`: started by `pools/ray.py`, which has bound the
-socket; the options are JSON."""
+"""`python -m jupyter_distrib.gate SOCKET_FD DIRECTORY NAME`: started by `pools/ray.py`, which has bound the socket. The
+pool's options are JSON on standard input: they may hold keys, and Ray shows command lines as entrypoints of jobs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from jupyter_distrib.gate.server import Gate
 from jupyter_distrib.gate.shapes import Wanted
 
 DEFAULT_IDLE_S = 600.0
+READ_BY_INSTALLERS = frozenset({"pip", "uv", "conda", "image_uri", "container"})
+"""With one of these Ray itself wants the `env_vars` of a runtime environment, too; it writes them into its logs."""
 TELL_S = 0.2
 """Who asked before it was known that there is no cluster is told within this."""
 
@@ -65,15 +67,19 @@ def _join(options: dict[str, str], gate: Gate, calls: Calls) -> Future[cluster.A
 
 def _wanted(options: dict[str, str]) -> Wanted:
     environment = json.loads(options.get("runtime_env", "{}"))
+    env = environment.get("env_vars", {})
+    if not environment.keys() & READ_BY_INSTALLERS:
+        environment.pop("env_vars", None)
     if python := options.get("python"):
         environment["py_executable"] = python
     return Wanted(
         nodes=int(options.get("nodes", "0")),
         cpus_per_rank=float(options.get("cpus_per_rank", "1")),
         runtime_env=environment or None,
+        env={name: str(value) for name, value in env.items()},
         copy_files="copy_files" in options,
     )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], json.load(sys.stdin))

@@ -259,7 +259,7 @@ def actor_class() -> Any:
     import ray
 
     class HostActor:
-        def __init__(self, package: bytes, label: str, session: str, client: bool) -> None:
+        def __init__(self, package: bytes, label: str, session: str, client: bool, env: dict[str, str]) -> None:
             import importlib
             import io
             import os
@@ -275,7 +275,8 @@ def actor_class() -> Any:
             sys.path.insert(0, f"{folder}/source")
             for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
                 del sys.modules[name]
-            self._host = importlib.import_module("jupyter_distrib.gate.host").Host(folder, label, session, plain=client)
+            cls = importlib.import_module("jupyter_distrib.gate.host").Host
+            self._host = cls(folder, label, session, plain=client, env=env)
 
         def describe(self, directory: str, stamp: tuple[int, int]) -> str:
             return str(self._host.describe(ray.util.get_node_ip_address(), directory, stamp))

@@ -15,12 +15,13 @@ import os
 import pickle
 import platform
 import queue
+import re
 import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +47,15 @@ class Host:
     Args:
         folder: Private to it; removed in the end.
         label: Of the notebook.
+        env: Variables of the agent and its ranks; `${NAME}` is the node's own.
         plain: The engine pickles large contents again on their way, as Ray Client does: they must be plain bytes.
     """
 
-    def __init__(self, folder: str, label: str, session: str, *, plain: bool = False) -> None:
+    def __init__(
+        self, folder: str, label: str, session: str, *, plain: bool = False, env: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = Path(folder)
+        self._env = _expanded(env or {})
         sweep(self._folder)
         self._link = Link(self._start())
         self._inbox: queue.SimpleQueue[tuple[bytes, Any] | None] = queue.SimpleQueue()
@@ -229,9 +234,10 @@ class Host:
         """The node's own, without what the engine set for its own process."""
         source = str(Path(__file__).parent.parent.parent)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OMP_NUM_THREADS"))}
-        before = os.environ.get("PYTHONPATH")
+        before = self._env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         return {
             **kept,
+            **self._env,
             "PYTHONPATH": source if not before else f"{source}{os.pathsep}{before}",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "JUPYTER_DISTRIB_RUNTIME_DIR": str(self._folder),
@@ -278,6 +284,14 @@ def _gpu_names() -> list[str]:
 def _interface_of(address: str) -> str:
     """The network interface that has this address; loopback's name if none has it."""
     return next((name for name, its in interfaces.addresses().items() if its == address), "lo")
+
+
+def _expanded(env: Mapping[str, str]) -> dict[str, str]:
+    """As Ray expands the variables of a runtime environment, one after another (`ray._private.utils.update_envs`)."""
+    known = dict(os.environ)
+    for name, value in env.items():
+        known[name] = re.sub(r"\$\{(\w+)\}", lambda match: known.get(match[1], ""), value)
+    return {name: known[name] for name in env}
 
 
 def _version(name: str) -> str:

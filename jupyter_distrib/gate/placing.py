@@ -299,7 +299,8 @@ class RayPlace:
                 }
                 if self._wanted.runtime_env:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
-                actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, client)
+                told = self._hello.label, self._hello.session, client, dict(self._wanted.env)
+                actor = cls.options(**options).remote(package, *told)
                 self._actors.append(actor)
         asked = [actor.describe.remote(self._directory, self._stamp()) for actor in self._actors]
         if ray.wait(asked, num_returns=len(asked), timeout=TELL_S)[1]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS
@@ -26,6 +26,8 @@ class Wanted:
     """0: as few as can be."""
     cpus_per_rank: float = 1.0
     runtime_env: Mapping[str, Any] | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of the ranks."""
     copy_files: bool = False
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_distrib import paths
@@ -127,7 +127,8 @@ class Home:
     python: str = ""
     """Its interpreter; empty: the kernel's own."""
     module: str = "jupyter_distrib.agent"
-    arguments: tuple[str, ...] = ()
+    told: str = field(default="", repr=False)
+    """What it reads from its standard input; there may be keys in it."""
 
     @classmethod
     def of(cls, python: str) -> Home:
@@ -163,9 +164,10 @@ class Home:
 
     def _start(self, path: Path, directory: Path) -> None:
         path.unlink(missing_ok=True)
-        arguments = (self.module, str(directory), self.name, *self.arguments)
+        arguments = (self.module, str(directory), self.name)
+        env, python = self._environment(directory), self.python or sys.executable
         with self.log.open("wb") as log:
-            process = exec_agent(str(path), log, arguments, self._environment(directory), self.python or sys.executable)
+            process = exec_agent(str(path), log, arguments, env, python, told=self.told)
         # It usually outlives this kernel; if not, it must not stay a zombie.
         threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
 

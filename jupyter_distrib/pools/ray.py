@@ -29,7 +29,7 @@ class RayPool:
             raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")
         address = resolve(self._options.get("address", "auto")).shown  # a gate is of one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
-        home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.gate", arguments=(options,))
+        home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.gate", told=options)
         sock = home.reach()
         peer_uid(sock)
         node = LocalNode(Link(sock), sink, lambda reason: lost("the process that holds the Ray cluster has ended"))
