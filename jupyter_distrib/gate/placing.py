@@ -79,11 +79,10 @@ class RayNode:
     def _bring(self, command: Execute) -> None:
         """The notebook's files that are new or changed; says what is not there then."""
         files, gone = self._project.changes(command.setting.directory, command.setting.path)
-        if files or gone:
-            if (answer := self._order("bring", files, gone)) is not None:
-                answer.future().add_done_callback(
-                    lambda future: self._place.calls.put(lambda: self._brought(command.run, files, future))
-                )
+        if (files or gone) and (answer := self._order("bring", files, gone)) is not None:
+            answer.future().add_done_callback(
+                lambda future: self._place.calls.put(lambda: self._brought(command.run, files, future))
+            )
         left_out = self._project.left_out
         if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
             self._told = left_out
