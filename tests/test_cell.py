@@ -330,17 +330,6 @@ def test_env_sets_a_variable_for_one_cell(book: Notebook) -> None:
     assert book.ok(ON_TWO + read).result == ""
 
 
-def test_torch_draws_equal_numbers_on_fresh_ranks_and_numpy_different_ones(book: Notebook) -> None:
-    body = """
-import random, numpy, torch
-torch.rand(1).item(), numpy.random.rand(), random.random()
-"""
-    values = book.ok("%%distributed --ranks 2 --fresh --out drawn\n" + body)
-    assert values.status == "ok"
-
-    assert book.ok("[a == b for a, b in zip(*drawn)]").result == "[True, False, False]"
-
-
 def test_a_data_loader_has_workers_that_know_the_cells_classes(book: Notebook) -> None:
     book.ok("offset = 100")
     body = """

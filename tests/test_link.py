@@ -31,6 +31,8 @@ def value_of(hint: object, depth: int) -> object:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return value_of(arguments[0], depth) if depth < 3 else None
+    if origin is typing.Literal:
+        return arguments[0]
     if origin is tuple:
         return (value_of(arguments[0], depth + 1), value_of(arguments[0], depth + 1)) if depth < 3 else ()
     if origin is dict:
