@@ -176,19 +176,19 @@ class FrontEnd:
         """Have ranks started in a thread: that may take seconds, and the front end can stop them meanwhile."""
         if self._doing is not None:
             raise OptionsError(f"the {self._doing['pool']} pool is still being started; stop it, or wait.")
+        if size := _size(request):
+            session.current().pick_size(pool, size)
         self._doing, self._trouble = {"op": op, "pool": pool}, None
         self._news.changed()
-        size = _size(request)
-        gpus, ranks = size.get("gpus"), size.get("ranks")
 
         def work() -> None:
             here = session.current()
             try:
                 match op:
                     case "start":
-                        here.start_ranks(pool, gpus, ranks)
+                        here.start_ranks(pool, None, None)
                     case "resize":
-                        here.resize(pool, None, gpus, ranks, SIDEBAR)
+                        here.resize(pool, None, None, None, SIDEBAR)
                     case _:
                         here.restart_ranks(pool, SIDEBAR)
             except (DistributedError, OSError) as error:

@@ -299,8 +299,12 @@ class Holdings:
         """New processes in place of those that are up: as many, and of the same kind."""
         up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
         self.stop_ranks(pool, by)
-        gpus, ranks = ((up[-1].size, None) if up[-1].gpus else (None, up[-1].size)) if up else (None, None)
-        self._wait_for(Options(pool=pool, gpus=gpus, ranks=ranks))
+        same = Options(pool=pool)
+        if up and up[-1].gpus:
+            same = replace(same, gpus=up[-1].size, gpu_type=up[-1].gpu_type or None)
+        elif up:
+            same = replace(same, ranks=up[-1].size)
+        self._wait_for(same)
 
     def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None, by: str = NOTEBOOK) -> None:
         """From now on so many ranks; those that are up make room."""
@@ -334,11 +338,26 @@ class Holdings:
         if strategy is not None and strategy != self.strategy:
             self.picked_strategy = strategy
         if size is not None:
-            self.sizes.pop(self.pool, None)
-            self.picked.pop(self.pool, None)
-            if size:
-                self.picked[self.pool] = size
+            self.pick_size(self.pool, size)
         self.changed()
+
+    def pick_size(self, pool: str, size: Mapping[str, Any]) -> None:
+        """The `size` of `pick`, for any pool; nothing changes if that is what holds already."""
+        if size and dict(size) == self.size_of(pool, self.settings):
+            return
+        self.sizes.pop(pool, None)
+        self.picked.pop(pool, None)
+        if size:
+            self.picked[pool] = dict(size)
+
+    def size_of(self, pool: str, here: Settings) -> dict[str, Any]:
+        """How many ranks a cell gets on this pool that does not say, as `pick` has it."""
+        filled = here.filled(Options(pool=pool))
+        size: dict[str, Any] = {"gpus": filled.gpus, "ranks": filled.ranks, "gpu_type": filled.gpu_type}
+        if pool in self.sizes:
+            count, gpus = self.sizes[pool]
+            size |= {"gpus": count if gpus else None, "ranks": None if gpus else count}
+        return {name: value for name, value in size.items() if value}
 
     def close(self) -> None:
         """Give everything up: the agent ends this kernel's ranks, but for those of detached runs, which are followed

@@ -45,23 +45,18 @@ def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str
 def _next(session: Session, here: Settings) -> dict[str, Any]:
     """What a bare `%%distributed` uses, and the line that says the same."""
     filled = here.filled(Options())
-    gpus, ranks = filled.gpus, filled.ranks
-    if filled.pool in session.sizes:
-        size, on_gpus = session.sizes[filled.pool]
-        gpus, ranks = (size, None) if on_gpus else (None, size)
+    size = session.size_of(here.pool, here)
     said = Options(
-        gpus=gpus,
-        ranks=ranks,
-        gpu_type=filled.gpu_type,
+        **size,
         strategy=filled.strategy if filled.strategy != DEFAULT_STRATEGY else None,
         pool=filled.pool if filled.pool != DEFAULT_POOL else None,
     )
     return {
         "pool": filled.pool,
         "strategy": filled.strategy,
-        "gpus": gpus,
-        "ranks": ranks,
-        "gpu_type": filled.gpu_type,
+        "gpus": size.get("gpus"),
+        "ranks": size.get("ranks"),
+        "gpu_type": size.get("gpu_type"),
         "origins": here.origins(Options()),
         "line": to_line(said),
     }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib import broadcast, frontend
+from jupyter_distrib.agent import devices
 from tests.notebook import Notebook
 
 FOREVER = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\nif rank == 0:\n    print('waits', flush=True)\n    dist.barrier()\nelse:\n    import time\n    while True:\n        time.sleep(0.05)"
@@ -250,6 +251,39 @@ def test_ranks_that_cannot_be_had_are_a_sentence_that_can_be_dismissed(book: Not
     book.ok("here.start_ranks = saved")
     ask(book, op="dismiss")
     assert overview(book)["trouble"] is None
+
+
+def refused(book: Notebook, **asked: Any) -> str:
+    """What the sidebar is told when it asks for ranks that this machine does not have."""
+    drain(book)
+    assert ask(book, pool="local", **asked)["ok"]
+    told = news_until(book, lambda news: news["kind"] == "overview" and news["overview"]["trouble"])
+    ask(book, op="dismiss")
+    return str(told["overview"]["trouble"]["text"])
+
+
+@pytest.mark.parametrize("op", ["start", "resize"])
+def test_ranks_are_started_on_the_type_of_gpu_that_is_picked_and_the_pick_stays(book: Notebook, op: str) -> None:
+    if devices.gpus():
+        pytest.skip("this machine has GPUs")
+    ask(book, op="pick", pool="local", strategy="ddp", size={"gpus": 2, "gpu_type": "A10"})
+    before = overview(book)["next"]
+    assert before["line"] == "%%distributed --gpus 2 --gpu-type A10 --strategy ddp"
+
+    assert "--gpu-type A10, but" in refused(book, op=op, gpus=2, gpu_type="A10")
+    assert overview(book)["next"] == before
+    assert "--gpu-type V100, but" in refused(book, op=op, gpus=3, gpu_type="V100")
+    assert overview(book)["next"]["line"] == "%%distributed --gpus 3 --gpu-type V100 --strategy ddp"
+
+
+def test_restarted_ranks_are_on_the_same_type_of_gpu(book: Notebook) -> None:
+    if devices.gpus():
+        pytest.skip("this machine has GPUs")
+    book.ok("%%distributed --ranks 2\nrank")
+    book.ok(
+        "from jupyter_distrib import session\ncrew = session.current().crews()[-1]\ncrew.gpus, crew.gpu_type = True, 'A10'"
+    )
+    assert "--gpu-type A10, but" in refused(book, op="restart")
 
 
 def test_a_refresh_tells_of_the_node_and_of_who_holds_its_devices(book: Notebook) -> None:
