@@ -47,7 +47,7 @@ from jupyter_distrib.events import (
     TimedOut,
     WorkerInfo,
 )
-from jupyter_distrib.gate import cluster, host
+from jupyter_distrib.gate import cluster, host, placing
 from jupyter_distrib.gate.crew import Crew, Share
 
 
@@ -351,6 +351,15 @@ def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Ga
     gathering.nodes[0].answer()
     gathering.nodes[1].answer()
     assert len(gathering.ends()) == 1
+
+
+def test_nodes_of_several_machines_that_have_only_loopback_are_named() -> None:
+    one, other = {"host": "10.0.0.1", "interface": "eth0", "machine": "a"}, {"host": "10.0.0.2", "machine": "b"}
+    assert placing.no_way([one, {**other, "interface": "eth1"}]) == ""
+    assert placing.no_way([one, {**other, "interface": "lo"}]).startswith(
+        "node 10.0.0.2 has no network interface by which it reaches the other nodes, so that ranks will not meet"
+    )
+    assert placing.no_way([{**one, "interface": "lo"}, {**other, "machine": "a", "interface": "lo"}]) == ""
 
 
 def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(

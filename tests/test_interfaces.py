@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -16,6 +18,38 @@ NCCL = (
 
 def test_the_interfaces_of_this_machine_have_addresses() -> None:
     assert interfaces.addresses()["lo"] == "127.0.0.1"
+
+
+TWO_NETWORKS = """
+ip link set lo up
+for n in 1 2; do
+    ip link add net$n type veth peer name far$n && ip link set net$n up && ip link set far$n up
+    ip addr add 10.$n.0.2/24 dev net$n && ip addr add fd0$n::2/64 dev net$n nodad
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "name"),
+    [
+        (["10.1.0.3"], "10.1.0.2", "net1"),
+        (["10.2.0.3"], "10.1.0.2", "net2"),  # Ray knows the node by its address in another network
+        (["10.2.0.3"], "10.9.0.2", "net2"),  # ... or by one that only its machine has
+        (["fd02::3"], "fd01::2", "net2"),
+        (["10.7.0.3", "10.2.0.3"], "10.1.0.2", "net2"),
+        ([], "10.1.0.2", "net1"),
+        (["127.0.0.3"], "127.0.0.2", "lo"),
+        (["10.7.0.3"], "10.7.0.2", "lo"),
+    ],
+)
+def test_the_interface_is_the_one_by_which_the_others_are_reached(others: list[str], own: str, name: str) -> None:
+    """In a network of this test's own, with two interfaces."""
+    code = f"from jupyter_distrib.worker import interfaces; print(interfaces.towards({others}, {own!r}))"
+    script = f'set -e\n{TWO_NETWORKS}\nexec {sys.executable} -c "{code}"'
+    done = subprocess.run(("unshare", "-rn", "sh", "-c", script), capture_output=True, text=True, check=False)
+    if "net1" not in done.stdout + done.stderr and done.returncode:
+        pytest.skip(f"no network can be made here: {done.stderr}")
+    assert done.stdout.strip() == name, done.stderr
 
 
 @pytest.mark.parametrize(

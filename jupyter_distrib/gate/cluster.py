@@ -278,8 +278,8 @@ def actor_class() -> Any:
             cls = importlib.import_module("jupyter_distrib.gate.host").Host
             self._host = cls(folder, label, session, plain=client, env=env)
 
-        def describe(self, directory: str, stamp: tuple[int, int]) -> str:
-            return str(self._host.describe(ray.util.get_node_ip_address(), directory, stamp))
+        def describe(self, others: list[str], directory: str, stamp: tuple[int, int]) -> str:
+            return str(self._host.describe(ray.util.get_node_ip_address(), others, directory, stamp))
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def send(self, frame: bytes, content: Any = None) -> None:

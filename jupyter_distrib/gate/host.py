@@ -78,11 +78,12 @@ class Host:
         self._welcomed = welcomed
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
-    def describe(self, address: str, directory: str, stamp: tuple[int, int]) -> str:
+    def describe(self, address: str, others: Sequence[str], directory: str, stamp: tuple[int, int]) -> str:
         """What whoever placed it must know, as JSON.
 
         Args:
             address: By which the engine knows this node.
+            others: Likewise, of the crew's other nodes.
             directory: The notebook's folder.
             stamp: Of that folder, on the kernel's machine.
         """
@@ -94,7 +95,8 @@ class Host:
             "torch": self._welcomed.torch,
             "cloudpickle": self._welcomed.cloudpickle,
             "host": address,
-            "interface": _interface_of(address),
+            "interface": interfaces.towards(others, address),
+            "machine": _machine(),
             "shared": not self._mapped,
             "gpus": _gpu_names(),
         }
@@ -281,9 +283,12 @@ def _gpu_names() -> list[str]:
     return [gpu.name for gpu in devices.gpus()]
 
 
-def _interface_of(address: str) -> str:
-    """The network interface that has this address; loopback's name if none has it."""
-    return next((name for name, its in interfaces.addresses().items() if its == address), "lo")
+def _machine() -> str:
+    """Equal for whoever shares one loopback interface."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink("/proc/self/ns/net")
+    except OSError:
+        return socket.gethostname()
 
 
 def _expanded(env: Mapping[str, str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from jupyter_distrib.gate.crew import Crew, Share
 from jupyter_distrib.gate.project import Project
 from jupyter_distrib.gate.shapes import Need, Wanted, have_gpus
 from jupyter_distrib.link import decode_frame, encode
+from jupyter_distrib.worker import interfaces
 
 TELL_S = 5.0
 """Who still waits after this is told what for."""
@@ -54,13 +55,18 @@ class RayNode:
         self.name = f"node {self.host}"
         self._shared = bool(about["shared"])
         self._project, self._told = Project(), ""
+        self._remark = place.remark if number == 0 else ""
         self._questions = itertools.count()
         self._answers: dict[int, Any] = {}
         self._heard = 0
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        if isinstance(command, Execute) and not self._shared:
-            self._bring(command)
+        if isinstance(command, Execute):
+            if self._remark:
+                self._note(command.run, self._remark)
+                self._remark = ""
+            if not self._shared:
+                self._bring(command)
         frame = encode(command, len(fds))
         if fds:
             assert isinstance(command, Execute)
@@ -171,6 +177,8 @@ class RayPlace:
     def __init__(self, calls: Calls, hello: Hello, wanted: Wanted, joined: Future[cluster.Address]) -> None:
         self.calls, self._hello, self._wanted, self._joined = calls, hello, wanted, joined
         self.crew: Crew
+        self.remark = ""
+        """On the nodes, for the first cell."""
         self._given_back = threading.Event()
         self._lock = threading.Lock()
         self._group: Any = None
@@ -301,15 +309,26 @@ class RayPlace:
                 told = self._hello.label, self._hello.session, client, dict(self._wanted.env)
                 actor = cls.options(**options).remote(package, *told)
                 self._actors.append(actor)
-        asked = [actor.describe.remote(self._directory, self._stamp()) for actor in self._actors]
+        addresses = self._addresses(len(sizes))
+        asked = [
+            actor.describe.remote(addresses[:number] + addresses[number + 1 :], self._directory, self._stamp())
+            for number, actor in enumerate(self._actors)
+        ]
         if ray.wait(asked, num_returns=len(asked), timeout=TELL_S)[1]:
             self._say("Ray starts processes on the nodes.")
-        nodes = []
-        for number, text in enumerate(ray.get(asked, timeout=START_S)):
-            about = json.loads(text)
+        abouts = [json.loads(text) for text in ray.get(asked, timeout=START_S)]
+        for about in abouts:
             self._check_parity(about)
-            nodes.append(RayNode(self, number, self._actors[number], about))
-        return nodes
+        self.remark = no_way(abouts)
+        return [RayNode(self, number, self._actors[number], about) for number, about in enumerate(abouts)]
+
+    def _addresses(self, count: int) -> list[str]:
+        """Of the nodes that have the bundles, in their order."""
+        from ray.util import placement_group_table
+
+        of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _alive()}
+        there = placement_group_table(self._group)["bundles_to_node_id"]
+        return [of_nodes[there[number]] for number in range(count) if there[number] in of_nodes]
 
     def _stamp(self) -> tuple[int, int]:
         """Of the notebook's folder; equal on nodes that share it."""
@@ -353,6 +372,18 @@ class RayPlace:
                 remove_placement_group(group)
         except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
             traceback.print_exc()  # into the gate's log
+
+
+def no_way(abouts: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence, if nodes on several machines would meet on their loopback interfaces."""
+    stuck = [str(about["host"]) for about in abouts if about["interface"] == interfaces.LOOPBACK]
+    if not stuck or len({about["machine"] for about in abouts}) == 1:
+        return ""
+    return (
+        f"node {stuck[0]} has no network interface by which it reaches the other nodes, so that ranks will not meet: "
+        "start Ray there with --node-ip-address and an address that the others reach, or name the interface by --env "
+        "NCCL_SOCKET_IFNAME=NAME and GLOO_SOCKET_IFNAME=NAME."
+    )
 
 
 def _alive() -> list[Any]:

@@ -6,8 +6,10 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915  # netdevice(7), Linux
 
 
@@ -19,6 +21,29 @@ def addresses() -> dict[str, str]:
             answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+def towards(others: Sequence[str], own: str) -> str:
+    """The interface by which this machine reaches the others, as its routes say; without others, the one that has its
+    own address. Loopback's if none can be told."""
+    names = {address: name for name, address in (*_addresses_6(), *addresses().items())}
+    return next((names[source] for address in (*others, own) if (source := _source(address)) in names), LOOPBACK)
+
+
+def _source(address: str) -> str:
+    """The address that packets to there would leave from; connecting sends none. Empty if there is no way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock, suppress(OSError):
+        sock.connect((address, 9))
+        return str(sock.getsockname()[0])
+    return ""
+
+
+def _addresses_6() -> Iterator[tuple[str, str]]:
+    """Names and IPv6 addresses (proc_net(5))."""
+    with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
+        for address, *_, name in map(str.split, file):
+            yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
 
 
 def nccl_hint(text: str) -> str:
