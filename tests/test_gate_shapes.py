@@ -81,6 +81,22 @@ def test_what_is_waited_for_is_made_of_nodes_like_those_that_are_there(
     assert need(CPUS, Wanted(nodes=nodes), size=12, gpus=False).grown(there) == shape
 
 
+def test_what_is_short_is_said_with_its_number() -> None:
+    total, free = {"CPU": 40.0, "GPU": 6.0}, {"CPU": 20.0, "GPU": 3.0}
+    ranks = need(CPUS, Wanted(cpus_per_rank=2), size=5, gpus=False)
+    assert ranks.busy(CPUS, {"CPU": 12.0}, {"CPU": 3.0}) == (
+        "10 CPUs are asked for, and 3 of 12 are free in the Ray cluster."
+    )
+    assert need(GPUS, size=4).busy(GPUS, total, free) == "4 GPUs are asked for, and 3 of 6 are free in the Ray cluster."
+    assert need(GPUS, size=2, gpu_type="a10g").busy(GPUS, total, {"CPU": 20.0, "GPU": 1.0}) == (
+        "2 GPUs of type A10G (the Ray cluster has 2) are asked for, and 1 of 6 are free in the Ray cluster."
+    )
+    asked = need(GPUS, Wanted(cpus_per_rank=8), size=2)
+    assert asked.busy(GPUS, total, {"CPU": 9.0, "GPU": 2.0}).startswith("16 CPUs are asked for, and 9 of 40 are free")
+    assert need(CPUS, size=1, gpus=False).busy(CPUS, {"CPU": 12.0}, {}).startswith("1 CPU is asked for, and 0 of 12")
+    assert need(CPUS, size=40, gpus=False, wait_s=9.0).busy(CPUS, {"CPU": 12.0}, {}).endswith(" It has to grow.")
+
+
 def test_ranks_may_take_no_cpu() -> None:
     asked = need(CPUS, Wanted(cpus_per_rank=0), size=64, gpus=False)
     assert asked.shapes(asked.there(CPUS))[0] == [64]

@@ -254,7 +254,7 @@ class RayPlace:
             if need.command.wait_s and self._try(shape, need, until_s, known=nodes):
                 return shape
             if time.monotonic() >= until_s:
-                raise PoolError(_busy(need, there))
+                raise PoolError(_busy(need, nodes))
 
     def _try(self, shape: list[int], need: Need, until_s: float, known: list[Any] | None = None) -> bool:
         """Whether the nodes were had in time. If nodes are `known`, say what is missing, and give up when others are
@@ -281,7 +281,7 @@ class RayPlace:
                 remove_placement_group(group)
                 return False
             if known is not None:
-                self._say(_busy(need, need.there(nodes)))
+                self._say(_busy(need, nodes))
 
     def _say(self, reason: str) -> None:
         if reason != self._said:
@@ -392,21 +392,18 @@ def _alive() -> list[Any]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _busy(need: Need, there: Sequence[int]) -> str:
+def _busy(need: Need, nodes: Sequence[Mapping[str, Any]]) -> str:
     """What is free, and which notebooks have the rest."""
     import ray
     from ray.util import placement_group_table
 
-    unit, size = need.unit, need.size(there)
-    total, free = ray.cluster_resources().get(unit, 0), ray.available_resources().get(unit, 0)
     names = {
         str(group["name"]).partition(": ")[2].partition(" #")[0]
         for group in placement_group_table().values()
         if str(group.get("name", "")).startswith("jupyter_distrib: ") and group["state"] == "CREATED"
     }
-    grow = "" if need.shapes(there) else " It has to grow."
     holders = f" {', '.join(sorted(names))} have ranks there." if names else ""
-    return f"{size} {unit}s are asked for, and {free:g} of {total:g} are free in the Ray cluster.{grow}{holders}"
+    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders
 
 
 def _cause(error: BaseException) -> str:

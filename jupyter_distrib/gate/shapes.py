@@ -50,10 +50,6 @@ class Need:
         gpus = command.gpus and (bool(kind) or may_come or have_gpus(nodes))
         return cls(command=command, wanted=wanted, gpus=gpus, kind=kind)
 
-    @property
-    def unit(self) -> str:
-        return "GPU" if self.gpus else "CPU"
-
     def there(self, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
         """How many ranks each node can have at most, the most first."""
         return sorted((self._room(node["Resources"]) for node in nodes), reverse=True)
@@ -90,6 +86,20 @@ class Need:
             if self.kind:
                 bundle[self.kind] = 0.001
         return bundle or {"CPU": 0.001}
+
+    def busy(self, nodes: Sequence[Mapping[str, Any]], total: Mapping[str, float], free: Mapping[str, float]) -> str:
+        """What is asked for and what is free, of that which is short; what Ray calls a CPU or a GPU."""
+        there = self.there(nodes)
+        asked = {unit: count for unit, count in self.bundle(self.size(there)).items() if unit in ("GPU", "CPU")}
+        unit = next((unit for unit in sorted(asked) if free.get(unit, 0) < asked[unit]), max(asked))
+        typed = ""
+        if unit == "GPU" and self.kind:
+            such = sum(node["Resources"].get("GPU", 0) for node in nodes if self.kind in node["Resources"])
+            typed = f" of type {self.kind.removeprefix(_TYPE)} (the Ray cluster has {such:g})"
+        one = asked[unit] == 1
+        said = f"{asked[unit]:g} {unit}{'s' * (not one)}{typed} {'is' if one else 'are'} asked for"
+        grow = "" if self.shapes(there) else " It has to grow."
+        return f"{said}, and {free.get(unit, 0):g} of {total.get(unit, 0):g} are free in the Ray cluster.{grow}"
 
     def too_few(self, there: Sequence[int]) -> str:
         """Why it cannot be had here."""
