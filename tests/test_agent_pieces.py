@@ -9,29 +9,34 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent import death, reap, usage
+from jupyter_distrib.agent import death, reap, thinning, usage
 from jupyter_distrib.agent import journal as journals
 from jupyter_distrib.agent.journal import Journal
 from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.agent.thinning import Entry
 from jupyter_distrib.events import (
     Cell,
     Displayed,
     Ended,
     Execute,
     Frame,
+    Measured,
+    Moved,
     Noted,
     Parcel,
     Progressed,
     Returned,
     Sampled,
     Setting,
+    Stalled,
     Wrote,
 )
+from jupyter_distrib.record import RunRecord
 from tests.processes import is_alive, wait_until_gone
 
 # ---------------------------------------------------------------------------------------------------- loop
@@ -180,6 +185,74 @@ def test_a_long_journal_knows_the_peak() -> None:
     samples = [event.rss_bytes for event, _ in journal.entries() if isinstance(event, Sampled)]
     assert len(samples) <= journals.MAX_ENTRIES
     assert (max(samples), samples[-1]) == (10**9, 3 * journals.MAX_ENTRIES - 1)
+
+
+def test_a_long_journal_says_how_much_output_it_leaves_out() -> None:
+    journal, record = (
+        Journal(detached(), 2, gpus=False, notebook=""),
+        RunRecord(run="s-7", label="", ranks=(0, 1), world_size=2),
+    )
+    count = 5 * journals.MAX_ENTRIES
+    for number in range(count):
+        journal.add(Wrote(run="s-7", rank=number % 2, stream="stdout", text=f"line {number}\n"), ())
+    journal.add(Returned(run="s-7", rank=0, value=None), ())
+    for number in range(count, 2 * count):
+        journal.add(Wrote(run="s-7", rank=1, stream="stdout", text=f"line {number}\n"), ())
+    journal.add(Ended(run="s-7", at_s=1.0), ())
+    entries = [event for event, _ in journal.entries()]
+    assert len(entries) <= journals.MAX_ENTRIES
+    for event in entries:
+        record.apply(event)  # type: ignore[arg-type]
+    told = [event for event in entries if isinstance(event, Wrote)]
+    for rank, lines in ((0, count // 2), (1, count // 2 + count)):
+        assert lines == sum(e.skipped_lines + e.text.count("\n") for e in told if e.rank == rank)
+    *_, last = record.lines_since()
+    assert last.text == f"line {2 * count - 1}"
+    ends = [index for index, event in enumerate(entries) if getattr(event, "rank", None) == 0]
+    assert isinstance(entries[ends[-1]], Returned), "a rank says nothing after its end"
+
+
+def test_a_long_journal_spans_all_that_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it costs to keep it short grows with the events, not with their square."""
+    looked_at: list[int] = []
+
+    def counted(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
+        looked_at.append(len(entries))
+        return thinning.thinned(entries)
+
+    monkeypatch.setattr(journals, "thinned", counted)
+    journal, count = Journal(detached(), 2, gpus=False, notebook=""), 20 * journals.MAX_ENTRIES
+    journal.add(measured(0, 0, lr=0.1), ())
+    for step in range(count):
+        journal.add(measured(step % 2, step, loss=1.0), ())
+        journal.add(Progressed(run="s-7", rank=0, label="epoch", step=step, total=count, at_s=0.0), ())
+    entries = [event for event, _ in journal.entries()]
+    assert len(entries) <= journals.MAX_ENTRIES
+    assert sum(looked_at) <= 4 * 2 * count
+    reported = [event for event in entries if isinstance(event, Measured)]
+    assert reported[0].values == {"lr": 0.1}
+    steps = [event.step for event in reported]
+    assert steps == sorted(steps)
+    assert steps[1] < count // 10
+    assert steps[-1] == count - 1
+    assert max(event.step for event in entries if isinstance(event, Progressed)) == count - 1
+
+
+def test_a_long_journal_is_bounded_whatever_is_told() -> None:
+    journal, count = Journal(detached(), 2, gpus=False, notebook=""), 3 * journals.MAX_ENTRIES
+    for number in range(count):
+        journal.add(Noted(run="s-7", rank=0, text=str(number)), ())
+        journal.add(Stalled(run="s-7", text=str(number), places=(), at_s=0.0), ())
+        journal.add(Moved(run="s-7", at_s=0.0), ())
+        journal.add(Displayed(run="s-7", rank=0, data={"text/plain": "x"}, metadata={}, at_s=0.0), ())
+    entries = [event for event, _ in journal.entries()]
+    assert len(entries) <= journals.MAX_ENTRIES + 1
+    left = sum(isinstance(event, Displayed) for event in entries)
+    assert entries[0] == Noted(run="s-7", rank=None, text=f"{count - left} older displays are left out.")
+
+
+def measured(rank: int, step: int, **values: float) -> Measured:
+    return Measured(run="s-7", rank=rank, step=step, values=values, at_s=0.0)
 
 
 def test_a_journal_holds_so_many_bytes_of_displays() -> None:

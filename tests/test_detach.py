@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
-from tests.processes import wait_until_gone
+from tests.processes import wait_until, wait_until_gone
 
 SLOWLY = "import time\nfor i in range({n}):\n    print('step', i, flush=True)\n    time.sleep(0.05)\n"
 
@@ -140,6 +140,31 @@ def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebo
     assert [line for line in log.splitlines() if line.startswith("step")] == [f"step {i}" for i in range(40)]
     pids = [int(pid) for pid in notebook.cell("print(*[pid for _, pid in values])").stdout.split()]
     assert wait_until_gone(pids, 5.0) == []
+
+
+@pytest.mark.slow
+def test_an_attached_run_shows_what_was_and_goes_on_live(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
+        "for i in jupyter_distrib.progress(range(9), label='epoch'):\n"
+        "    jupyter_distrib.report(loss=1 / (i + 1))\n"
+        "    if i == 3:\n        print('before', flush=True)\n"
+        "        while not os.path.exists('go'):\n            time.sleep(0.01)\n"
+        "        print('after', flush=True)\n        while not os.path.exists('end'):\n            time.sleep(0.01)\n"
+    )
+    assert wait_until(lambda: "before" in notebook.ok("print(job.logs(1))").stdout)
+    notebook.restart()
+    notebook.ok("%load_ext jupyter_distrib")
+    notebook.start("job = get_ipython().run_line_magic('distributed_attach', '')\njob.result(timeout_s=60)")
+    for what in ("before", "loss 0.25", "epoch 3/9"):
+        assert "after" not in notebook.until(what).view
+    (tmp_path / "go").touch()
+    notebook.until("after")
+    (tmp_path / "end").touch()
+
+    assert notebook.finish().status == "ok"
+    told = notebook.ok("rank = job.record.ranks[1]\nrank.metrics, rank.progress[-1].step, len(rank.history)").result
+    assert told == "({'loss': 0.1111111111111111}, 9, 9)"
 
 
 @pytest.mark.slow

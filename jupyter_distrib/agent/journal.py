@@ -6,10 +6,11 @@ import os
 import time
 
 from jupyter_distrib.agent.client import Client
-from jupyter_distrib.events import Attached, Displayed, Ended, Event, Execute, Progressed, Sampled, Wrote
+from jupyter_distrib.agent.thinning import Entry, thinned
+from jupyter_distrib.events import Attached, Displayed, Ended, Event, Execute, Noted
 
 MAX_ENTRIES = 5000
-"""Past this, old output and progress are left out of what is sent again; the logs have all output."""
+"""Past this, what `thinning.py` says is left out of what is sent again; the logs have all output."""
 MAX_DISPLAY_BYTES = 64 << 20
 """Past this, the oldest displays are left out."""
 
@@ -20,12 +21,16 @@ class Journal:
     def __init__(self, command: Execute, world_size: int, *, gpus: bool, notebook: str) -> None:
         self._command, self._world_size, self._gpus = command, world_size, gpus
         self.notebook = notebook
-        self._entries: list[tuple[Event, tuple[int, ...]]] = []
+        self._entries: list[Entry] = []
         self._started_s, self._started_wall_s = time.monotonic(), time.time()
         self.listeners: list[Client] = []
         """The kernels that follow it."""
         self.ended_s = 0.0
         self._display_bytes = 0
+        self._left_out = 0
+        """Displays that are gone."""
+        self._limit = MAX_ENTRIES
+        """More entries are thinned; it grows with what has to stay, which is not to be looked at for each event."""
 
     @property
     def ended(self) -> bool:
@@ -37,11 +42,13 @@ class Journal:
             self._hold_display(event)
         if isinstance(event, Ended):
             self.ended_s = time.monotonic()
-        if len(self._entries) > MAX_ENTRIES:
+        if len(self._entries) > self._limit:
             self._thin()
 
-    def entries(self) -> list[tuple[Event, tuple[int, ...]]]:
-        return list(self._entries)
+    def entries(self) -> list[Entry]:
+        """What is sent again, in order."""
+        text = f"{self._left_out} older displays are left out."
+        return [*([(Noted(run=self._command.run, rank=None, text=text), ())] if self._left_out else []), *self._entries]
 
     def attached(self) -> Attached:
         return Attached(
@@ -67,27 +74,20 @@ class Journal:
             index = next(i for i, (old, _) in enumerate(self._entries) if isinstance(old, Displayed))
             oldest = self._entries.pop(index)[0]
             assert isinstance(oldest, Displayed)
-            self._display_bytes -= _size_bytes(oldest)
+            self._drop_display(oldest)
+
+    def _drop_display(self, event: Displayed) -> None:
+        self._display_bytes -= _size_bytes(event)
+        self._left_out += not event.update
 
     def _thin(self) -> None:
         half = len(self._entries) // 2
-        peaks: dict[int, Sampled] = {}
-        """By rank, the one that is worth keeping of many samples."""
-        for event, _ in self._entries[:half]:
-            if isinstance(event, Sampled) and (event.rank not in peaks or _use(event) > _use(peaks[event.rank])):
-                peaks[event.rank] = event
-        kept = {id(event) for event in peaks.values()}
-        older = [
-            entry
-            for entry in self._entries[:half]
-            if id(entry[0]) in kept or not isinstance(entry[0], (Wrote, Progressed, Sampled))
-        ]
+        older, displays = thinned(self._entries[:half])
         self._entries = older + self._entries[half:]
+        for event in displays:
+            self._drop_display(event)
+        self._limit = max(MAX_ENTRIES, 3 * len(older))
 
 
 def _size_bytes(event: Displayed) -> int:
     return sum(map(len, event.data.values()))
-
-
-def _use(event: Sampled) -> tuple[int, int]:
-    return event.gpu_memory_bytes or 0, event.rss_bytes
