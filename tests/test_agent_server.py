@@ -471,6 +471,58 @@ def test_sigterm_ends_it_and_its_ranks(folder: Path) -> None:
     client.close()
 
 
+# ---------------------------------------------------------------------------------------------------- logs
+
+
+@pytest.fixture
+def logs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of logs of this test's own."""
+    monkeypatch.setenv("JUPYTER_DISTRIB_LOG_DIR", str(tmp_path / "logs"))
+    return tmp_path / "logs"
+
+
+def test_what_a_thread_prints_late_may_be_lost_with_its_log_and_nothing_else(logs: Path, tmp_path: Path) -> None:
+    client, flag, said = Client(LocalPool()), tmp_path / "flag", tmp_path / "said"
+    crew = client.crew(1)
+    run = client.start(
+        crew,
+        "import os, threading, time\ndef late():\n"
+        f"    while not os.path.exists({str(flag)!r}):\n        time.sleep(0.01)\n"
+        f"    print('late', flush=True)\n    open({str(said)!r}, 'w').close()\n"
+        "threading.Thread(target=late).start()\nprint('now')",
+    )
+    client.finish(run, (0,))
+    subprocess.run(["rm", "-r", str(logs / run)], check=True)
+    (logs / run).write_text("a file where the folder was")
+    flag.touch()
+    assert wait_until(said.exists)
+
+    assert client.run(crew, "rank").values == {0: 0}
+    client.close()
+
+
+def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the newest runs stay too, by what was written last."""
+    client = Client(LocalPool())
+    run = client.start(client.crew(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
+    client.wait(Wrote)
+    for number in range(205):
+        (logs / f"other-{number}").mkdir()
+        (logs / f"other-{number}" / "rank0.log").write_text("text")
+        os.utime(logs / f"other-{number}" / "rank0.log", (1000 + number, 1000 + number))
+    os.utime(logs / run / "rank0.log", (0, 0))
+    os.utime(logs / run, (0, 0))
+
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "60")  # another environment: an agent of its own
+    other = Client(LocalPool())
+    assert agent_of(other) != agent_of(client)
+    gone = {f"other-{number}" for number in range(205)} - {path.name for path in logs.iterdir()}
+    assert gone == {f"other-{number}" for number in range(5)}
+    assert (logs / run / "rank0.log").read_text() == "here\n"
+    other.close()
+    client.close()
+
+
 # ---------------------------------------------------------------------------------------------------- security
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -94,10 +95,13 @@ class RunOutput:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            return os.open(self.directory / f"rank{rank}.log", flags, 0o600)
+            fd = os.open(self.directory / f"rank{rank}.log", flags, 0o600)
         except OSError as error:
             self._send(Noted(run=self.run, rank=rank, text=f"the log cannot be written: {error}"))
             return -1
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return fd
 
     def _give_up(self, rank: int, fd: int, error: OSError) -> None:
         """The run matters more than its log: say that it is cut off, and go on."""
@@ -179,9 +183,35 @@ class Pipe:
 
 
 def write_late(logs: Path, rank: int, event: Wrote) -> None:
-    """A thread of an earlier run printed: its log gets it, no cell does."""
+    """A thread of an earlier run printed: its log gets it, if it can still be written, and no cell does."""
     path = logs / event.run / f"rank{rank}.log"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
-        log.write(event.text)
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(event.text)
+
+
+def prune(logs: Path, keep: int = 200) -> None:
+    """Logs of the newest runs stay, and those that some agent is writing; older ones go."""
+    with suppress(OSError):
+        for old in sorted(logs.iterdir(), key=_written_at_s)[:-keep]:
+            if not _in_use(old):
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _written_at_s(run: Path) -> float:
+    return max(path.lstat().st_mtime for path in (run, *run.glob("rank*.log")))
+
+
+def _in_use(run: Path) -> bool:
+    """Whether an agent holds one of its logs open: it has a lock on it, see `RunOutput`."""
+    for path in run.glob("rank*.log"):
+        try:
+            with path.open("rb") as log:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue  # gone this moment, or on a file system without locks
+    return False

@@ -30,6 +30,7 @@ from jupyter_distrib.agent.detached import DetachedRuns
 from jupyter_distrib.agent.launch import Launched
 from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.node_run import NodeRun
+from jupyter_distrib.agent.output import prune
 from jupyter_distrib.agent.templates import Templates
 from jupyter_distrib.agent.waiting import WaitingCrews
 from jupyter_distrib.events import (
@@ -94,7 +95,7 @@ class Agent:
         self._listener.setblocking(False)
         self._loop.watch(self._listener.fileno(), self._accept)
         self._prune()
-        self._prune_logs()
+        prune(paths.log_directory())
         self._maybe_idle()
         self._loop.run()
 
@@ -473,15 +474,6 @@ class Agent:
     def _prune(self) -> None:
         self._detached.prune()
         self._loop.later(detached.KEEP_S / 24, self._prune)
-
-    def _prune_logs(self, keep: int = 200) -> None:
-        """Logs of the newest runs stay; older ones go."""
-        import shutil
-
-        with suppress(OSError):
-            runs = sorted(paths.log_directory().iterdir(), key=lambda path: path.lstat().st_mtime)
-            for old in runs[:-keep]:
-                shutil.rmtree(old, ignore_errors=True)
 
 
 def _no_such_type(wanted: str, found: list[devices.Gpu]) -> str:
