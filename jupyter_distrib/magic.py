@@ -46,7 +46,7 @@ class DistributedMagics(Magics):
         options = parse_line(line, **known.possible)
         captured = self._capture(options, cell)
         if options.explain:
-            strategy = options.strategy or "none"
+            strategy = known.filled(options).strategy or "none"
             effects = load_strategy(strategy).effects(options.strategy_options)
             return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
         run = self._start(captured, options, known)

@@ -52,8 +52,6 @@ class Session(Holdings):
         """The last runs, oldest first, and all that go on."""
         self.dropped: dict[str, Dropped] = {}
         """Names that a distributed cell defined on the ranks only."""
-        self._told_of_cpu = False
-        """That `--gpus` means CPU ranks here; said once, and again only beside what is shown anyway."""
         self._numbers = itertools.count(1)
         self._keeper = Keeper(self._fetch)
 
@@ -117,8 +115,6 @@ class Session(Holdings):
         ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
         if missing := set(ranks) - set(range(crew.size)):
             raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(crew.size))} only.")
-        instead = options.gpus is not None and not crew.gpus
-        no_gpu = f"no GPU here: {crew.size} CPU ranks (gloo)"
         record = RunRecord(
             run=f"{self.name}-{next(self._numbers)}",
             label=label,
@@ -127,11 +123,10 @@ class Session(Holdings):
             gpus=crew.gpus,
             strategy=options.strategy or "none",
             workers=crew.workers,
-            remark="; ".join(filter(None, (no_gpu if instead else "", origins, crew.connection.remark))),
+            remark="; ".join(filter(None, (origins, crew.connection.remark))),
         )
-        if instead and not self._told_of_cpu:
-            self._told_of_cpu = True
-            record.apply(Noted(run=record.run, rank=None, text=no_gpu))
+        if options.gpus is not None and not crew.gpus:
+            record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {crew.size} CPU ranks (gloo)"))
         node = crew.connection.node
         lines = {cell.filename: cell.source.splitlines(keepends=True)}
         run = Run(

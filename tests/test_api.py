@@ -426,6 +426,22 @@ def test_a_collective_without_a_group_is_answered_with_add_strategy_ddp(book: No
     assert "add --strategy ddp to its first line" in outcome.traceback
 
 
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [("--strategy ddp", "leave out --on."), ("", "leave out --on and add --strategy ddp.")],
+)
+def test_a_collective_on_some_of_the_ranks_is_answered_with_leave_out_on(
+    book: Notebook, options: str, cure: str
+) -> None:
+    book.ok("import torch, torch.distributed as dist\n%distributed_pool restart")
+    book.ok("%%distributed --ranks 2\n1")
+
+    outcome = book.fails(f"%%distributed --ranks 2 --on 0 {options}\ndist.all_reduce(torch.ones(1))")
+
+    assert f"Only some of the ranks run this cell, so it has no process group: {cure}" in outcome.traceback
+    assert "to its first line" not in outcome.traceback
+
+
 def test_the_group_is_there_with_ddp_and_only_then(book: Notebook) -> None:
     body = "import torch.distributed as dist\ndist.is_initialized() and (dist.get_backend(), dist.get_world_size())"
 

@@ -358,9 +358,11 @@ def test_gpus_on_a_machine_without_any_are_cpu_ranks_and_the_run_says_so(tmp_pat
     sentence = "· no GPU here: 2 CPU ranks (gloo)"
     with Notebook(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) as book:
         book.ok("%load_ext jupyter_distrib")
-        assert sentence in book.ok("%%distributed --gpus 2\nstr(device)").view
-        assert book.ok("%%distributed --gpus 2\nstr(device)").text == "ranks 0-1: 'cpu'"
-        assert sentence in book.ok("%%distributed --gpus 2\nprint('hello')").view
+        for _ in range(2):
+            assert sentence in book.ok("%%distributed --gpus 2\nstr(device)").view
+        again = book.ok("%%distributed --gpus 2\nprint('hello')\nstr(device)")
+        assert again.view.count(sentence) == 1
+        assert again.result == "ranks 0-1: 'cpu'"
         assert sentence not in book.ok("%%distributed --ranks 2\nprint('hello')").view
 
 

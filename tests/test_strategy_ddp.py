@@ -251,6 +251,16 @@ def test_explain_shows_what_would_be_done_and_where(book: Notebook) -> None:
     assert "with --strategy" not in book.ok(f"{NONE}--explain\nfit(model, optimizer, loader)").result
 
 
+def test_explain_goes_by_the_strategy_that_the_run_would_have(book: Notebook) -> None:
+    book.ok("import os\nos.environ['JUPYTER_DISTRIB_STRATEGY'] = 'ddp'")
+    try:
+        shown = book.ok("%%distributed --ranks 2 --explain\nfit(model, optimizer, loader)").result
+    finally:
+        book.ok("del os.environ['JUPYTER_DISTRIB_STRATEGY']")
+
+    assert "with --strategy ddp" in shown
+
+
 UPDATE_BY_HAND = """
 torch.manual_seed(rank)
 model = Net()

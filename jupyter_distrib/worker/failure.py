@@ -26,19 +26,29 @@ EXTRAS = {
     "trl": "trl",
 }
 """Modules that a cell may import, and the extra of this package that installs each."""
+ADD_STRATEGY = (
+    "This cell has no process group: add --strategy ddp to its first line (or call init_process_group in it)."
+)
+_NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
-    "Default process group has not been initialized": (
-        "This cell has no process group: add --strategy ddp to its first line (or call init_process_group in it)."
-    ),
     "bdb.BdbQuit": NO_KEYBOARD,
     **{f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'" for name, x in EXTRAS.items()},
 }
 
 
 def describe(
-    error: BaseException, *, run: str, by_value: bool, absent: Mapping[str, str] | None = None, depth: int = 0
+    error: BaseException,
+    *,
+    run: str,
+    by_value: bool,
+    absent: Mapping[str, str] | None = None,
+    groupless: str = ADD_STRATEGY,
+    depth: int = 0,
 ) -> Failure:
-    """Everything about the exception that can be told without the object; for `absent` see `Cell`."""
+    """Everything about the exception that can be told without the object.
+
+    For `absent` see `Cell`; `groupless` is told of an exception that misses the process group.
+    """
     absent = absent or {}
     name, message = type_name(type(error)), _text_of(error)
     packed = payload.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
@@ -53,16 +63,26 @@ def describe(
         type_name=name,
         message=message,
         frames=frames_of(error.__traceback__),
-        notes=(*_notes(error), *_hints(f"{name}: {message}"), *_story(error, absent)),
+        notes=(*_notes(error), *_hints(f"{name}: {message}", groupless), *_story(error, absent)),
         parcel=parcel,
-        cause=describe(cause, run=run, by_value=by_value, absent=absent, depth=depth + 1)
+        cause=describe(cause, run=run, by_value=by_value, absent=absent, groupless=groupless, depth=depth + 1)
         if cause and depth < _MAX_CAUSES
         else None,
         code=_exit_status(error) if isinstance(error, SystemExit) else None,
     )
 
 
-def _hints(text: str) -> Iterator[str]:
+def groupless(strategy: str, *, everyone: bool) -> str:
+    """Why a cell has no process group, and what to do; empty if it has destroyed its own."""
+    if not everyone:
+        add = "" if strategy != "none" else " and add --strategy ddp"
+        return f"Only some of the ranks run this cell, so it has no process group: leave out --on{add}."
+    return ADD_STRATEGY if strategy == "none" else ""
+
+
+def _hints(text: str, groupless: str) -> Iterator[str]:
+    if groupless and _NO_GROUP in text:
+        yield groupless
     yield from (hint for words, hint in _HINTS.items() if words in text)
     if hint := nccl_hint(text):
         yield hint

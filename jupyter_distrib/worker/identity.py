@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jupyter_distrib.events import WorkerOrder
+from jupyter_distrib.events import Execute, WorkerOrder
 
 _order: WorkerOrder | None = None
 strategy: Any = None
@@ -43,6 +43,11 @@ def rank() -> int:
 
 def world_size() -> int:
     return order().world_size
+
+
+def everyone(command: Execute) -> bool:
+    """Whether all ranks execute this cell, also those of other nodes."""
+    return (command.run_size or len(command.ranks)) == world_size()
 
 
 def device() -> Any:

@@ -267,7 +267,7 @@ class Worker:
         return strategies.StrategyRun(
             options=command.setting.strategy_options,
             filename=command.cell.filename,
-            everyone=(command.run_size or len(command.ranks)) == self.order.world_size,
+            everyone=identity.everyone(command),
             names=names,
             note=lambda text: self._tell(Noted(run=command.run, rank=None, text=text)),
         )

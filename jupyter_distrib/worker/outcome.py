@@ -49,5 +49,6 @@ def outcome(
     if stopped(error):
         return Interrupted(run=run, rank=rank, frames=failure.frames_when_stopped(error), at_s=time.monotonic()), []
     at_s = time.monotonic()
-    described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent)
+    groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
+    described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent, groupless=groupless)
     return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
