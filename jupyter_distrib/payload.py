@@ -193,7 +193,7 @@ def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
     try:
         return _pack_result(replacement, by_value, run)
     except Exception as error:  # noqa: BLE001 - each item can be pickled, together they cannot
-        return _pack_result(_placeholder(value, _reason(error)), by_value, run)
+        return _pack_result(placeholder(value, _reason(error)), by_value, run)
 
 
 def _pack_result(value: object, by_value: bool, run: str) -> Packed:
@@ -205,7 +205,7 @@ def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> obj
         try:
             _pack_result(item, by_value, run)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return _placeholder(item, _reason(error))
+            return placeholder(item, _reason(error))
         return item
 
     cls = type(value)
@@ -215,10 +215,11 @@ def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> obj
         return cls(map(checked, value))
     if isinstance(value, tuple) and hasattr(cls, "_make"):  # a named tuple
         return cls._make(map(checked, value))
-    return _placeholder(value, reason)
+    return placeholder(value, reason)
 
 
-def _placeholder(value: object, reason: str) -> Unreturned:
+def placeholder(value: object, reason: str) -> Unreturned:
+    """What comes back instead of this value."""
     cls = type(value)
     name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
     return Unreturned(name, _short_repr(value), reason)

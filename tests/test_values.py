@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +155,25 @@ def test_what_cannot_be_returned_is_a_placeholder_for_that_rank_alone(book: Note
     assert result.startswith("rank 0: <not returned: <generator object")
     assert result.endswith("\nrank 1: [1, 2]")
     assert book.ok("type(got[0]).__name__, got[0].type_name").result == "('Unreturned', 'generator')"
+
+
+def test_a_value_for_which_there_is_no_room_is_a_placeholder_for_that_rank_alone(book: Notebook) -> None:
+    body = """
+import mmap, torch
+if rank == 0:
+    addresses_alone = 0x4000  # MAP_NORESERVE
+    room = mmap.mmap(-1, 1 << 45, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | addresses_alone)
+    value = torch.frombuffer(room, dtype=torch.uint8)
+else:
+    value = [1, 2]
+value
+"""
+    result = book.ok("%%distributed --ranks 2 --out got --keep value" + body).result
+
+    assert re.match(r"rank 0: <not returned: tensor\(\[.* of data must be handed over, but only .* are free", result)
+    assert result.endswith("\nrank 1: [1, 2]")
+    assert book.ok("got[0].type_name").result == "'torch.Tensor'"
+    assert book.ok("%%distributed --ranks 2 --on 0\nvalue.numel()").result == f"rank 0: {1 << 45}"
 
 
 def test_only_the_bad_item_of_a_dict_is_replaced(book: Notebook) -> None:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from jupyter_distrib import payload
-from jupyter_distrib.events import Execute, Failed, Interrupted, Returned
+from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.events import Execute, Failed, Interrupted, Parcel, Returned
 from jupyter_distrib.worker import failure, identity
 
 
@@ -34,7 +35,7 @@ def outcome(
         sharded = tuple(name for name in kept if shards and payload.sharded_in(namespace[name]))
         parcel, fd = None, None
         if value is not None:
-            parcel, fd = payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
+            parcel, fd = _parcel(value, by_value=by_value, run=run)
         returned = Returned(
             run=run,
             rank=rank,
@@ -52,3 +53,11 @@ def outcome(
     groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
     described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent, groupless=groupless)
     return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
+
+
+def _parcel(value: object, *, by_value: bool, run: str) -> tuple[Parcel, int | None]:
+    try:
+        return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
+    except PayloadError as error:  # there is no room for it
+        instead = payload.placeholder(value, str(error))
+        return payload.to_parcel(payload.pack_value(instead, by_value=by_value, run=run))
