@@ -522,6 +522,16 @@ class Wrote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """Worker to agent: processes that the run's cell started go on after it and keep the rank's pipes.
+
+    With it come the read ends of the rank's new ones: standard output, standard error.
+    """
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
     """A rank moved on in a loop that it reports with `jupyter_distrib.progress`."""
 
@@ -773,6 +783,7 @@ Event = (
     | TemplateReady
     | Forked
     | Ready
+    | Parted
     | Probed
     | CrewOpened
     | CrewRefused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -210,6 +211,33 @@ def test_a_late_thread_logs_into_its_own_runs_log(book: Notebook) -> None:
     assert outcome.view.count("INFO:root:") == 1
     assert "INFO:root:mine" in outcome.view
     assert "INFO:root:from the late thread" in book.ok(f"%distributed_logs {run}").stdout
+    book.ok("%distributed_pool stop")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import subprocess\nsubprocess.Popen(['sh', 'wait.sh'])",
+        "import os\nif os.fork() == 0: os.execlp('sh', 'sh', 'wait.sh')",
+    ],
+)
+def test_a_child_process_that_goes_on_writes_into_its_own_runs_log(book: Notebook, tmp_path: Path, start: str) -> None:
+    book.ok(f"import os; os.chdir({str(tmp_path)!r})")
+    (tmp_path / "wait.sh").write_text(
+        "echo begun; while [ ! -e go ]; do sleep 0.01; done\necho from the child; echo to stderr >&2; : > done; cat fifo"
+    )
+    os.mkfifo(tmp_path / "fifo")
+    book.ok("%%distributed --ranks 1\nprint('first')\n" + start)
+    run = _run(book)
+    outcome = book.ok(
+        "%%distributed --ranks 1\nimport os, pathlib, subprocess, time\npathlib.Path('go').touch()\n"
+        "while not os.path.exists('done'): time.sleep(0.01)\nprint('mine')\nsubprocess.run(['echo', 'my own child'])"
+    )
+
+    assert _log(book, 0) == b"mine\nmy own child\n"
+    assert "from the child" not in outcome.view
+    book.ok(f"while 'to stderr' not in (log := _s.current().find_run({run!r}).logs()): pass\nprint(log)")
+    assert "from the child" in book.ok("print(log)").stdout
     book.ok("%distributed_pool stop")
 
 

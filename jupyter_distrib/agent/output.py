@@ -145,12 +145,17 @@ class Pipe:
     """The read end of a rank's standard output or error."""
 
     def __init__(self, loop: Loop, fd: int, on_data: Callable[[bytes], None]) -> None:
-        self._loop, self._fd, self._on_data = loop, fd, on_data
+        self.on_data = on_data
+        self._loop, self._fd = loop, fd
         self.tail = bytearray()
         os.set_blocking(fd, False)
         with suppress(OSError, AttributeError):  # an unprivileged user's pipes may be full; the default size works too
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, READ_BYTES)
         self._watch()
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
 
     def _watch(self) -> None:
         if self._fd >= 0:
@@ -172,7 +177,7 @@ class Pipe:
             if not data:
                 return self.close()
             self.tail = (self.tail + data)[-TAIL_BYTES:]
-            self._on_data(data)
+            self.on_data(data)
             limit = limit and limit - len(data)
 
     def close(self) -> None:
@@ -183,13 +188,14 @@ class Pipe:
 
 
 def write_late(logs: Path, rank: int, event: Wrote) -> None:
-    """A thread of an earlier run printed: its log gets it, if it can still be written, and no cell does."""
+    """A thread or a process of an earlier run wrote: its log gets it, if it can still be written, and no cell does."""
     path = logs / event.run / f"rank{rank}.log"
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         with open(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
-            log.write(event.text)
+            if os.fstat(fd).st_size < LOG_LIMIT_BYTES:
+                log.write(event.text)
 
 
 def prune(logs: Path, keep: int = 200) -> None:

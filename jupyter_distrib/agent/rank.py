@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import TypeAlias
 from jupyter_distrib.agent import reap, usage
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.agent.output import Pipe
-from jupyter_distrib.events import Leave, Message, WorkerInfo, WorkerOrder
+from jupyter_distrib.events import Leave, Message, Parted, WorkerInfo, WorkerOrder, Wrote
 from jupyter_distrib.link import Link, LinkError, encode
 from jupyter_distrib.worker import last_words
 
@@ -21,7 +22,7 @@ LEAVE_S = 1.0
 """How long exit handlers may take before the process is killed."""
 
 Heard: TypeAlias = Callable[["Rank", Message, tuple[int, ...]], None]
-Wrote: TypeAlias = Callable[["Rank", str, bytes], None]
+Writes: TypeAlias = Callable[["Rank", str, bytes], None]
 
 
 class Rank:
@@ -35,7 +36,7 @@ class Rank:
     """
 
     def __init__(
-        self, order: WorkerOrder, loop: Loop, *, heard: Heard, wrote: Wrote, hung_up: Callable[[Rank], None]
+        self, order: WorkerOrder, loop: Loop, *, heard: Heard, wrote: Writes, hung_up: Callable[[Rank], None]
     ) -> None:
         self.order = order
         self.pid = 0
@@ -54,11 +55,11 @@ class Rank:
         mine.setblocking(False)
         self._link = Link(mine)
         self._loading_fd = last_words.create()
+        self._wrote = wrote
         ends = {name: os.pipe() for name in ("stdout", "stderr")}
-        self._pipes = {
-            name: Pipe(loop, read_fd, lambda data, name=name: wrote(self, name, data))  # type: ignore[misc]
-            for name, (read_fd, _) in ends.items()
-        }
+        self._pipes = {name: self._pipe(name, read_fd) for name, (read_fd, _) in ends.items()}
+        self._late_pipes: list[Pipe] = []
+        """Those that processes of earlier runs have kept."""
         self.theirs = [theirs.detach(), *(write_fd for _, write_fd in ends.values()), os.dup(self._loading_fd)]
         """What the process needs: link, standard output, standard error, last words; for the starter to close."""
         self._watch()
@@ -80,6 +81,9 @@ class Rank:
             state=self.state,
             rss_bytes=reap.rss_bytes(self.pid) if self.pid else 0,
         )
+
+    def _pipe(self, name: str, fd: int) -> Pipe:
+        return Pipe(self._loop, fd, lambda data: self._wrote(self, name, data))
 
     # ------------------------------------------------------------------------------------------------ talking
 
@@ -128,12 +132,32 @@ class Rank:
         """Take in what it says; False once it has said its last."""
         try:
             for message, fds in self._link.read():
-                self._heard(self, message, tuple(fds))
+                if isinstance(message, Parted):
+                    self._part(message.run, fds)
+                else:
+                    self._heard(self, message, tuple(fds))
                 for fd in fds:
                     os.close(fd)
         except (EOFError, OSError, LinkError):
             return False
         return True
+
+    def _part(self, run: str, fds: Sequence[int]) -> None:
+        """What comes through the old pipes from now on is late output of that run."""
+        self.drain()
+        self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
+        for (name, pipe), fd in zip(self._pipes.items(), fds, strict=True):
+            pipe.on_data = self._late(run, name)
+            self._pipes[name] = self._pipe(name, os.dup(fd))
+
+    def _late(self, run: str, name: str) -> Callable[[bytes], None]:
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+        def wrote(data: bytes) -> None:
+            text = decoder.decode(data)
+            self._heard(self, Wrote(run=run, rank=self.number, stream=name, text=text), ())
+
+        return wrote
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -176,7 +200,7 @@ class Rank:
             self.signal(signal.SIGKILL)
             reap.kill_session(self.pid)
             reap.kill_marked("JUPYTER_DISTRIB_WORKER", self.order.worker)
-        for pipe in self._pipes.values():
+        for pipe in (*self._pipes.values(), *self._late_pipes):
             pipe.close()
         if self._loading_fd >= 0:
             self.loading = last_words.read(self._loading_fd)

@@ -34,6 +34,7 @@ from jupyter_distrib.events import (
     Leave,
     Message,
     Noted,
+    Parted,
     Probe,
     Ready,
     Regroup,
@@ -186,12 +187,21 @@ class Worker:
         del value, error
         self.late.end(run)
         process.flush_streams()
+        if process.has_children():
+            self._part(run)
         self.modules.remember()
         self.running, self._left = "", run
         self.link.send(event, out_fds, after=self._take_unannounced())
         for fd in out_fds:
             os.close(fd)
         self._clear(command, module.__dict__)
+
+    def _part(self, run: str) -> None:
+        """What processes write that go on after their cell is not to be seen under the next one."""
+        ends = process.renew_streams()
+        self.link.send(Parted(run=run), ends, after=self._take_unannounced())
+        for fd in ends:
+            os.close(fd)
 
     def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
         """The cell's value, or what it raised. Nothing that user code raises gets past this."""

@@ -97,6 +97,28 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
     os.register_at_fork(before=_flushing.acquire, after_in_parent=_flushing.release, after_in_child=_flushing.release)
 
 
+def has_children() -> bool:
+    """Whether processes that this one started live, or have not been waited for; costs a microsecond."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def renew_streams() -> list[int]:
+    """New pipes as standard output and error; children keep the old ones. Returns the ends to read from."""
+    ends = []
+    for fd in (1, 2):
+        read_fd, write_fd = os.pipe()
+        os.dup2(write_fd, fd)
+        os.close(write_fd)
+        ends.append(read_fd)
+    return ends
+
+
 _flushing = threading.Lock()
 
 
