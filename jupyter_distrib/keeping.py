@@ -20,6 +20,8 @@ from jupyter_distrib.packing import Shipment
 from jupyter_distrib.results import RankValue
 from jupyter_distrib.run import Run
 
+_PROVIDED = PROVIDED | {"mesh"}
+"""What a rank puts into the cell's namespace, with `--strategy fsdp` and `tp` included."""
 _BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__import__", "get_ipython"})
 """A program that reads one of these may bind names that its text does not show."""
 
@@ -33,7 +35,7 @@ def explain_unknown(
     code = {*captured.reads, *shipment.names_in_code()}
     known = {*captured.defines, *shipment.values}
     for name in names:
-        if name in known or name in code or name in notebook or name in PROVIDED or code & _BINDS_ANYTHING:
+        if name in known or name in code or name in notebook or name in _PROVIDED or code & _BINDS_ANYTHING:
             continue
         near = get_close_matches(name, [each for each in known if not each.startswith("_")], n=1)
         hint = f"Did you mean `{near[0]}`?" if near else "Define it in the cell, or leave it out."

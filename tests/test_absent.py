@@ -151,6 +151,13 @@ def test_a_name_that_comes_about_in_other_ways_is_kept(book: Notebook, setup: st
     assert "RankValue" in book.ok("type(model)").result
 
 
+@pytest.mark.parametrize(("strategy", "name"), [("fsdp", "mesh"), ("none", "world_size")])
+def test_a_name_that_the_rank_provides_is_kept(book: Notebook, strategy: str, name: str) -> None:
+    book.ok(f"%%distributed --ranks 2 --strategy {strategy} --keep {name}\npass")
+
+    assert "RankValue" in book.ok(f"type({name})").result
+
+
 def test_a_name_to_keep_that_no_rank_had_in_the_end_is_noted(book: Notebook) -> None:
     outcome = book.ok("%%distributed --ranks 2 --keep model,other\nother = 1\nif rank > 5: model = 1")
 
