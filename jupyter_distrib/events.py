@@ -136,6 +136,8 @@ class WorkerOrder:
     """CUDA_VISIBLE_DEVICES for the process; None for CPU ranks, which see no GPU."""
     threads: int = 1
     """Intra-op threads (cores / ranks of the node)."""
+    agent: str = ""
+    """The agent's mark; in the environment too, for when the agent itself is gone. Empty: there is no agent."""
     interface: str = "lo"
     """Through which ranks reach one another: loopback, or for crews of several nodes the one that routes between
     them."""

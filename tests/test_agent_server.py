@@ -221,6 +221,34 @@ def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> 
     kernel.stdout.close()
 
 
+def test_the_next_agent_ends_what_one_that_was_killed_with_its_kernel_has_left(folder: Path) -> None:
+    program = """
+    import time
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    client = Client(LocalPool())
+    source = "import os, subprocess, time\\nforked = os.fork()\\nif not forked:\\n    os.setsid()\\n    time.sleep(600)\\n"
+    source += "subprocess.Popen(['setsid', 'sleep', '600']).pid, forked"
+    print(*client.run(client.crew(1), source).values[0], flush=True)
+    time.sleep(60)
+    """
+    kernel = python(program)
+    assert kernel.stdout is not None
+    children = [int(pid) for pid in kernel.stdout.readline().split()]
+    (agent,) = agents(folder)
+    os.kill(kernel.pid, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    wait_until_gone([agent])
+    kernel.kill()
+    kernel.wait()
+    kernel.stdout.close()
+    assert [is_alive(pid) for pid in children] == [True, True]
+
+    client = Client(LocalPool())
+    assert wait_until_gone(children, 3) == []
+    client.close()
+
+
 def test_torch_that_cannot_be_imported_is_said_at_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,9 @@ WITH_CHILDREN = (
     "daemon = int(subprocess.check_output(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!']))\n"
     "forked = os.fork()\n"
     "if forked == 0:\n    import time\n    time.sleep(600)\n"
-    "print('pids', plain, own_session, daemon, forked, flush=True)\n"
+    "alone = os.fork()\n"
+    "if alone == 0:\n    import time\n    os.setsid()\n    time.sleep(600)\n"
+    "print('pids', plain, own_session, daemon, forked, alone, flush=True)\n"
 )
 
 pytestmark = pytest.mark.slow  # kernels and agents come and go
@@ -107,13 +109,18 @@ def test_a_killed_agent_takes_the_ranks_with_it_and_the_next_cell_works(tmp_path
     with Notebook(tmp_path, env={"JUPYTER_DISTRIB_RUNTIME_DIR": str(runtime)}) as book:
         book.cell("%load_ext jupyter_distrib")
         pids = _rank_pids(book)
+        outcome = book.ok("%%distributed --ranks 2\n" + WITH_CHILDREN)
+        children = [
+            int(word) for line in outcome.view.splitlines() if "pids" in line for word in line.split("pids")[1].split()
+        ]
+        assert len(children) == 10
         _begin(book, IN_COMPUTE)
         (agent,) = agents(runtime)
         os.kill(agent, signal.SIGKILL)
         outcome = book.finish()
 
         assert outcome.ename == "RankLost"
-        assert wait_until_gone(pids, GONE_S) == []
+        assert wait_until_gone([*pids, *children], GONE_S) == []
         assert book.cell("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
         for pid in agents(runtime):
             os.kill(pid, signal.SIGTERM)

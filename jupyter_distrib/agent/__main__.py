@@ -10,6 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
+from jupyter_distrib.agent import reap
 from jupyter_distrib.agent.launch import launch
 from jupyter_distrib.worker.process import become_subreaper
 
@@ -22,10 +23,12 @@ def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> N
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # threads of an engine block signals, and ranks would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's or a kernel's, never meant for us
         signal.signal(number, signal.SIG_IGN)
+    os.environ[reap.AGENT] = reap.own_mark()
     launched = launch()
 
     from jupyter_distrib.agent.server import Agent  # while the template imports torch
 
+    reap.kill_orphans()
     agent = Agent(socket.socket(fileno=socket_fd), Path(directory), name, launched)
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())
     agent.run()

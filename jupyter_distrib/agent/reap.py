@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+AGENT = "JUPYTER_DISTRIB_AGENT"
+"""The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
 _PROC = Path("/proc")
+_SWEEPS = 3
+"""What is killed may have started something meanwhile."""
 
 
 def kill_session(pid: int) -> None:
@@ -32,6 +36,43 @@ def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]
     for pid in children(os.getpid()):
         if pid not in known and not belongs_to_living(pid):
             _kill(pid)
+
+
+def own_mark() -> str:
+    """Names this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
+    return f"{os.getpid()}.{_began(os.getpid())}"
+
+
+def kill_orphans() -> None:
+    """Kill what agents have left that were killed themselves: everything that carries the mark of one which is gone."""
+    for _ in range(_SWEEPS):
+        orphans = _others(_is_orphan)
+        for pid in orphans:
+            _kill(pid)
+        if not orphans:
+            return
+
+
+def _is_orphan(pid: int) -> bool:
+    agent, _, began = mark_of(pid, AGENT).partition(".")
+    return agent.isdecimal() and _began(int(agent)) != began and _pid_namespace(pid) == _pid_namespace(os.getpid())
+
+
+def _began(pid: int) -> str:
+    """When a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
+    try:
+        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZX" else fields[18]
+
+
+def _pid_namespace(pid: int) -> str:
+    """Processes of a container have numbers of their own, and agents that cannot be seen from here."""
+    try:
+        return os.readlink(_PROC / str(pid) / "ns" / "pid")
+    except OSError:
+        return ""
 
 
 def children(pid: int) -> list[int]:

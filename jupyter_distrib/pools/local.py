@@ -13,6 +13,7 @@ import importlib.metadata
 import os
 import queue
 import resource
+import select
 import socket
 import sys
 import threading
@@ -22,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_distrib import paths
+from jupyter_distrib.agent import reap
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import PROTOCOL, Command, Hello
+from jupyter_distrib.events import PROTOCOL, Command, Hello, Welcomed
 from jupyter_distrib.link import Link, peer_uid
 from jupyter_distrib.pools import Lost, Sink
 
@@ -54,6 +56,10 @@ NOT_LOAD_TIME = (
     "JUPYTER_DISTRIB_STRATEGY",
     "JUPYTER_DISTRIB_CONFIG",
 )
+
+
+ENDING_S = 5.0
+"""An agent that is being killed closes its links a moment before it is gone."""
 
 
 class LocalPool:
@@ -108,15 +114,38 @@ class LocalNode:
             self._link.sock.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
+        agent = -1
         while True:
             try:
                 event, fds = self._link.receive()
             except (EOFError, OSError):
                 break
+            if isinstance(event, Welcomed):
+                agent = _opened(event.pid)
             self._sink(event, fds)  # type: ignore[arg-type]
         self._link.close()
         if not self._closed:
             self._lost("the agent that looks after the ranks has ended")
+            _sweep(agent)
+        if agent >= 0:
+            os.close(agent)
+
+
+def _opened(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return -1
+
+
+def _sweep(agent: int) -> None:
+    """Once the agent is gone for good, end what its ranks had started: they themselves have ended with it."""
+    if agent < 0:
+        return
+    poll = select.poll()
+    poll.register(agent, select.POLLIN)
+    if poll.poll(ENDING_S * 1000):
+        reap.kill_orphans()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,8 @@ def environment() -> dict[str, str]:
         "JUPYTER_DISTRIB_CREW": me.crew,
         "JUPYTER_DISTRIB_WORKER": me.worker,
     }
+    if me.agent:
+        out["JUPYTER_DISTRIB_AGENT"] = me.agent
     if me.visible_devices is None:
         out |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     else:
