@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
-from tests.processes import agents, marked, wait_until_gone
+from tests.processes import agents, marked, ranks, wait_until_gone
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,8 +52,8 @@ def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebo
 
 
 def leftovers_after(session: str, limit_s: float = 2.0) -> None:
-    """Fail if a process of this session's crews lives longer than the promise allows."""
-    deadline = time.monotonic() + limit_s
-    while (left := marked(session)) and time.monotonic() < deadline:
+    """Fail if a process of this session's crews lives longer than the promise allows, or one that nobody knows."""
+    deadline, runtime = time.monotonic() + limit_s, Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
+    while (left := {*marked(session), *ranks(runtime, session)}) and time.monotonic() < deadline:
         wait_until_gone(left, deadline - time.monotonic())
     assert not left, f"processes left behind: {left}"

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import re
 import select
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.agent.reap import AGENT
+from jupyter_distrib.events import PROTOCOL, Answered, Ask, Hello
+from jupyter_distrib.link import Link
 
 _AGENT = re.compile(r"jupyter_distrib\.(agent|gate)\b")
 
@@ -27,6 +33,56 @@ def marked(text: str) -> list[int]:
             if any(v.startswith(("JUPYTER_DISTRIB_CREW=", "JUPYTER_DISTRIB_WORKER=")) and text in v for v in variables):
                 found.append(pid)
     return found
+
+
+def ranks(runtime: Path, session: str) -> list[int]:
+    """Ranks of the agents in this runtime folder, and what they have forked, without those of other kernels.
+
+    A rank is forked, so that its environment in `/proc` is its template's, with the mark of their agent; unlike a
+    template it writes into a pipe.
+    """
+    theirs = {str(pid) for pid in agents(runtime)}
+    found = [pid for pid in _pids() if _variable(pid, AGENT).partition(".")[0] in theirs and _writes_into_pipe(pid)]
+    others = _held_by_others(runtime, session) if found else set()
+    return [pid for pid in found if is_alive(pid) and _session(pid) not in others]
+
+
+def _held_by_others(runtime: Path, session: str) -> set[int]:
+    """What the agents say of kernels that are there."""
+    held: set[int] = set()
+    for path in runtime.glob("agent-*.sock"):
+        with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(str(path))
+            link = Link(sock)
+            about = {"session": "asks", "pid": os.getpid(), "label": "", "python": "", "torch": "", "cloudpickle": ""}
+            link.send(Hello(protocol=PROTOCOL, **about))  # type: ignore[arg-type]
+            link.send(Ask(question=1))
+            while not isinstance(answered := link.receive()[0], Answered):
+                continue
+            crews: Any = answered.answer["crews"]
+            held |= {worker.pid for crew in crews if crew["session"] != session for worker in crew["workers"]}
+    return held
+
+
+def _variable(pid: int, name: str) -> str:
+    with suppress(OSError):
+        for entry in (Path("/proc") / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0"):
+            if entry.startswith(f"{name}="):
+                return entry.partition("=")[2]
+    return ""
+
+
+def _writes_into_pipe(pid: int) -> bool:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/1").startswith("pipe:")
+    return False
+
+
+def _session(pid: int) -> int:
+    with suppress(OSError):
+        return os.getsid(pid)
+    return 0
 
 
 def is_alive(pid: int) -> bool:

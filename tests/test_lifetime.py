@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.pools.local import LocalPool
+from jupyter_distrib.testing import Client
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
-from tests.processes import agents, is_alive, wait_until_gone
+from tests.processes import agents, is_alive, ranks, wait_until_gone
 
 GONE_S = 2.0
 
@@ -139,6 +141,21 @@ def test_two_kernels_share_an_agent_and_do_not_disturb_each_other(notebook: Note
 
     assert _rank_pids(notebook) == mine
     assert notebook.cell("%%distributed --ranks 2\nthing").result == "rank 0: 40\nrank 1: 41"
+
+
+def test_the_search_for_what_is_left_finds_ranks_and_what_they_have_forked() -> None:
+    client = Client(LocalPool())
+    crew = client.crew(2)
+    pids = {worker.pid for worker in crew.workers}
+    child = client.run(
+        crew, "import os, time\nchild = os.fork()\nif not child:\n    time.sleep(600)\nchild", ranks=(0,)
+    )
+    runtime = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
+    assert set(ranks(runtime, client.session)) == {*pids, child.values[0]}
+    assert ranks(runtime, "another") == []
+    client.close()
+
+    leftovers_after(client.session)
 
 
 def _counts(book: Notebook) -> dict[str, int]:
