@@ -687,6 +687,8 @@ class Exited:
     """The variable of the notebook that it was unpickling; empty if it was past that."""
     out_of_memory: bool = False
     """The system's own counter says that its out-of-memory killer was at work."""
+    memory_limit_bytes: int = 0
+    """What all processes of its control group together may use; 0: there is no limit, or it does not matter here."""
     peak_rss_bytes: int = 0
     at_s: float = 0.0
 

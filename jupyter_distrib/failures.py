@@ -258,8 +258,11 @@ def _manner(ended: Exited) -> str:
     if code >= 0:
         return f"left the process (os._exit or a C exit, status {code}) before it finished"
     name, words = _signal(-code)
-    memory = f" (peak {size(ended.peak_rss_bytes)})" if ended.peak_rss_bytes else ""
     if ended.out_of_memory:
+        peak = f"peak {size(ended.peak_rss_bytes)}" if ended.peak_rss_bytes else ""
+        limit = f"the limit of memory is {size(ended.memory_limit_bytes)}" if ended.memory_limit_bytes else ""
+        told = "; ".join(filter(None, (peak, limit)))
+        memory = f" ({told})" if told else ""
         return f"was killed by {name}, by the system's out-of-memory killer{memory}"
     return f"crashed with {name} ({words})" if name in _CRASHES else f"was killed by {name}"
 

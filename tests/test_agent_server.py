@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib import testing
+from jupyter_distrib.agent import death
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import (
@@ -39,7 +40,7 @@ from jupyter_distrib.link import Link
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import Client
-from tests.processes import agents, is_alive, marked, wait_until, wait_until_gone
+from tests.processes import agents, is_alive, ranks, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.slow  # kernels and agents come and go
 
@@ -185,13 +186,7 @@ def test_a_kernel_that_goes_while_its_ranks_start_leaves_none(folder: Path) -> N
         last = Client(LocalPool())
         last.crew(1)
         last.close()
-        wait_until(lambda: not marked(client.session), deadline - time.monotonic())  # noqa: B023 - asked at once
-        assert not ranks_of(client.session)
-
-
-def ranks_of(session: str) -> list[int]:
-    """Forked ranks carry no mark in `/proc`; they are the template's orphans, leaders of their own session."""
-    return [pid for pid in marked(session) if is_alive(pid)]
+        assert wait_until(lambda: not ranks(folder, client.session), deadline - time.monotonic())  # noqa: B023 - asked at once
 
 
 def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> None:
@@ -497,6 +492,65 @@ def test_sigterm_ends_it_and_its_ranks(folder: Path) -> None:
     assert wait_until_gone(family, 3) == []
     assert not list(folder.glob("*.sock"))
     client.close()
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A control group with a limit of 1 GiB, below our own."""
+    own = death._groups()[:1]
+    try:
+        group = own[0] / f"jupyter_distrib-{os.getpid()}"
+        group.mkdir()
+        limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists())
+        limit.write_text(str(1 << 30))
+    except (OSError, IndexError, StopIteration) as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    assert wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+HOG = "x = bytearray(3 << 30)"
+IN_GROUP = "import os, sys\nopen(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+
+
+def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: Path, limited: Path) -> None:
+    program = f"""
+    import sys
+    {IN_GROUP.replace(chr(10), chr(10) + "    ")}
+    from jupyter_distrib.events import Exited
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    client = Client(LocalPool())
+    (exited,) = client.run(client.crew(1), {HOG!r}).of(Exited)
+    print(exited.exit_code, exited.out_of_memory, exited.memory_limit_bytes)
+    client.close()
+    """
+    assert python(program, str(limited)).communicate(timeout=60)[0] == f"-9 True {1 << 30}\n"
+    _remove(folder)
+    folder.mkdir()
+
+
+def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_no_victim_of_that(
+    client: Client, limited: Path, tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    crew = client.crew(1)
+    run = client.start(
+        crew,
+        f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\nos.kill(os.getpid(), 9)",
+    )
+    client.wait(Started)
+    hog = python(IN_GROUP + HOG, str(limited))
+    hog.communicate(timeout=60)
+    assert hog.returncode == -signal.SIGKILL
+    flag.touch()
+    (exited,) = client.finish(run, (0,)).of(Exited)
+    assert (exited.exit_code, exited.out_of_memory) == (-signal.SIGKILL, False)
+    client.close_crew(crew)
 
 
 # ---------------------------------------------------------------------------------------------------- logs

@@ -428,6 +428,17 @@ def test_the_out_of_memory_killer_is_named_only_when_the_system_says_so() -> Non
     )
 
 
+def test_the_limit_of_memory_is_told_where_there_is_one() -> None:
+    killed = Exited(
+        run="r", rank=2, pid=1, exit_code=-9, asked=False, out_of_memory=True, peak_rss_bytes=30_800_000_000,
+        memory_limit_bytes=32_000_000_000,
+    )  # fmt: skip
+    assert str(to_exception(a_record(killed), no_object, source_of, 1.0)) == (
+        "Rank 2 was killed by SIGKILL, by the system's out-of-memory killer (peak 30.8 GB; the limit of memory is "
+        "32.0 GB)."
+    )
+
+
 def test_a_crash_shows_its_python_line_and_the_end_of_standard_error() -> None:
     crash = Exited(
         run="r",

@@ -53,7 +53,7 @@ class NodeRun:
         """Ranks that have not come to the end of the cell."""
         self.started_s = time.monotonic()
         self.oom_kills = 0
-        """The machine's count of such kills when the run began."""
+        """The count of such kills when the run began."""
         self.stopping = False
         self.clean = True
         self.sequences: set[int] = set()
@@ -144,6 +144,7 @@ class NodeRun:
         """A rank's process has ended by itself: tell what is known of it."""
         tail = rank.stderr_tail
         self.output.flush()
+        out_of_memory = code == -signal.SIGKILL and death.out_of_memory_kills() > self.oom_kills
         exited = Exited(
             run=self.command.run,
             rank=rank.number,
@@ -152,7 +153,8 @@ class NodeRun:
             asked=self.stopping and code in (None, -signal.SIGKILL),  # else it went by itself
             last_lines=death.last_lines(tail),
             frames=death.crash_frames(tail) if code is not None and death.is_crash(code) else (),
-            out_of_memory=code == -signal.SIGKILL and death.out_of_memory_kills() > self.oom_kills,
+            out_of_memory=out_of_memory,
+            memory_limit_bytes=death.memory_limit_bytes() if out_of_memory else 0,
             loading=rank.loading,
             peak_rss_bytes=peak_rss_bytes,
             at_s=time.monotonic(),
