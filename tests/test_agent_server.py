@@ -29,6 +29,7 @@ from jupyter_distrib.events import (
     Attach,
     Attached,
     CloseCrew,
+    CrewChanged,
     CrewRefused,
     Exited,
     OpenCrew,
@@ -325,6 +326,18 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
 
     client.finish(run, (0, 1))  # each rank has one end: it has returned, or is gone, whichever the agent has read first
     assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    client.close_crew(crew)
+
+
+def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_must_meet_it(client: Client) -> None:
+    """So that the next cell waits for all to meet anew."""
+    crew = client.crew(2, world_size=4)
+    os.kill(crew.workers[1].pid, signal.SIGKILL)
+    changed = client.wait(CrewChanged)
+    assert (changed.lost, changed.workers[1].state) == ((1,), "starting")
+    changed = client.wait(CrewChanged)
+    assert (changed.lost, changed.workers[1].state) == ((1,), "idle")
+    assert changed.workers[1].pid != crew.workers[1].pid
     client.close_crew(crew)
 
 

@@ -19,6 +19,7 @@ from jupyter_distrib.events import (
     Cell,
     Command,
     Connected,
+    CrewChanged,
     CrewClosed,
     CrewOpened,
     Ended,
@@ -215,6 +216,16 @@ def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gat
     gathering.crew.heard(0, Regrouped(crew="c", host="10.0.0.1", port=7))
     assert gathering.nodes[1].last(Meet) == Meet(crew="c", host="10.0.0.1", port=7)
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
+
+
+def test_a_rank_that_is_replaced_in_mid_run_does_not_take_the_store_away_from_the_others(gathering: Gathering) -> None:
+    gathering.run()
+    infos = tuple(WorkerInfo(rank=rank, pid=200 + rank, device="cpu") for rank in (2, 3))
+    gathering.crew.heard(1, CrewChanged(crew="c", workers=infos, lost=(3,)))
+    assert not any(isinstance(command, Renew) for command in gathering.nodes[0].got)
+    gathering.end(0)
+    gathering.end(1)
+    assert gathering.nodes[0].last(Renew) == Renew(crew="c")
 
 
 def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) -> None:

@@ -85,7 +85,6 @@ class Crew:
         self._opened = False
         self._lost: set[int] = set()
         self._count = 0
-        self._port = 0
 
     @property
     def name(self) -> str:
@@ -376,6 +375,8 @@ class Crew:
             self._finish_if_over(run)
         elif run is None:
             self._start([rank.order.local_rank])
+            if self.spans:  # the next cell has to wait until all have met anew, and must know before it begins
+                self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=(number,)), ())
 
     def forget(self, command: Forget) -> None:
         for key in command.keys:

@@ -194,7 +194,9 @@ class Crew:
 
     def _renew(self) -> None:
         """Groups of some node are not fit any more: a new store for all. The next cell waits for it."""
-        if len(self._shares) > 1 and self._renewing is None:
+        if self.run is not None:
+            self.run.clean = False  # when it is over: its ranks still use the store
+        elif len(self._shares) > 1 and self._renewing is None:
             self._renewing = self._loop.later(RENEW_LIMIT_S, lambda: self.lost(0, "it made no new store in time"))
             self._shares[0].node.send(Renew(crew=self.name))
 
