@@ -1,6 +1,6 @@
 """What a user sees when a rank raises, leaves or dies: the right rank, the right words, soon; the next cell is good.
 
-The table is (where it happens) x (how it happens) -> what the cell says. Real kernels throughout.
+The table, (where it happens) x (how it happens) -> what the cell says, is in `crash_cases.py`. Real kernels throughout.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 
 import pytest
 
+from tests import crash_cases
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
 
@@ -49,86 +50,20 @@ def ddp(body: str) -> str:
 
 # ------------------------------------------------------------------------------- the table
 
-HOW = {
-    "raise": "raise RuntimeError('boom')",
-    "sys.exit(0)": "import sys; sys.exit(0)",
-    "sys.exit(3)": "import sys; sys.exit(3)",
-    "os._exit(0)": "import os; os._exit(0)",
-    "os._exit(7)": "import os; os._exit(7)",
-    "SIGKILL": "import os; os.kill(os.getpid(), 9)",
-    "SIGSEGV": "import ctypes; ctypes.string_at(0)",
-    "SIGABRT": "import os; os.abort()",
-}
-SAYS = {
-    "raise": "RuntimeError: boom",
-    "sys.exit(3)": "RankLost: Rank 1 called sys.exit(3).",
-    "os._exit(0)": "RankLost: Rank 1 left the process (os._exit or a C exit, status 0) before it finished.",
-    "os._exit(7)": "RankLost: Rank 1 left the process (os._exit or a C exit, status 7) before it finished.",
-    "SIGKILL": "RankLost: Rank 1 was killed by SIGKILL.",
-    "SIGSEGV": "RankLost: Rank 1 crashed with SIGSEGV (segmentation fault).",
-    "SIGABRT": "RankLost: Rank 1 crashed with SIGABRT (aborted).",
-}
-WHERE = {
-    "in compute": "import time\nif rank == 1:\n    {how}\ntime.sleep(50)",
-    "while the others are in a collective": (
-        "import torch, torch.distributed as dist\nif rank == 1:\n    {how}\ndist.all_reduce(torch.ones(1))"
-    ),
-    "in the middle of a loop of collectives": "import torch, torch.distributed as dist\nfor step in range(10**6):\n"
-    "    if rank == 1 and step == 50:\n        {how}\n    dist.all_reduce(torch.ones(1))",
-    "while unpickling an input": "bomb\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))",
-    "while pickling the result": "class Bomb:\n    def __reduce__(self):\n        {how}\nBomb() if rank == 1 else 0",
-    "in a thread": "import threading, time\ndef work():\n    {how}\nthread = threading.Thread(target=work)\n"
-    "if rank == 1:\n    thread.start()\n    thread.join()\nelse:\n    time.sleep(0.2)\n'went on'",
-}
-BOMB = (
-    "class Bomb:\n    def __setstate__(self, state):\n"
-    "        if __import__('os').environ.get('RANK') == '1':\n            {how}\n"
-    "bomb = Bomb()\nbomb.x = 1"
-)
 
-
-def table() -> list[object]:
-    return [
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
         pytest.param(where, how, id=f"{how} {where}", marks=() if how in ("raise", "SIGKILL") else pytest.mark.slow)
-        for where in WHERE
-        for how in HOW
-        if (where, how) not in EXCEPTIONS
-    ]
-
-
-EXCEPTIONS = {
-    ("in compute", "sys.exit(0)"),  # this rank has finished, and the others are not waiting for it
-    ("while the others are in a collective", "sys.exit(0)"),
-    ("in the middle of a loop of collectives", "sys.exit(0)"),
-    ("while unpickling an input", "raise"),
-    ("while unpickling an input", "sys.exit(0)"),
-    ("while pickling the result", "raise"),
-    ("while pickling the result", "sys.exit(0)"),
-    ("in a thread", "raise"),
-    ("in a thread", "sys.exit(0)"),
-    ("in a thread", "sys.exit(3)"),
-}
-"""Tested below one by one: there the rank does not fail, or not with these words."""
-
-
-@pytest.mark.parametrize(("where", "how"), table())
+        for where, how in crash_cases.CASES
+    ],
+)
 def test_the_cell_names_the_rank_and_what_became_of_it_and_the_next_cell_is_good(
     book: Notebook, where: str, how: str
 ) -> None:
-    if "bomb" in WHERE[where]:
-        assert book.cell(BOMB.format(how=HOW[how])).status == "ok"
+    outcome = crash_cases.run(book, where, how, 1, line=ddp("").strip())
 
-    outcome = book.cell(ddp(WHERE[where].format(how=HOW[how])))
-
-    assert outcome.status == "error"
-    says = SAYS[how]
-    if "bomb" in WHERE[where] and how != "sys.exit(3)":  # its process is gone
-        says = f"{says.removesuffix('.').removesuffix(',')} while it was loading `bomb`."
-    assert says in outcome.traceback
-    assert outcome.ename == SAYS[how].partition(":")[0]
     assert outcome.wall_s < SOON_S
-    if how.startswith("SIG") and how != "SIGKILL":
-        assert re.search(r"It was here:\n(?s:.*)Cell In\[\d+\]", outcome.traceback), outcome.traceback
     assert_good(book)
 
 
@@ -160,9 +95,9 @@ def test_ranks_that_wait_for_one_that_has_left_are_stopped_and_told(book: Notebo
 
 
 def test_an_input_that_raises_on_arrival_is_named(book: Notebook) -> None:
-    book.cell(BOMB.format(how=HOW["raise"]))
+    book.cell(crash_cases.bomb("raise", 1))
 
-    outcome = book.cell(ddp(WHERE["while unpickling an input"]))
+    outcome = book.cell(ddp(crash_cases.cell("while unpickling an input", "raise", 1)))
 
     assert "`bomb` cannot be rebuilt on the rank: RuntimeError: boom" in outcome.traceback
     assert outcome.wall_s < SOON_S
@@ -170,7 +105,7 @@ def test_an_input_that_raises_on_arrival_is_named(book: Notebook) -> None:
 
 
 def test_a_value_that_cannot_be_pickled_is_replaced_on_its_rank_alone(book: Notebook) -> None:
-    outcome = book.cell(ddp(WHERE["while pickling the result"].format(how=HOW["raise"])))
+    outcome = book.cell(ddp(crash_cases.cell("while pickling the result", "raise", 1)))
 
     assert outcome.status == "ok"
     assert "<not returned:" in outcome.result
@@ -181,7 +116,7 @@ def test_a_value_that_cannot_be_pickled_is_replaced_on_its_rank_alone(book: Note
 
 @pytest.mark.parametrize("how", ["raise", "sys.exit(0)", "sys.exit(3)"])
 def test_a_thread_that_raises_does_not_end_its_rank(book: Notebook, how: str) -> None:
-    outcome = book.cell(ddp(WHERE["in a thread"].format(how=HOW[how])))
+    outcome = book.cell(ddp(crash_cases.cell("in a thread", how, 1)))
 
     assert outcome.result == "ranks 0-2: 'went on'"
     assert ("RuntimeError: boom" in outcome.view) == (how == "raise")
@@ -213,9 +148,9 @@ def assert_failures_in_a_row(book: Notebook, times: int) -> None:
     """Ranks that come anew meet ranks whose last attempt at a group was cut off half way."""
     rng = random.Random(times)
     for turn in range(times):
-        how = rng.choice(list(SAYS))
-        outcome = book.cell(ddp(WHERE["while the others are in a collective"].format(how=HOW[how])), timeout_s=30)
-        assert SAYS[how] in outcome.traceback, (turn, outcome.text)
+        how = rng.choice(list(crash_cases.SAYS))
+        outcome = book.cell(ddp(crash_cases.cell("while the others are in a collective", how, 1)), timeout_s=30)
+        assert crash_cases.SAYS[how].format(rank=1) in outcome.traceback, (turn, outcome.text)
     assert_good(book)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import crash_cases
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
 from tests.ray.conftest import Cluster
@@ -36,31 +37,37 @@ def processes(book: Notebook, what: str = "os.getpid()") -> list[int]:
     return [int(found) for found in re.findall(r", (\d+)\)", text)]
 
 
-WHERE = {
-    "in compute": "import time\nif rank == {rank}:\n    {how}\ntime.sleep(50)",
-    "while the others are in a collective": (
-        "import torch, torch.distributed as dist\nif rank == {rank}:\n    {how}\ndist.all_reduce(torch.ones(1))"
-    ),
-    "in a loop of collectives": "import torch, torch.distributed as dist\nfor step in range(10**6):\n"
-    "    if rank == {rank} and step == 50:\n        {how}\n    dist.all_reduce(torch.ones(1))",
-}
-HOW = {
-    "raise": ("raise RuntimeError('boom')", "RuntimeError: boom"),
-    "SIGKILL": ("import os; os.kill(os.getpid(), 9)", "RankLost: Rank {rank} was killed by SIGKILL."),
-    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", "RankLost: Rank {rank} crashed with SIGSEGV"),
-    "os._exit(7)": ("import os; os._exit(7)", "RankLost: Rank {rank} left the process"),
-}
-
-
-@pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    ("where", "how", "rank"),
+    [
+        pytest.param(where, how, rank, id=f"{how} {where} on {rank}")
+        for where, how in crash_cases.CASES
+        for rank in ((0, 3) if how in ("raise", "SIGKILL") else (3,))
+    ],
+)
 def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, where: str, how: str, rank: int) -> None:
-    does, says = HOW[how]
-    outcome = book.fails("%%distributed --strategy ddp\n" + WHERE[where].format(rank=rank, how=does))
-    assert says.format(rank=rank) in outcome.traceback, outcome.traceback
+    """Also rank 0, on whose node the store is."""
+    outcome = crash_cases.run(book, where, how, rank, line="%%distributed --strategy ddp")
     assert outcome.wall_s < 15
     assert_good(book)
+
+
+def test_a_thread_that_raises_does_not_end_its_rank(book: Notebook) -> None:
+    outcome = book.ok("%%distributed --strategy ddp\n" + crash_cases.cell("in a thread", "raise", 3))
+    assert outcome.result == "ranks 0-3: 'went on'"
+    assert "RuntimeError: boom" in outcome.view
+    assert_good(book)
+
+
+def test_a_rank_that_dies_between_cells_is_replaced_unnoticed(book: Notebook) -> None:
+    pids = processes(book)
+    os.kill(pids[3], signal.SIGKILL)
+    book.ok(
+        "import time\nfrom jupyter_distrib import session\n[crew] = session.current().crews()\n"
+        f"while crew.workers[3].pid == {pids[3]}: time.sleep(0.01)"
+    )
+    assert_good(book)
+    assert [now == before for now, before in zip(processes(book), pids, strict=True)] == [True, True, True, False]
 
 
 def test_a_rank_that_leaves_early_frees_those_that_wait_for_it(book: Notebook) -> None:

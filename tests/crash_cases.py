@@ -1,0 +1,84 @@
+"""The crash table: where a rank fails, how it does, and what the cell says of it, whatever pool the rank is in."""
+
+from __future__ import annotations
+
+import re
+
+from tests.notebook import Notebook, Outcome
+
+HOW = {
+    "raise": "raise RuntimeError('boom')",
+    "sys.exit(0)": "import sys; sys.exit(0)",
+    "sys.exit(3)": "import sys; sys.exit(3)",
+    "os._exit(0)": "import os; os._exit(0)",
+    "os._exit(7)": "import os; os._exit(7)",
+    "SIGKILL": "import os; os.kill(os.getpid(), 9)",
+    "SIGSEGV": "import ctypes; ctypes.string_at(0)",
+    "SIGABRT": "import os; os.abort()",
+}
+SAYS = {
+    "raise": "RuntimeError: boom",
+    "sys.exit(3)": "RankLost: Rank {rank} called sys.exit(3).",
+    "os._exit(0)": "RankLost: Rank {rank} left the process (os._exit or a C exit, status 0) before it finished.",
+    "os._exit(7)": "RankLost: Rank {rank} left the process (os._exit or a C exit, status 7) before it finished.",
+    "SIGKILL": "RankLost: Rank {rank} was killed by SIGKILL.",
+    "SIGSEGV": "RankLost: Rank {rank} crashed with SIGSEGV (segmentation fault).",
+    "SIGABRT": "RankLost: Rank {rank} crashed with SIGABRT (aborted).",
+}
+WHERE = {
+    "in compute": "import time\nif rank == {rank}:\n    {how}\ntime.sleep(50)",
+    "while the others are in a collective": (
+        "import torch, torch.distributed as dist\nif rank == {rank}:\n    {how}\ndist.all_reduce(torch.ones(1))"
+    ),
+    "in the middle of a loop of collectives": "import torch, torch.distributed as dist\nfor step in range(10**6):\n"
+    "    if rank == {rank} and step == 50:\n        {how}\n    dist.all_reduce(torch.ones(1))",
+    "while unpickling an input": "bomb\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))",
+    "while pickling the result": "class Bomb:\n    def __reduce__(self):\n        {how}\nBomb() if rank == {rank} else 0",
+    "in a thread": "import threading, time\ndef work():\n    {how}\nthread = threading.Thread(target=work)\n"
+    "if rank == {rank}:\n    thread.start()\n    thread.join()\nelse:\n    time.sleep(0.2)\n'went on'",
+}
+_BOMB = (
+    "class Bomb:\n    def __setstate__(self, state):\n"
+    "        if __import__('os').environ.get('RANK') == '{rank}':\n            {how}\n"
+    "bomb = Bomb()\nbomb.x = 1"
+)
+EXCEPTIONS = {
+    ("in compute", "sys.exit(0)"),  # this rank has finished, and the others are not waiting for it
+    ("while the others are in a collective", "sys.exit(0)"),
+    ("in the middle of a loop of collectives", "sys.exit(0)"),
+    ("while unpickling an input", "raise"),
+    ("while unpickling an input", "sys.exit(0)"),
+    ("while pickling the result", "raise"),
+    ("while pickling the result", "sys.exit(0)"),
+    ("in a thread", "raise"),
+    ("in a thread", "sys.exit(0)"),
+    ("in a thread", "sys.exit(3)"),
+}
+"""Tested one by one: there the rank does not fail, or not with these words."""
+CASES = [(where, how) for where in WHERE for how in HOW if (where, how) not in EXCEPTIONS]
+
+
+def cell(where: str, how: str, rank: int) -> str:
+    """The code of the cell in which this rank fails so."""
+    return WHERE[where].format(how=HOW[how], rank=rank)
+
+
+def bomb(how: str, rank: int) -> str:
+    """A cell of the notebook that makes the input `bomb`, which this rank cannot unpickle."""
+    return _BOMB.format(how=HOW[how], rank=rank)
+
+
+def run(book: Notebook, where: str, how: str, rank: int, *, line: str) -> Outcome:
+    """Have it happen, and check what the cell says; `line` is the magic's."""
+    says = SAYS[how].format(rank=rank)
+    at_load = where == "while unpickling an input"
+    if at_load:
+        book.ok(bomb(how, rank))
+    outcome = book.fails(f"{line}\n{cell(where, how, rank)}")
+    if at_load and how != "sys.exit(3)":  # its process is gone
+        says = f"{says.removesuffix('.').removesuffix(',')} while it was loading `bomb`."
+    assert says in outcome.traceback, outcome.traceback
+    assert outcome.ename == says.partition(":")[0]
+    if how in ("SIGSEGV", "SIGABRT"):
+        assert re.search(r"It was here:\n(?s:.*)Cell In\[\d+\]", outcome.traceback), outcome.traceback
+    return outcome
