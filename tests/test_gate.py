@@ -260,6 +260,16 @@ def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brou
     assert isinstance(gathering.told[-1], CrewClosed)
 
 
+def test_a_lost_node_is_asked_for_its_logs_for_a_moment_only(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.crew.lost(1, "it was switched off")
+    gathering.end(0, log_directory="/there")
+    gathering.loop.pass_s(1.0)
+    assert gathering.ends() == [], "those of the other node are waited for"
+    gathering.nodes[0].answer("rank0.log")
+    assert [event.log_directory for event in gathering.ends()] == [str(gathering.logs / "r")]
+
+
 def test_nodes_that_do_not_answer_any_more_hold_up_the_end_for_seconds_only(gathering: Gathering) -> None:
     gathering.run()
     gathering.crew.lost(1, "it was switched off")

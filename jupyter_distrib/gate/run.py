@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +36,9 @@ from jupyter_distrib.gate.watch import SpreadWatch
 FAILURE_GRACE_S = 0.1
 """How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
 LOGS_S = 5.0
-"""How long the end of a run waits for the logs after a node was lost."""
+"""How long the end of a run waits for the other nodes, and what their ranks have written, after one was lost."""
+LOST_LOGS_S = 1.0
+"""The same for that one, which may have lost its agent only and be there itself."""
 
 
 class Node(Protocol):
@@ -81,7 +84,8 @@ class SpreadRun:
         self._nodes, self._loop, self._logs, self._on_over = nodes, loop, logs / command.run, on_over
         self._going = set(ranks)
         """Nodes that have not said that they have ended."""
-        self._fetching = 0
+        self._fetching: set[int] = set()
+        """Nodes whose logs are on their way."""
         self._timers: list[Timer] = []
         self._watch = SpreadWatch(
             command,
@@ -159,11 +163,11 @@ class SpreadRun:
         self._finish_if_over()
 
     def _fetch(self, node: int) -> None:
-        self._fetching += 1
-        self._nodes[node].fetch_logs(self.command.run, self._logs, self._fetched)
+        self._fetching.add(node)
+        self._nodes[node].fetch_logs(self.command.run, self._logs, lambda: self._fetched(node))
 
-    def _fetched(self) -> None:
-        self._fetching -= 1
+    def _fetched(self, node: int) -> None:
+        self._fetching.discard(node)
         self._finish_if_over()
 
     def _finish_if_over(self) -> None:
@@ -187,6 +191,7 @@ class SpreadRun:
         for node in sorted(dead & self._going):
             self._give_up(node, pids, lost=reason)
             self._fetch(node)
+            self._after(LOST_LOGS_S, partial(self._fetched, node))
         self.stop(force=True)
         self._after(LOGS_S, lambda: self.give_up(pids))
         self._finish_if_over()
