@@ -70,10 +70,9 @@ def _wanted(options: dict[str, str]) -> Wanted:
     env = environment.get("env_vars", {})
     if not environment.keys() & READ_BY_INSTALLERS:
         environment.pop("env_vars", None)
-    if python := options.get("python"):
-        environment["py_executable"] = python
     return Wanted(
         nodes=int(options.get("nodes", "0")),
+        python=options.get("python", ""),
         cpus_per_rank=float(options.get("cpus_per_rank", "1")),
         runtime_env=environment or None,
         env={name: str(value) for name, value in env.items()},

@@ -259,10 +259,11 @@ def actor_class() -> Any:
     import ray
 
     class HostActor:
-        def __init__(self, package: bytes, label: str, session: str, client: bool, env: dict[str, str]) -> None:
+        def __init__(self, package: bytes, label: str, session: str, **more: Any) -> None:
             import importlib
             import io
             import os
+            import shutil
             import sys
             import tempfile
             import zipfile
@@ -276,10 +277,14 @@ def actor_class() -> Any:
             for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
                 del sys.modules[name]
             cls = importlib.import_module("jupyter_distrib.gate.host").Host
-            self._host = cls(folder, label, session, plain=client, env=env)
+            try:
+                self._host = cls(folder, label, session, address=ray.util.get_node_ip_address(), **more)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
 
         def describe(self, others: list[str], directory: str, stamp: tuple[int, int]) -> str:
-            return str(self._host.describe(ray.util.get_node_ip_address(), others, directory, stamp))
+            return str(self._host.describe(others, directory, stamp))
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def send(self, frame: bytes, content: Any = None) -> None:

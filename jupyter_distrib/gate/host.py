@@ -19,6 +19,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from typing import Any
 
 from jupyter_distrib import shared_memory
 from jupyter_distrib.agent.launch import exec_agent
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Returned, Welcomed
 from jupyter_distrib.link import Link, decode_frame
 from jupyter_distrib.worker import interfaces
@@ -47,14 +49,24 @@ class Host:
     Args:
         folder: Private to it; removed in the end.
         label: Of the notebook.
+        address: By which the engine knows this node.
+        python: The interpreter of the agent and its ranks; empty: this process's own.
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
         plain: The engine pickles large contents again on their way, as Ray Client does: they must be plain bytes.
     """
 
     def __init__(
-        self, folder: str, label: str, session: str, *, plain: bool = False, env: Mapping[str, str] | None = None
+        self,
+        folder: str,
+        label: str,
+        session: str,
+        *,
+        address: str,
+        python: str = "",
+        plain: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        self._folder = Path(folder)
+        self._folder, self._address, self._python = Path(folder), address, os.path.expanduser(python)
         self._env = _expanded(env or {})
         sweep(self._folder)
         self._link = Link(self._start())
@@ -71,19 +83,21 @@ class Host:
             torch=_version("torch"),
             cloudpickle=_version("cloudpickle"),
         )
-        self._link.send(hello)
-        welcomed, _ = self._link.receive()
+        try:
+            self._link.send(hello)
+            welcomed, _ = self._link.receive()
+        except (EOFError, OSError):
+            raise self._not_started() from None
         if not isinstance(welcomed, Welcomed):
             raise RuntimeError(f"the agent answered {type(welcomed).__name__}")
         self._welcomed = welcomed
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
-    def describe(self, address: str, others: Sequence[str], directory: str, stamp: tuple[int, int]) -> str:
+    def describe(self, others: Sequence[str], directory: str, stamp: tuple[int, int]) -> str:
         """What whoever placed it must know, as JSON.
 
         Args:
-            address: By which the engine knows this node.
-            others: Likewise, of the crew's other nodes.
+            others: Addresses of the crew's other nodes.
             directory: The notebook's folder.
             stamp: Of that folder, on the kernel's machine.
         """
@@ -94,8 +108,8 @@ class Host:
             "python": self._welcomed.python,
             "torch": self._welcomed.torch,
             "cloudpickle": self._welcomed.cloudpickle,
-            "host": address,
-            "interface": interfaces.towards(others, address),
+            "host": self._address,
+            "interface": interfaces.towards(others, self._address),
             "machine": _machine(),
             "shared": not self._mapped,
             "gpus": _gpu_names(),
@@ -222,15 +236,30 @@ class Host:
     def _start(self) -> socket.socket:
         """The agent leaves its parent, so that an engine which kills the children of its processes does not end it
         before it has ended its ranks; and it removes the folder when it goes."""
+        python = self._python or sys.executable
+        if not os.access(python, os.X_OK) or os.path.isdir(python):
+            raise PoolError(
+                f"there is no interpreter at {python} on node {self._address}: give --python that of an environment "
+                "with torch that all nodes have."
+            )
         path = str(self._folder / SOCKET)
         arguments = ("jupyter_distrib.agent", str(self._folder), "agent", "--alone")
         with (self._folder / "agent.log").open("wb") as log:
-            parent = exec_agent(path, log, arguments, self._environment())
-        if parent.wait():
-            raise RuntimeError("the agent could not be started")
+            try:
+                parent = exec_agent(path, log, arguments, self._environment(), python)
+            except OSError:  # of another machine, or no program at all
+                raise self._not_started() from None
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(path)
+        if parent.wait() or sock.connect_ex(path):
+            sock.close()
+            raise self._not_started()
         return sock
+
+    def _not_started(self) -> PoolError:
+        said = (self._folder / "agent.log").read_text("utf-8", "replace").split("\n")
+        last = next((f": {line.strip()}" for line in reversed(said) if line.strip()), "")
+        python = self._python or sys.executable
+        return PoolError(f"under {python} no agent can be started on node {self._address}{last}.")
 
     def _environment(self) -> dict[str, str]:
         """The node's own, without what the engine set for its own process."""

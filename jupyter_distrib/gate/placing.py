@@ -306,8 +306,8 @@ class RayPlace:
                 }
                 if self._wanted.runtime_env:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
-                told = self._hello.label, self._hello.session, client, dict(self._wanted.env)
-                actor = cls.options(**options).remote(package, *told)
+                more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
+                actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
         addresses = self._addresses(len(sizes))
         asked = [
@@ -317,9 +317,8 @@ class RayPlace:
         if ray.wait(asked, num_returns=len(asked), timeout=TELL_S)[1]:
             self._say("Ray starts processes on the nodes.")
         abouts = [json.loads(text) for text in ray.get(asked, timeout=START_S)]
-        for about in abouts:
-            self._check_parity(about)
-        self.remark = no_way(abouts)
+        differing = list(map(self._check_parity, abouts))
+        self.remark = " ".join(filter(None, (*differing, no_way(abouts))))
         return [RayNode(self, number, self._actors[number], about) for number, about in enumerate(abouts)]
 
     def _addresses(self, count: int) -> list[str]:
@@ -343,11 +342,14 @@ class RayPlace:
         except OSError:
             return os.getcwd()
 
-    def _check_parity(self, about: Mapping[str, Any]) -> None:
+    def _check_parity(self, about: Mapping[str, Any]) -> str:
+        """What differs and mostly works. Raises `PoolError` if it does not."""
         versions = {name: about[name] for name in ("python", "torch", "cloudpickle")}
         there = Welcomed(pid=0, **versions)
         if refusal := parity.refusal(self._hello, there, "Ray"):
             raise PoolError(refusal)
+        remark = parity.remark(self._hello, there)
+        return f"node {about['host']} has {remark}." if remark else ""
 
     # ------------------------------------------------------------------------------------------------ giving back
 
@@ -407,6 +409,8 @@ def _busy(need: Need, nodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Ray's own words, without its frames."""
+    """Ray's own words, without its frames; or ours, from a node."""
+    if ours := str(error).rpartition("PoolError: ")[2].strip() if "PoolError: " in str(error) else "":
+        return ours.splitlines()[0]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if "Traceback" in str(error) else lines[0] if lines else type(error).__name__)[:500]

@@ -25,6 +25,8 @@ class Wanted:
     nodes: int = 0
     """0: as few as can be."""
     cpus_per_rank: float = 1.0
+    python: str = ""
+    """The ranks' interpreter; empty: that of Ray's own processes."""
     runtime_env: Mapping[str, Any] | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the ranks."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import re
+import shutil
 import socket
 import stat
 import sys
@@ -140,6 +143,43 @@ def test_ranks_get_their_own_python_and_runtime_environment(cluster: Cluster, tm
             timeout_s=150,
         )
         assert outcome.result == "rank 0: ['ours', 'yes', 'eth7']", outcome.text
+
+
+def node_with(folder: Path, name: str, version: str) -> str:
+    """A runtime environment in which another version of a package is found; nobody imports it."""
+    about = folder / name / f"{name}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return json.dumps({"env_vars": {"PYTHONPATH": str(about.parent)}})
+
+
+def test_nodes_with_other_versions_are_refused_or_remarked(cluster: Cluster, tmp_path: Path) -> None:
+    """Before anything is unpickled there; a patch of torch changes nothing that is pickled."""
+    at = f"--pool ray --insecure --address {cluster.address} --ranks 1"
+    minor = ".".join(importlib.metadata.version("torch").split(".")[:2])
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        said = refused(book, f"{at} --runtime-env '{node_with(tmp_path, 'torch', '99.0.0')}'")
+        assert re.search(
+            r"the notebook has torch 2\.\S+ and the Ray pool has torch 99\.0\.0, which cannot exchange", said
+        )
+        said = refused(book, f"{at} --runtime-env '{node_with(tmp_path, 'cloudpickle', '99.0.0')}'")
+        assert "the Ray pool has cloudpickle 99.0.0" in said
+        shutil.rmtree(tmp_path / "torch")
+        environment = node_with(tmp_path, "torch", f"{minor}.99")
+        outcome = book.cell(f"%%distributed {at} --runtime-env '{environment}'\nrank;", timeout_s=150)
+        assert outcome.status == "ok", outcome.text
+        assert re.search(rf"node 127\.0\.0\.[23] has torch {re.escape(minor)}\.99 there, 2\.\S+ here", outcome.text)
+
+
+def test_an_interpreter_that_is_none_is_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
+    at = f"--pool ray --insecure --address {cluster.address} --ranks 1"
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        said = refused(book, f"{at} --python /wrong/path")
+        assert re.search(r"there is no interpreter at /wrong/path on node 127\.0\.0\.[23]", said), said
+        said = refused(book, f"{at} --python /bin/false")
+        assert "under /bin/false no agent can be started" in said
 
 
 def test_an_interface_that_the_notebook_names_is_used(cluster: Cluster, tmp_path: Path) -> None:
