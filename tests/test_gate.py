@@ -8,6 +8,7 @@ import py_compile
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.events import (
     Cell,
     Command,
@@ -49,6 +51,7 @@ from jupyter_distrib.events import (
     WorkerInfo,
 )
 from jupyter_distrib.gate import cluster, host, placing
+from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
 
 
@@ -401,6 +404,27 @@ def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
             os.utime(folder / host.SOCKET, (0, 0))
         host.sweep(mine)
     assert sorted(Path().iterdir()) == sorted([mine, living, starting, bound, stranger])
+
+
+def test_other_threads_are_heard_in_the_loop_also_where_there_is_no_pipe2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "pipe2", raising=False)
+    loop, heard = Loop(), list[int]()
+    calls = Calls(loop)
+    thread = threading.Thread(
+        target=lambda: [*map(calls.put, [lambda: heard.append(1), lambda: heard.append(2), loop.stop])]
+    )
+    thread.start()
+    for fd in calls._read_fd, calls._write_fd:
+        assert not os.get_blocking(fd)
+        assert not os.get_inheritable(fd)
+    while loop._running:
+        for key, _ in loop._selector.select():
+            key.data[0]()
+    thread.join()
+    assert heard == [1, 2]
+    for fd in calls._read_fd, calls._write_fd:
+        os.close(fd)
 
 
 def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Loop:
 
     def run(self) -> None:
         """Until `stop`. The end of a child wakes the loop through the signal's wakeup descriptor."""
-        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        read_fd, write_fd = pipe()
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.watch(read_fd, lambda: self._woken(read_fd))
@@ -106,7 +106,10 @@ class Loop:
                 call()
 
 
-def _pipe() -> tuple[int, int]:
+def pipe() -> tuple[int, int]:
+    """Its ends for reading and for writing, neither of which blocks or is inherited."""
+    if hasattr(os, "pipe2"):
+        return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     os.set_blocking(write_fd, False)

@@ -6,7 +6,7 @@ import os
 import queue
 from contextlib import suppress
 
-from jupyter_distrib.agent.loop import Callback, Loop
+from jupyter_distrib.agent.loop import Callback, Loop, pipe
 
 
 class Calls:
@@ -14,7 +14,7 @@ class Calls:
 
     def __init__(self, loop: Loop) -> None:
         self._queue: queue.SimpleQueue[Callback] = queue.SimpleQueue()
-        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._read_fd, self._write_fd = pipe()
         loop.watch(self._read_fd, self._run)
 
     def put(self, call: Callback) -> None:
