@@ -73,12 +73,24 @@ def test_too_few_is_one_sentence() -> None:
 
 @pytest.mark.parametrize(
     ("there", "nodes", "shape"),
-    [([4, 4], 0, [4, 4, 4]), ([4, 4], 4, [3, 3, 3, 3]), ([], 0, [12]), ([0, 0], 2, [6, 6])],
+    [([4, 4], 0, [4, 4, 4]), ([4, 4], 4, [3, 3, 3, 3]), ([0, 0], 2, [6, 6])],
 )
 def test_what_is_waited_for_is_made_of_nodes_like_those_that_are_there(
     there: list[int], nodes: int, shape: list[int]
 ) -> None:
     assert need(CPUS, Wanted(nodes=nodes), size=12, gpus=False).grown(there) == shape
+
+
+@pytest.mark.parametrize("there", [[], [0, 0]])
+def test_where_no_node_has_room_nothing_is_said_of_new_ones(there: list[int]) -> None:
+    """A head without CPUs, its workers scaled to zero: any size of node will do, which then is known."""
+    asked = need(CPUS, size=12, gpus=False, wait_s=9.0)
+    assert asked.grown(there) == [1] * 12
+    assert asked.strategy([1] * 12, there) == "PACK"
+    assert asked.strategy([4, 4, 4], [4, 4]) == "STRICT_SPREAD"
+    assert asked.strategy([12], [12]) == "PACK"
+    nodes = need(CPUS, Wanted(nodes=2), size=12, gpus=False, wait_s=9.0)
+    assert nodes.strategy([6, 6], there) == "STRICT_SPREAD"
 
 
 def test_what_is_short_is_said_with_its_number() -> None:

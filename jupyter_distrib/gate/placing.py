@@ -257,12 +257,12 @@ class RayPlace:
                 raise PoolError(_busy(need, nodes))
 
     def _try(self, shape: list[int], need: Need, until_s: float, known: list[Any] | None = None) -> bool:
-        """Whether the nodes were had in time. If nodes are `known`, say what is missing, and give up when others are
-        there."""
+        """Whether the nodes were had in this shape and in time. If nodes are `known`, say what is missing, and give up
+        when others are there."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        strategy = "STRICT_SPREAD" if len(shape) > 1 else "PACK"
+        strategy = need.strategy(shape, need.there(_alive() if known is None else known))
         self._attempts += 1
         name = f"jupyter_distrib: {self._hello.label} #{need.command.crew}.{self._attempts}"  # Ray wants them unique
         with self._lock:
@@ -274,10 +274,11 @@ class RayPlace:
             done, _ = ray.wait([ready], timeout=max(0.1, min(LOOK_S, until_s - time.monotonic())))
             if done:
                 ray.get(ready)
-                return True
+                if strategy == "STRICT_SPREAD" or len(shape) == 1:
+                    return True
             nodes = _alive()
             changed = known is not None and {node["NodeID"] for node in nodes} != {node["NodeID"] for node in known}
-            if changed or self._given_back.is_set() or time.monotonic() >= until_s:
+            if done or changed or self._given_back.is_set() or time.monotonic() >= until_s:
                 remove_placement_group(group)
                 return False
             if known is not None:

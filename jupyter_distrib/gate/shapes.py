@@ -74,10 +74,21 @@ class Need:
         return [shape for count in counts if (shape := _even(size, count, there))]
 
     def grown(self, there: Sequence[int]) -> list[int]:
-        """What to wait for if the cluster is too small: new nodes are taken to be like the largest that is there."""
+        """What to wait for if the cluster is too small: new nodes are taken to be like the largest there is. If none
+        has room for a rank, each is asked for by itself, since how many a new node can take is not known."""
         size = self.size(there)
+        if self._is_loose(there):
+            return [1] * size
         count = self.wanted.nodes or -(-size // (max(there, default=0) or size))
         return _split(size, max(1, min(count, size)))
+
+    def strategy(self, shape: Sequence[int], there: Sequence[int]) -> str:
+        """Ray's word for how it may place a shape: its parts on nodes of their own, unless they are single ranks that
+        only ask for new nodes."""
+        return "PACK" if len(shape) == 1 or self._is_loose(there) else "STRICT_SPREAD"
+
+    def _is_loose(self, there: Sequence[int]) -> bool:
+        return not self.wanted.nodes and not any(there)
 
     def bundle(self, size: int) -> dict[str, float]:
         """What so many ranks on one node take."""
