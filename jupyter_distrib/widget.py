@@ -41,7 +41,7 @@ TICK_S = 1.0
 CHOICE = "JUPYTER_DISTRIB_VIEW"
 """Environment variable: `widget` or `html`, for a front end that is taken for what it is not."""
 _NO_WIDGETS = (
-    "The live view is a widget, which this front end does not show; the output comes here when the run has ended. "
+    "The run goes on. Its live view is a widget, which this front end does not show; the output comes here at the end. "
     f"{CHOICE}=html in the kernel's environment gives a plain view instead."
 )
 
@@ -165,8 +165,15 @@ class LiveView:
         self._changed()
         self._widget = RunWidget(self._state, self._take)
         text = view.header(self._run.record, self._run.elapsed_s, self._run.pool)
+        html = settled.as_html(self._run.record, self._run.elapsed_s, self._run.pool, always=True)
         model = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-        self._put({"application/vnd.jupyter.widget-view+json": model, "text/plain": f"{text}\n{_NO_WIDGETS}"})
+        self._put(
+            {
+                "application/vnd.jupyter.widget-view+json": model,
+                "text/html": f"{html}<div>{_NO_WIDGETS}</div>",
+                "text/plain": f"{text}\n{_NO_WIDGETS}",
+            }
+        )
 
     def _state(self) -> dict[str, Any]:
         return {**self._pieces.now, "clock": {"elapsed_s": self._run.elapsed_s}}

@@ -101,6 +101,15 @@ def test_without_anywidget_there_is_html(book: Notebook) -> None:
     assert "step 8/8" in outcome.view
 
 
+def test_a_front_end_without_widgets_is_shown_html_that_says_that_the_run_goes_on(book: Notebook) -> None:
+    outcome = book.cell(TRAIN.replace("--ranks 2", "--ranks 2 --detach --out run"), cell_id=CELL)
+    (html,) = outcome.displays_html.values()
+    book.ok("run.result()")
+
+    assert "2 ranks" in html
+    assert "The run goes on" in html
+
+
 @pytest.mark.slow
 def test_a_widget_library_that_breaks_does_not_end_the_run(book: Notebook) -> None:
     book.ok("import jupyter_distrib.run_widget as _r\n_push, _r.RunWidget.push = _r.RunWidget.push, lambda *_: 1 / 0")

@@ -12,16 +12,21 @@ const SHOWN_OF_RANK = 500;
 const SHOWN_CHARTS = 6;
 const STATUS_EVERY_MS = 1000;
 const OUTPUT_EVERY_MS = 200;
+const GONE = "The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.";
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 let selected = null; // the node in which the user's selection begins; asking for it in a frame would lay out the page
-const stores = new WeakMap(); // model -> its lines and its clock; several views share them
+const stores = new WeakMap(); // model -> its lines, its clock, and when its kernel was gone; several views share them
 
 function storeOf(model) {
   if (!stores.has(model)) {
-    const store = { logs: new Logs(), startedMs: performance.now() - 1000 * (model.get("clock")?.elapsed_s ?? 0) };
-    const take = () => store.logs.take((key) => model.get(key));
+    const store = { logs: new Logs(), startedMs: performance.now() - 1000 * (model.get("clock")?.elapsed_s ?? 0), goneMs: null };
+    const take = () => {
+      store.goneMs = null;
+      store.logs.take((key) => model.get(key));
+    };
     model.on("change", take);
+    model.on("comm_live_update", () => (store.goneMs ??= performance.now())); // ipywidgets' models say it when they lose their kernel
     take();
     stores.set(model, store);
   }
@@ -92,22 +97,23 @@ class View {
     this.root.setAttribute("aria-label", `Run ${state.run} of ${state.label}`);
     const states = state.ranks.map((rank) => rank.state);
     const bad = states.some((name) => name === "failed" || name === "lost");
-    const whole = bad ? "failed" : state.stall ? "stalled" : ["running", "starting", "waiting", "interrupted", "done"].find((name) => states.includes(name));
+    const gone = this.store.goneMs !== null;
+    const whole = bad ? "failed" : gone ? "interrupted" : state.stall ? "stalled" : ["running", "starting", "waiting", "interrupted", "done"].find((name) => states.includes(name));
     this.root.dataset.state = whole;
     set(this.mark, GLYPHS[whole] ?? "▲");
     set(this.title, title(state));
-    set(this.clock, clock((performance.now() - this.store.startedMs) / 1000));
+    set(this.clock, clock(((this.store.goneMs ?? performance.now()) - this.store.startedMs) / 1000));
     const finished = states.filter((name) => FINISHED.has(name)).length;
     set(this.chips, finished ? `${finished} of ${states.length} finished` : "");
-    const stage = stopping(state, this.asked);
+    const stage = gone ? "" : stopping(state, this.asked);
     set(this.stage, stage);
     set(this.stop, stage ? "Kill" : "Stop");
     this.stop.title = stage ? "End the ranks that have not stopped; what they keep is lost" : "Stop all ranks; what they keep stays";
-    this.stop.disabled = finished === states.length;
-    fill(this.notes, notes(state), () => element("div"), (node, text) => set(node, `· ${text}`));
+    this.stop.disabled = gone || finished === states.length;
+    fill(this.notes, [...(gone ? [GONE] : []), ...notes(state)], () => element("div"), (node, text) => set(node, `· ${text}`));
     this.paintStall(state.stall);
     fill(this.failures, failures(state), () => element("div", "jd-failure"), set);
-    this.say(summary(state, this.asked));
+    this.say(gone ? GONE : summary(state, this.asked));
   }
 
   select = () => {
@@ -391,7 +397,7 @@ export default {
   },
   render({ model, el }) {
     const view = new View(model, el.appendChild(element("div")));
-    model.on("change", view.later);
+    for (const event of ["change", "comm_live_update"]) model.on(event, view.later);
     document.addEventListener("selectionchange", view.select);
     const ticking = setInterval(view.later, 1000); // the clock, and what was put off
     view.paint();
@@ -399,7 +405,7 @@ export default {
       clearInterval(ticking);
       document.removeEventListener("selectionchange", view.select);
       cancelAnimationFrame(view.frame);
-      model.off("change", view.later);
+      for (const event of ["change", "comm_live_update"]) model.off(event, view.later);
     };
   },
 };

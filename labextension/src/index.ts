@@ -20,7 +20,7 @@ import { Home, Model } from './model.js';
 import { COMMANDS, DistributedPanel, Doer, Log, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
 import { Settled } from './protocol.js';
-import { repair } from './repair.js';
+import { repair, replaceLive } from './repair.js';
 import { running } from './running.js';
 import * as view from './view.js';
 
@@ -90,7 +90,7 @@ function activate(
   });
 
   catchStops(doer);
-  repairOutputs(model, options);
+  repairOutputs(doer, options);
 }
 
 // ---------------------------------------------------------------------------------------------------- commands
@@ -295,18 +295,24 @@ function catchStops(doer: Doer): void {
   });
 }
 
-function repairOutputs(model: Model, options: Options): void {
+function repairOutputs({ model, t }: Doer, options: Options): void {
   /** Runs of which a page that begins to look finds that they have begun. */
   const missed = new Set<string>();
   const seen = new WeakSet<KernelLink>();
   const mend = async (home: Home, settled: Settled): Promise<void> => {
     if (options.repairOutputs && home instanceof NotebookPanel) {
-      await repair(home, settled, settled.views.some(view => missed.has(view.run)));
-      unsaved.get(home)?.push(...settled.views.map(view => view.run));
+      await repair(home, settled, settled.views.some(each => missed.has(each.run)));
+      unsaved.get(home)?.push(...settled.views.map(each => each.run));
     }
   };
   const unsaved = tellOfSaving(model);
   model.settled.connect((_, { home, settled }) => void mend(home, settled));
+  model.broken.connect((_, { home, runs }) => {
+    if (options.repairOutputs && home instanceof NotebookPanel) {
+      const nowS = model.linkOf(home)?.nowS() ?? Date.now() / 1000;
+      runs.forEach(run => replaceLive(home, { run: run.run, model: '', output: view.lastSeen(run, nowS, t) }));
+    }
+  });
   model.changed.connect(() => {
     for (const [home, link] of model.links()) {
       if (link.overview && !seen.has(link)) {
@@ -315,7 +321,7 @@ function repairOutputs(model: Model, options: Options): void {
         // What ended while no page was open, or while this one was being loaded.
         void link.request({ op: 'settled' }).then(({ settled }) => {
           settled?.forEach(each => {
-            each.views.forEach(view => missed.add(view.run));
+            each.views.forEach(({ run }) => missed.add(run));
             void mend(home, each);
           });
         }, () => undefined);

@@ -10,7 +10,7 @@ import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { Answer, EVENTS, LinkState, Overview, REQUEST, REQUEST_COMM, Request, Settled } from './protocol.js';
+import { Answer, EVENTS, LinkState, Overview, REQUEST, REQUEST_COMM, Request, Run, Settled } from './protocol.js';
 
 const ANSWER_MS = 5000;
 const PROBES = 4;
@@ -46,6 +46,11 @@ export class KernelLink implements IDisposable {
 
   get settled(): ISignal<this, Settled> {
     return this._settled;
+  }
+
+  /** The kernel has ended in the middle of these runs. */
+  get broken(): ISignal<this, Run[]> {
+    return this._broken;
   }
 
   get isDisposed(): boolean {
@@ -225,13 +230,11 @@ export class KernelLink implements IDisposable {
         this._probing = undefined;
         this._probes = 0;
         this._gone = this._overview?.session ?? this._gone;
-        this._overview = null;
-        this.enter('connecting');
+        this.end('connecting');
         break;
       case 'dead':
       case 'terminating':
-        this._overview = null;
-        this.enter('lost');
+        this.end('lost');
         break;
       case 'idle':
         if (this._state === 'connecting' && this._probing === undefined) {
@@ -246,6 +249,15 @@ export class KernelLink implements IDisposable {
   private onDisposed(): void {
     this._overview = null;
     this.enter('lost');
+  }
+
+  private end(state: LinkState): void {
+    const going = this._overview?.runs.filter(run => run.elapsed_s === null) ?? [];
+    if (going.length && !this._isDisposed) {
+      this._broken.emit(going);
+    }
+    this._overview = null;
+    this.enter(state);
   }
 
   private enter(state: LinkState): void {
@@ -273,4 +285,5 @@ export class KernelLink implements IDisposable {
   private _isDisposed = false;
   private _changed = new Signal<this, void>(this);
   private _settled = new Signal<this, Settled>(this);
+  private _broken = new Signal<this, Run[]>(this);
 }

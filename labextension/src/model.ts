@@ -9,7 +9,7 @@ import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link.js';
-import { Answer, LinkState, Next, Overview, Pick, Request, Settled } from './protocol.js';
+import { Answer, LinkState, Next, Overview, Pick, Request, Run, Settled } from './protocol.js';
 
 export type Home = NotebookPanel | ConsolePanel;
 
@@ -62,6 +62,11 @@ export class Model {
   /** What a cell of this notebook shows in the end. */
   get settled(): ISignal<this, { home: Home; settled: Settled }> {
     return this._settled;
+  }
+
+  /** The kernel of this notebook has ended in the middle of these runs. */
+  get broken(): ISignal<this, { home: Home; runs: Run[] }> {
+    return this._broken;
   }
 
   nowS(): number {
@@ -163,6 +168,7 @@ export class Model {
       this._links.set(home, link);
       link.changed.connect(() => this._changed.emit());
       link.settled.connect((_, settled) => this._settled.emit({ home, settled }));
+      link.broken.connect((_, runs) => this._broken.emit({ home, runs }));
     }
     this._changed.emit();
   }
@@ -173,4 +179,5 @@ export class Model {
   private readonly _links = new Map<Home, KernelLink>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _settled = new Signal<this, { home: Home; settled: Settled }>(this);
+  private readonly _broken = new Signal<this, { home: Home; runs: Run[] }>(this);
 }

@@ -276,7 +276,7 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
               const held = view.gpuText(gpu, overview.label, t);
               return (
                 <tr key={gpu.index}>
-                  <th scope="row">GPU {gpu.index}</th>
+                  <th scope="row">{t('GPU %1', gpu.index)}</th>
                   <td>
                     {gpu.name}
                     <Meter label={t('Memory of GPU %1', gpu.index)} value={gpu.used_bytes / gpu.memory_bytes} text={`${view.size(gpu.used_bytes)} / ${view.size(gpu.memory_bytes)}`} />
@@ -378,7 +378,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
               {run.members.map(member => (
                 <tr key={member.rank}>
                   <th scope="row">{t('rank %1', member.rank)}</th>
-                  <td>{member.state}</td>
+                  <td>{view.stateName(member.state, t)}</td>
                   <td>{member.device}</td>
                   <td className="jp-Distributed-number">{view.size(member.gpu_memory_bytes ?? member.rss_bytes)}</td>
                   <td className="jp-Distributed-number">{Math.round(member.gpu_percent ?? member.cpu_percent)} %</td>

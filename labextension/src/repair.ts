@@ -10,11 +10,23 @@ import { NotebookPanel } from '@jupyterlab/notebook';
 import { IOutput } from '@jupyterlab/nbformat';
 import { ISharedCodeCell } from '@jupyter/ydoc';
 
-import { mended } from './outputs.js';
-import { OutputLike, Settled } from './protocol.js';
+import { isLive, mended } from './outputs.js';
+import { OutputLike, Settled, SettledView } from './protocol.js';
 
 /** What came on the ordinary way is in the cell by then. */
 const ORDINARY_MS = 500;
+
+/** Put the last view of a run, whose kernel is gone, in place of the live one, whichever cell has that. */
+export function replaceLive(panel: NotebookPanel, view: SettledView): void {
+  for (const cell of panel.content.model?.sharedModel.cells ?? []) {
+    if (cell.cell_type === 'code') {
+      const outputs = (cell as ISharedCodeCell).getOutputs() as OutputLike[];
+      if (outputs.some(output => isLive(output, view))) {
+        (cell as ISharedCodeCell).setOutputs(outputs.map(output => (isLive(output, view) ? view.output : output)) as unknown as IOutput[]);
+      }
+    }
+  }
+}
 
 /** Bring the cell up to date; `missed` as for `mended`. */
 export async function repair(panel: NotebookPanel, settled: Settled, missed: boolean): Promise<void> {

@@ -3,7 +3,7 @@
  *
  * Every text goes through the translator `t`, which is JupyterLab's or, in tests, one that only fills in.
  */
-import type { Crew, Gpu, LinkState, Member, Next, Overview, Pool, Run } from './protocol.js';
+import type { Crew, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run } from './protocol.js';
 
 /** JupyterLab's `trans.__`: `%1` stands for the first argument. */
 export type Say = (text: string, ...args: (string | number)[]) => string;
@@ -196,6 +196,28 @@ function stateText(run: Run, t: Say): string {
   }
 }
 
+/** The state of one rank. */
+export function stateName(state: string, t: Say): string {
+  switch (state) {
+    case 'waiting':
+      return t('waiting');
+    case 'starting':
+      return t('starting');
+    case 'running':
+      return t('running');
+    case 'done':
+      return t('done');
+    case 'failed':
+      return t('failed');
+    case 'lost':
+      return t('lost');
+    case 'interrupted':
+      return t('interrupted');
+    default:
+      return state;
+  }
+}
+
 function facts(run: Run, t: Say): string {
   const some = run.ranks < run.world_size ? t('%1 of %2 ranks', run.ranks, run.world_size) : ranksText(run.ranks, run.gpus, t);
   const memory = run.peak_gpu_memory_bytes ?? run.peak_rss_bytes;
@@ -227,6 +249,30 @@ export function stopStage(members: Member[], sinceS: number, t: Say): string {
 /** The run that Stop means when nobody names one: the newest that is not over. */
 export function currentRun(overview: Overview | null): Run | null {
   return overview?.runs.find(run => run.elapsed_s === null) ?? null;
+}
+
+/** What a cell shows of a run whose kernel has ended in the middle of it, as an output of a notebook file. */
+export function lastSeen(run: Run, nowS: number, t: Say): OutputLike {
+  const row = runRow(run, nowS, t);
+  const went = run.detached
+    ? t('The kernel has ended. The run goes on: %distributed_attach %1 shows it.', run.run)
+    : t('The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.');
+  const lines = [`${row.facts} · ${row.time}`, went, row.progress, row.detail].filter(Boolean);
+  const members = run.members.map(({ rank, state, device }) => [t('rank %1', rank), stateName(state, t), device]);
+  const cells = (tag: string, texts: string[]): string => texts.map(text => `<${tag}>${escape(text)}</${tag}>`).join('');
+  const table = members.length ? `<table><tbody>${members.map(texts => `<tr>${cells('td', texts)}</tr>`).join('')}</tbody></table>` : '';
+  return {
+    output_type: 'display_data',
+    data: {
+      'text/plain': [...lines, ...members.map(texts => texts.join('  '))].join('\n'),
+      'text/html': `<div>${cells('div', lines)}${table}</div>`
+    },
+    metadata: { jupyter_distrib: { run: run.run, settled: true } }
+  };
+}
+
+function escape(text: string): string {
+  return text.replace(/[&<>"']/g, found => `&#${found.charCodeAt(0)};`);
 }
 
 // ---------------------------------------------------------------------------------------------------- in few words

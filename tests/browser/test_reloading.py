@@ -1,7 +1,9 @@
-"""Pages that were not there when a run began or ended, and what they show of it."""
+"""What a cell shows of a run that its page, or its kernel, has not seen through."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import nbformat
@@ -87,3 +89,20 @@ def test_all_views_of_a_cell_come_back_in_their_order(open_notebook: Open, enoug
     texts = [output["data"]["text/plain"] for output in outputs]
     assert [f"run {number}" in text for number, text in enumerate(texts[:3])] == [True, True, True]
     assert texts[3:] == ["'the end'"]
+
+
+def test_a_cell_whose_kernel_has_ended_in_mid_run_says_so(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TRAINING, enough), "import os; print(os.getpid())")
+    panel = lab.panel()
+    lab.run(2)
+    kernel = int(lab.ended(2).inner_text())
+    lab.run(1)
+    expect(lab.output(1).locator(".jd-rank")).to_have_count(4)
+    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("running")
+    os.kill(kernel, signal.SIGKILL)
+
+    expect(lab.output(1)).to_contain_text("The kernel has ended, or was restarted, in the middle of this run.")
+    expect(lab.output(1)).to_contain_text("4 CPU ranks · ddp")
+    expect(lab.output(1).locator(".jd-run")).to_have_count(0)
+    (left,) = [each for each in lab.save().cells[1].outputs if each.output_type == "display_data"]
+    assert left["data"].keys() == {"text/plain", "text/html"}

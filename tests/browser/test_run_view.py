@@ -155,8 +155,10 @@ MOUNT = """async ([source, held]) => {
     const view = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
     const listeners = [];
     window.sent = [];
-    const model = { get: (key) => held[key], on: (name, call) => listeners.push(call), off: (name, call) => listeners.splice(listeners.indexOf(call), 1), send: (message) => window.sent.push(message) };
-    window.bring = (pieces) => { Object.assign(held, pieces); listeners.forEach((call) => call()); };
+    const off = (name, call) => listeners.splice(listeners.findIndex((each) => each.name === name && each.call === call), 1);
+    const model = { get: (key) => held[key], on: (name, call) => listeners.push({ name, call }), off, send: (message) => window.sent.push(message) };
+    window.trigger = (name) => listeners.filter((each) => each.name === name).forEach(({ call }) => call());
+    window.bring = (pieces) => { Object.assign(held, pieces); window.trigger("change"); };
     view.default.initialize({ model });
     window.leave = view.default.render({ model, el: document.body });
 }"""
@@ -340,6 +342,26 @@ def test_stop_is_an_event_first_and_a_message_if_nobody_takes_it(show: Show) -> 
     page.locator(".jd-stop").click()
     assert page.evaluate("window.sent") == [{"op": "stop", "run": "r-7", "force": True}]
     assert "Stop button" in page.locator(".jd-hint").inner_text()
+
+
+def test_a_view_whose_kernel_has_ended_says_so_and_stands_still(show: Show) -> None:
+    record = a_record(2)
+    page = show(record)
+    page.evaluate("window.trigger('comm_live_update')")
+    page.evaluate(FRAME)
+
+    expect(page.locator(".jd-notes")).to_contain_text("The kernel has ended")
+    expect(page.get_by_role("status")).to_contain_text("The kernel has ended")
+    expect(page.locator(".jd-stop")).to_be_disabled()
+    before = page.locator(".jd-clock").inner_text()
+    page.evaluate("const now = performance.now() + 60_000; performance.now = () => now; window.trigger('comm_live_update')")
+    page.evaluate(FRAME)
+    assert page.locator(".jd-clock").inner_text() == before
+
+    move(record, 0, 5)  # it was the connection only
+    show(record)
+    expect(page.locator(".jd-stop")).to_be_enabled()
+    expect(page.locator(".jd-notes")).not_to_contain_text("The kernel has ended")
 
 
 def test_a_view_that_is_gone_costs_nothing(show: Show) -> None:

@@ -130,6 +130,18 @@ test('an answer is not undone by news of what was before', async context => {
   assert.equal(link.overview?.next.strategy, 'ddp');
 });
 
+test('a kernel that ends in the middle of runs says of which', context => {
+  const [kernel, link] = linked(context);
+  const broken: string[][] = [];
+  link.broken.connect((_, runs) => broken.push(runs.map(run => run.run)));
+  const runs = [RUN, { ...RUN, run: 'a-0', elapsed_s: 3 }];
+  kernel.tells('a', 1, runs);
+  kernel.says('autorestarting', 'restarting', 'starting');
+  kernel.tells('b', 2, runs);
+  kernel.says('terminating', 'dead');
+  assert.deepEqual(broken, [['a-1'], ['a-1']]);
+});
+
 const RUN = { run: 'a-1', elapsed_s: null, detached: false };
 
 test('a run that the kernel does not know is over: whatever else runs goes on', async context => {

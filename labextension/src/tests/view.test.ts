@@ -129,6 +129,26 @@ test('what ranks print is text and stays text', () => {
   assert.equal(view.runRow(run({ line: evil }), 1041, t).detail, evil);
 });
 
+test('of a run whose kernel has ended, what was seen last stays', () => {
+  const evil = run({ line: '<img src=x onerror=alert(1)>', members: [member(0, 'running')] });
+  const output = view.lastSeen(evil, 1041, t);
+  const data = output.data;
+  const [text, html] = [String(data?.['text/plain']), String(data?.['text/html'])];
+  for (const part of ['4 GPU ranks · ddp', '0:41', 'The kernel has ended', 'epoch 3/12', 'rank 0']) {
+    assert.ok(text.includes(part) && html.includes(part), part);
+  }
+  assert.ok(!html.includes('<img'));
+  assert.ok(isSettled(output, evil.run));
+  assert.match(String(view.lastSeen(run({ detached: true }), 1041, t).data?.['text/plain']), /goes on: %distributed_attach a1b2c3-7/);
+});
+
+test('states of ranks and names of GPUs go through the translator', () => {
+  const french: view.Say = text => `fr:${text}`;
+  for (const state of ['waiting', 'starting', 'running', 'done', 'failed', 'lost', 'interrupted']) {
+    assert.equal(view.stateName(state, french), `fr:${state}`);
+  }
+});
+
 test('the status bar is short, and empty without ranks', () => {
   const pools: Pool[] = [{ name: 'local', kind: 'local', origin: 'built in', crews: [], node: null }];
   const overview = { pools, runs: [] } as unknown as Overview;
