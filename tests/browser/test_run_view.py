@@ -354,7 +354,9 @@ def test_a_view_whose_kernel_has_ended_says_so_and_stands_still(show: Show) -> N
     expect(page.get_by_role("status")).to_contain_text("The kernel has ended")
     expect(page.locator(".jd-stop")).to_be_disabled()
     before = page.locator(".jd-clock").inner_text()
-    page.evaluate("const now = performance.now() + 60_000; performance.now = () => now; window.trigger('comm_live_update')")
+    page.evaluate(
+        "const now = performance.now() + 60_000; performance.now = () => now; window.trigger('comm_live_update')"
+    )
     page.evaluate(FRAME)
     assert page.locator(".jd-clock").inner_text() == before
 
