@@ -390,15 +390,11 @@ class Crew:
         if self._queued is not None:
             self._queued.cancel()
         if self.run is not None:
-            for rank in self.run.running():
-                rank.drain()
             self.run.give_up(reason or "its ranks were stopped")
             self._finish_if_over(self.run)
+        end = Rank.end if force else partial(Rank.dismiss, after_s=self._leave_after_s)
         for rank in self._ranks.values():
-            if force:
-                rank.end()
-            else:
-                rank.dismiss(self._leave_after_s)
+            end(rank)
         if self._last_output is not None:
             self._last_output.close()
             self._last_output = None

@@ -165,9 +165,12 @@ class NodeRun:
 
     def give_up(self, reason: str) -> None:
         """Its ranks are being ended, whatever they are at: tell so of each."""
+        ranks = sorted(self.running(), key=lambda rank: rank.number)
+        for rank in ranks:
+            rank.drain()
         self.output.flush()
         now = time.monotonic()
-        for rank in sorted(self.running(), key=lambda rank: rank.number):
+        for rank in ranks:
             ended = Exited(
                 run=self.command.run,
                 rank=rank.number,
