@@ -4,7 +4,7 @@
  * Notebook 7 and in other applications built from JupyterLab's parts.
  */
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { Clipboard, Dialog, ICommandPalette, MainAreaWidget, showDialog } from '@jupyterlab/apputils';
+import { Clipboard, Dialog, ICommandPalette, MainAreaWidget, SessionContextDialogs, showDialog } from '@jupyterlab/apputils';
 import { IConsoleTracker } from '@jupyterlab/console';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { IRunningSessionManagers } from '@jupyterlab/running';
@@ -19,7 +19,7 @@ import { icon } from './icon.js';
 import { Home, Model } from './model.js';
 import { COMMANDS, DistributedPanel, Doer, Log, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
-import { Settled } from './protocol.js';
+import { Pool, Settled } from './protocol.js';
 import { repair, replaceLive } from './repair.js';
 import { running } from './running.js';
 import * as view from './view.js';
@@ -56,7 +56,8 @@ function activate(
   const t = (translator ?? nullTranslator).load('jupyter_distrib');
   const say: view.Say = (text, ...args) => t.__(text, ...args);
   const model = new Model(app, notebooks, consoles);
-  const doer: Doer = { model, commands: app.commands, t: say };
+  const dialogs = new SessionContextDialogs({ translator: translator ?? nullTranslator });
+  const doer: Doer = { model, commands: app.commands, t: say, chooseKernel: home => void dialogs.selectKernel(home.sessionContext) };
   const options: Options = { statusBar: true, repairOutputs: true, confirmStop: true };
 
   const panel = new DistributedPanel(doer);
@@ -79,7 +80,7 @@ function activate(
 
   const item = new StatusItem(doer);
   statusBar?.registerStatusItem(ID, { item, align: 'left', rank: 4, isActive: () => options.statusBar && model.overview !== null, activeStateChanged: model.changed as never });
-  sessions?.add(running(doer, (home: Home) => app.shell.activateById(home.id)));
+  sessions?.add(running(doer, home => app.shell.activateById(home.id), pool => agrees(doer, options, pool, say('Stop ranks'))));
   void registry?.load(ID).then(settings => {
     const read = (): void => {
       Object.assign(options, settings.composite);
@@ -100,10 +101,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   const ready = (): boolean => model.overview !== null;
   const poolOf = (args: ReadonlyPartialJSONObject): string => (typeof args['pool'] === 'string' ? args['pool'] : (model.overview?.next.pool ?? ''));
   const isUp = (name: string): boolean => (model.overview?.pools.find(pool => pool.name === name)?.crews.length ?? 0) > 0;
-  const agreed = async (name: string, what: string): Promise<boolean> => {
-    const loss = view.lossText(model.overview?.pools.find(pool => pool.name === name), t);
-    return !loss || !options.confirmStop || (await confirm(what, loss, t));
-  };
+  const agreed = (name: string, what: string): Promise<boolean> => agrees(doer, options, model.overview?.pools.find(pool => pool.name === name), what);
   const poolArgs = described({ pool: { type: 'string', description: 'The pool; without it, the one in use.' } });
   const put = (id: string, more: CommandRegistry.ICommandOptions): void => void app.commands.addCommand(id, { icon, describedBy: described({}), ...more });
 
@@ -220,6 +218,12 @@ function text(value: unknown): string {
 
 function described(properties: ReadonlyJSONObject): { args: ReadonlyJSONObject } {
   return { args: { type: 'object', properties } };
+}
+
+/** Whether a pool's ranks may end: what would be lost is asked for. */
+async function agrees({ t }: Doer, options: Options, pool: Pool | undefined, what: string): Promise<boolean> {
+  const loss = view.lossText(pool, t);
+  return !loss || !options.confirmStop || (await confirm(what, loss, t));
 }
 
 async function confirm(what: string, loss: string, t: view.Say): Promise<boolean> {

@@ -10,7 +10,7 @@ import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { Answer, EVENTS, LinkState, Overview, REQUEST, REQUEST_COMM, Request, Run, Settled } from './protocol.js';
+import { Answer, EVENTS, LinkState, Overview, PROTOCOL, REQUEST, REQUEST_COMM, Request, Run, Settled } from './protocol.js';
 
 const ANSWER_MS = 5000;
 const PROBES = 4;
@@ -213,10 +213,11 @@ export class KernelLink implements IDisposable {
     const atS = told.now_s ?? Date.now() / 1000;
     // An answer may overtake news of what was before; a clock that is put back is another thing.
     if (told.overview && !this._isDisposed && !(atS < this._atS && atS > this._atS - OVERTAKEN_S)) {
-      this._overview = told.overview;
+      const known = told.overview.protocol === PROTOCOL;
+      this._overview = known ? told.overview : null;
       this._atS = atS;
       this._aheadS = atS - Date.now() / 1000;
-      this.enter('ready');
+      this.enter(known ? 'ready' : 'other-version');
     }
   }
 

@@ -69,6 +69,11 @@ export class Model {
     return this._broken;
   }
 
+  /** Whether the notebook that is shown has this cell. */
+  hasCell(id: string): boolean {
+    return this._home instanceof NotebookPanel && this._home.content.widgets.some(cell => cell.model.id === id);
+  }
+
   nowS(): number {
     return this.link?.nowS() ?? Date.now() / 1000;
   }

@@ -6,7 +6,7 @@ import { AccordionPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import { icon } from './icon.js';
-import { Model } from './model.js';
+import { Home, Model } from './model.js';
 import { Crew, Next, Overview, Pool, Run, Size } from './protocol.js';
 import * as view from './view.js';
 
@@ -14,6 +14,7 @@ export interface Doer {
   model: Model;
   commands: CommandRegistry;
   t: view.Say;
+  chooseKernel: (home: Home) => void;
 }
 
 /** Names of the commands; each also stands in the palette. */
@@ -147,9 +148,7 @@ function Head({ doer }: { doer: Doer }): React.JSX.Element {
         <div className="jp-Distributed-told" role="status">
           <p>{told.text}</p>
           {told.act === 'load' && <Button name={t('Load it')} onClick={() => void commands.execute(COMMANDS.load)} main />}
-          {told.act === 'restart-kernel' && (
-            <Button name={t('Choose a kernel')} onClick={() => void commands.execute('notebook:change-kernel')} />
-          )}
+          {told.act === 'choose-kernel' && <Button name={t('Choose a kernel')} onClick={() => model.home && doer.chooseKernel(model.home)} />}
         </div>
       )}
       {trouble && (
@@ -368,7 +367,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
       <div className="jp-Distributed-buttons">
         {!row.ended && <Button name={row.force ? t('Kill') : t('Stop')} title={row.force ? t('Kill the ranks that have not stopped') : t('Stop this run; its ranks stay')} onClick={() => void commands.execute(COMMANDS.stop, { run: run.run, force: row.force })} main />}
         <Button name={t('Log')} title={t('All that the ranks wrote')} onClick={() => void commands.execute(COMMANDS.logs, { run: run.run })} />
-        {run.cell && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
+        {model.hasCell(run.cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
       </div>
       {run.members.length > 0 && (
         <details className="jp-Distributed-crew">

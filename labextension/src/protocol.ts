@@ -195,4 +195,4 @@ export interface Answer {
 }
 
 /** The ways in which a page can stand to the kernel of the current notebook. */
-export type LinkState = 'no-notebook' | 'no-kernel' | 'connecting' | 'absent' | 'ready' | 'lost';
+export type LinkState = 'no-notebook' | 'no-kernel' | 'connecting' | 'absent' | 'ready' | 'lost' | 'other-version';

@@ -9,7 +9,7 @@ import { Doer } from './panel.js';
 import { Crew, Pool } from './protocol.js';
 import * as view from './view.js';
 
-export function running({ model, t }: Doer, activate: (home: Home) => void): IRunningSessions.IManager {
+export function running({ model, t }: Doer, activate: (home: Home) => void, agrees: (pool: Pool) => Promise<boolean>): IRunningSessions.IManager {
   const all = (): [Home, KernelLink, Pool, Crew][] =>
     model.links().flatMap(([home, link]) => (link.overview?.pools ?? []).flatMap(pool => pool.crews.map(crew => [home, link, pool, crew] as [Home, KernelLink, Pool, Crew])));
   const stop = (link: KernelLink, pool: Pool): void => void model.attempt(() => link.request({ op: 'stop_ranks', pool: pool.name }));
@@ -18,7 +18,7 @@ export function running({ model, t }: Doer, activate: (home: Home) => void): IRu
     running: () =>
       all().map(([home, link, pool, crew]) => ({
         open: () => activate(home),
-        shutdown: () => stop(link, pool),
+        shutdown: () => void agrees(pool).then(yes => yes && stop(link, pool)),
         icon: (): LabIcon => icon,
         label: (): string => `${home.title.label}: ${view.crewText(crew, t)}`,
         labelTitle: (): string => [t('pool %1', pool.name), view.keptText(crew, t)].filter(Boolean).join(' · ')

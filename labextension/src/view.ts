@@ -8,7 +8,7 @@ import type { Crew, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Ru
 /** JupyterLab's `trans.__`: `%1` stands for the first argument. */
 export type Say = (text: string, ...args: (string | number)[]) => string;
 
-export type Act = 'load' | 'open-notebook' | 'restart-kernel' | null;
+export type Act = 'load' | 'open-notebook' | 'choose-kernel' | null;
 
 /** A process of somebody else that uses less is the desktop or the driver. */
 const FOREIGN_BYTES = 1e9;
@@ -53,13 +53,15 @@ export function explanation(state: LinkState, name: string, t: Say): { text: str
     case 'no-notebook':
       return { text: t('Open a notebook or a console: this panel shows the ranks of its kernel.'), act: 'open-notebook' };
     case 'no-kernel':
-      return { text: t('%1 has no kernel. Start one to run cells on several ranks.', name), act: 'restart-kernel' };
+      return { text: t('%1 has no kernel. Start one to run cells on several ranks.', name), act: 'choose-kernel' };
     case 'connecting':
       return { text: t('Asking the kernel of %1. While it runs a cell that is not distributed, the answer waits.', name), act: null };
     case 'absent':
       return { text: t('jupyter_distrib is not loaded in the kernel of %1.', name), act: 'load' };
     case 'lost':
-      return { text: t('The kernel of %1 is gone, and its ranks with it. Start a new one.', name), act: 'restart-kernel' };
+      return { text: t('The kernel of %1 is gone, and its ranks with it. Start a new one.', name), act: 'choose-kernel' };
+    case 'other-version':
+      return { text: t('The kernel of %1 has another version of jupyter_distrib than this page. Reload the page; if that does not help, restart the kernel, or update the package beside JupyterLab.', name), act: null };
     case 'ready':
       return null;
   }

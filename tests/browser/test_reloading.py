@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -71,6 +73,10 @@ def test_a_page_opened_after_the_end_of_a_run_shows_what_was_never_saved(open_no
     saved = lab.save().cells[1]
     assert [output.output_type for output in saved.outputs] == ["display_data", "execute_result"]
     assert saved.execution_count == 2
+    convert = [sys.executable, "-m", "nbconvert", "--to", "html", "--stdout", str(lab.path)]
+    page = subprocess.run(convert, capture_output=True, text=True, check=True).stdout
+    assert "[0-1] ended" in page
+    assert "widget-view" not in page
     lab.run(2)
     expect(lab.output(2)).to_contain_text("kept: 0")  # what is taken out of a saved notebook does not come back
 

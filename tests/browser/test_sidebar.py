@@ -207,11 +207,16 @@ def test_ranks_are_listed_where_everything_that_runs_is(open_notebook: Open) -> 
     lab.do("running:show-panel")
     entry = lab.page.locator(".jp-RunningSessions-item", has_text="2 CPU ranks, idle")
     expect(entry).to_be_visible()
+    dialog = lab.page.locator(".jp-Dialog")
+    entry.hover()
+    entry.locator(".jp-RunningSessions-itemShutdown").click()
+    expect(dialog).to_contain_text("What they keep is lost: kept.")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(entry).to_be_visible()
 
     panel = lab.panel()
     expect(panel).to_contain_text("keep kept")
     panel.get_by_role("button", name="Stop ranks").click()
-    dialog = lab.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("What they keep is lost: kept.")
     dialog.get_by_role("button", name="Stop ranks").click()
     expect(panel).to_contain_text("No ranks are up")
@@ -312,6 +317,17 @@ def test_the_panel_follows_the_notebook_and_the_console_that_are_shown(open_note
     lab.do("docmanager:open", path=lab.name)
     expect(panel).to_contain_text("2 CPU ranks, idle")
     lab.do("console:create", kernelPreference={"name": "python3"})
+    expect(panel).to_contain_text("jupyter_distrib is not loaded in the kernel of Console 1")
+
+    panel.get_by_role("button", name="Load it").click()
+    lab.page.locator(".jp-CodeConsole-promptCell .cm-content").fill("%%distributed --pool inline\nprint('here')")
+    lab.do("console:run-forced")
+    run = panel.locator(".jp-Distributed-run").first
+    expect(run).to_contain_text("done")
+    expect(run.get_by_role("button", name="Go to cell")).to_have_count(0)
+    lab.do("kernelmenu:shutdown")
+    panel.get_by_role("button", name="Choose a kernel").click()
+    lab.page.locator(".jp-Dialog .jp-mod-accept").click()
     expect(panel).to_contain_text("jupyter_distrib is not loaded in the kernel of Console 1")
 
 

@@ -6,7 +6,7 @@ import { Kernel, KernelMessage } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
 import { KernelLink } from '../link.js';
-import { EVENTS } from '../protocol.js';
+import { EVENTS, PROTOCOL } from '../protocol.js';
 
 type Told = Record<string, unknown>;
 
@@ -47,8 +47,8 @@ class Played {
     }
   }
 
-  tells(session: string, now_s = 1, runs: Told[] = []): void {
-    const data = { kind: 'overview', overview: { session, route: 'control', runs }, now_s };
+  tells(session: string, now_s = 1, runs: Told[] = [], protocol = PROTOCOL): void {
+    const data = { kind: 'overview', overview: { protocol, session, route: 'control', runs }, now_s };
     this.iopubMessage.emit({ header: { msg_type: 'comm_msg' }, content: { comm_id: EVENTS, data } });
   }
 
@@ -72,7 +72,7 @@ const settle = (): Promise<void> => new Promise(resolve => setImmediate(resolve)
 
 test('a kernel that has the extension is asked what it holds', async context => {
   const [kernel, link] = linked(context);
-  kernel.answer = { ok: true, overview: { session: 'a' }, now_s: 1 };
+  kernel.answer = { ok: true, overview: { protocol: PROTOCOL, session: 'a' }, now_s: 1 };
   kernel.replies({ [EVENTS]: {} });
   await settle();
   assert.equal(link.state, 'ready');
@@ -124,10 +124,20 @@ test('a kernel that is restarted is found again, whatever the old one still says
 test('an answer is not undone by news of what was before', async context => {
   const [kernel, link] = linked(context);
   kernel.tells('a', 1);
-  kernel.answer = { ok: true, overview: { session: 'a', next: { strategy: 'ddp' } }, now_s: 3 };
+  kernel.answer = { ok: true, overview: { protocol: PROTOCOL, session: 'a', next: { strategy: 'ddp' } }, now_s: 3 };
   await link.request({ op: 'pick', strategy: 'ddp' });
   kernel.tells('a', 2);
   assert.equal(link.overview?.next.strategy, 'ddp');
+});
+
+test('a kernel of another version is not taken for what it is not', context => {
+  const [kernel, link] = linked(context);
+  kernel.tells('a', 1, [], PROTOCOL + 1);
+  assert.equal(link.state, 'other-version');
+  assert.equal(link.overview, null);
+  kernel.says('restarting');
+  kernel.tells('b', 2);
+  assert.equal(link.state, 'ready');
 });
 
 test('a kernel that ends in the middle of runs says of which', context => {

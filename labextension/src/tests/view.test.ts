@@ -83,7 +83,7 @@ test('a pool of several machines tells of each, and has a GPU if one of them has
 });
 
 test('every state without content has a sentence, and an action where there is one', () => {
-  for (const state of ['no-notebook', 'no-kernel', 'connecting', 'absent', 'lost'] as const) {
+  for (const state of ['no-notebook', 'no-kernel', 'connecting', 'absent', 'lost', 'other-version'] as const) {
     assert.ok(view.explanation(state, 'a.ipynb', t)?.text.endsWith('.'));
   }
   assert.equal(view.explanation('absent', 'a.ipynb', t)?.act, 'load');
