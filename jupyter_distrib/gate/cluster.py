@@ -25,6 +25,8 @@ from typing import Any
 from jupyter_distrib.errors import PoolError
 
 CONNECT_S = 3.0
+ANSWER_S = 10.0
+"""For the first answer of a head that has taken the connection."""
 JOIN_S = 180.0
 """A loaded head may need a minute to start its side of a connection, and Ray itself tries for minutes."""
 GCS_PORT = "6379"
@@ -150,11 +152,16 @@ def _refuses(address: Address, token: str) -> bool:
             _CHECKS["client" if address.client else "gcs"], request_serializer=bytes, response_deserializer=bytes
         )
         try:
-            call(b"", timeout=CONNECT_S, metadata=[("authorization", f"Bearer {token}")] if token else None)
+            call(b"", timeout=ANSWER_S, metadata=[("authorization", f"Bearer {token}")] if token else None)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 return True
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise PoolError(
+                    f"{address.shown} takes connections, and has not answered as a Ray cluster within {ANSWER_S:g} s: "
+                    "try again if its head is busy or just starting, or correct the address."
+                ) from None
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise PoolError(
                     f"what answers at {address.shown} is no Ray cluster ({error.details()}): correct the address."
                 ) from None

@@ -1,4 +1,4 @@
-"""Finds nodes of a Ray cluster for one crew, and passes frames to and from them.
+"""Finds nodes of a Ray cluster for one crew, and gives them back.
 
 `RayPlace` is used in the gate's loop; what blocks is done in a thread of its own for each crew (`_look`), and what
 Ray reports arrives in threads of Ray's. Both come back to the loop through `Calls`.
@@ -6,7 +6,6 @@ Ray reports arrives in threads of Ray's. Both come back to the loop through `Cal
 
 from __future__ import annotations
 
-import itertools
 import json
 import mmap
 import os
@@ -17,18 +16,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from jupyter_distrib import parity, shared_memory
+from jupyter_distrib import parity
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import Command, Execute, Hello, Noted, OpenCrew, Welcomed
+from jupyter_distrib.events import Hello, OpenCrew, Welcomed
 from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
-from jupyter_distrib.gate.project import Project
+from jupyter_distrib.gate.ray_node import RayNode, cause
 from jupyter_distrib.gate.shapes import Need, Wanted, have_gpus
-from jupyter_distrib.link import decode_frame, encode
 from jupyter_distrib.worker import interfaces
 
 TELL_S = 5.0
@@ -39,136 +36,9 @@ READY_S = 5.0
 """A placement group that the cluster has room for is ready within this."""
 START_S = 300.0
 """For the processes of a node, and for a runtime environment that has to be made first."""
-AHEAD = 2
-"""Questions for events that each node has at a time."""
 LOOK_S = 2.0
 """How often to look for new nodes while waiting for some."""
 END_S = 2.0
-
-
-class RayNode:
-    """One actor, and through it one agent."""
-
-    def __init__(self, place: RayPlace, number: int, actor: Any, about: Mapping[str, Any]) -> None:
-        self._place, self._number, self.actor = place, number, actor
-        self.host, self.interface = str(about["host"]), str(about["interface"])
-        self.name = f"node {self.host}"
-        self._shared = bool(about["shared"])
-        self._project, self._told = Project(), ""
-        self._remark = place.remark if number == 0 else ""
-        self._questions = itertools.count()
-        self._answers: dict[int, Any] = {}
-        self._heard = 0
-
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        if isinstance(command, Execute):
-            if self._remark:
-                self._note(command.run, self._remark)
-                self._remark = ""
-            if not self._shared:
-                self._bring(command)
-        frame = encode(command, len(fds))
-        if fds:
-            assert isinstance(command, Execute)
-            self._order("send", frame, self._place.put(command.run, fds[0]))
-        else:
-            self._order("send", frame)
-
-    def _order(self, method: str, *arguments: Any) -> Any:
-        """Ask the actor for something. None if the cluster has gone: Ray Client raises at once."""
-        try:
-            return getattr(self.actor, method).remote(*arguments)
-        except Exception:  # noqa: BLE001 - Ray raises all kinds; who listens to the actor is told too
-            traceback.print_exc()  # into the gate's log
-            return None
-
-    def _bring(self, command: Execute) -> None:
-        """The notebook's files that are new or changed; says what is not there then."""
-        files, gone = self._project.changes(command.setting.directory, command.setting.path)
-        if (files or gone) and (answer := self._order("bring", files, gone)) is not None:
-            answer.future().add_done_callback(
-                lambda future: self._place.calls.put(lambda: self._brought(command.run, files, future))
-            )
-        left_out = self._project.left_out
-        if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
-            self._told = left_out
-            self._note(command.run, left_out)
-
-    def _brought(self, run: str, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
-        try:
-            failed = future.result()
-        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-            failed = [(name, _cause(error)) for name, _, _ in files]
-        if not failed:
-            return
-        self._project.forget([name for name, _ in failed])
-        name, reason = failed[0]
-        more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
-        self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
-
-    def _note(self, run: str, text: str) -> None:
-        self._place.crew.tell(Noted(run=run, rank=None, text=text), ())
-
-    def listen(self) -> None:
-        """Ask for what comes next, and for what comes after that, so that a question is always there already."""
-        for _ in range(AHEAD):
-            self._ask()
-
-    def _ask(self) -> None:
-        number = next(self._questions)
-        self.actor.receive.remote().future().add_done_callback(
-            lambda future: self._place.calls.put(lambda: self._received(number, future))
-        )
-
-    def _received(self, number: int, future: Any) -> None:
-        """Ray may tell of answers in another order than they were given in."""
-        self._answers[number] = future
-        while (future := self._answers.pop(self._heard, None)) is not None:
-            self._heard += 1
-            self._take(future)
-
-    def _take(self, future: Any) -> None:
-        crew = self._place.crew
-        if crew.closed:
-            return
-        try:
-            answer = future.result()
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the node is out of reach
-            return crew.lost(self._number, _cause(error))
-        if not answer:
-            return crew.lost(self._number, "its agent has ended")
-        self._ask()
-        for frame, content in answer:
-            self._hear(crew, frame, content)
-
-    def _hear(self, crew: Crew, frame: bytes, content: Any) -> None:
-        event, _ = decode_frame(frame)
-        if content is None:
-            return crew.heard(self._number, event)  # type: ignore[arg-type]
-        fd = shared_memory.write([memoryview(content).cast("B")])
-        try:
-            crew.heard(self._number, event, (fd,))  # type: ignore[arg-type]
-        finally:
-            os.close(fd)
-
-    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        if (asked := self._order("logs", run)) is None:
-            return self._place.calls.put(done)
-        asked.future().add_done_callback(
-            lambda future: self._place.calls.put(lambda: _write_logs(future, directory, done))
-        )
-
-
-def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in future.result():
-            fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with open(fd, "wb") as file:
-                file.write(memoryview(content))
-    except Exception:  # noqa: BLE001 - Ray raises all kinds: the node is gone, which its own listener says
-        traceback.print_exc()  # into the gate's log; the run ends all the same
-    done()
 
 
 class RayPlace:
@@ -185,17 +55,16 @@ class RayPlace:
         self._attempts = 0
         self._said = ""
         self._actors: list[Any] = []
-        self._put: tuple[str, Any] = ("", None)
+        self._put: tuple[str, Future[Any]] = ("", Future())
 
-    def put(self, run: str, fd: int) -> Any:
-        """The content behind a descriptor in Ray's object store: once for all nodes of a run."""
+    def put(self, run: str, fd: int, done: Callable[[Future[Any]], None]) -> None:
+        """The content behind a descriptor in Ray's object store, once for all nodes of a run. It takes its time; then
+        `done` is called in the loop."""
         if self._put[0] != run:
-            import ray
-
-            size = os.fstat(fd).st_size
-            with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as content:
-                self._put = (run, ray.put(pickle.PickleBuffer(content)))
-        return self._put[1]
+            self._put = (run, Future())
+            arguments = (os.dup(fd), self._put[1])
+            threading.Thread(target=_put, args=arguments, name="jupyter_distrib-put", daemon=True).start()
+        self._put[1].add_done_callback(lambda future: self.calls.put(lambda: done(future)))
 
     # ------------------------------------------------------------------------------------------------ looking
 
@@ -217,7 +86,7 @@ class RayPlace:
         except TimeoutError:
             return self._call(partial(self.crew.refuse, f"the Ray cluster did not answer within {JOIN_S:g} s."))
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-            return self._call(partial(self.crew.refuse, f"the Ray cluster could not start the ranks: {_cause(error)}"))
+            return self._call(partial(self.crew.refuse, f"the Ray cluster could not start the ranks: {cause(error)}"))
         shares = [Share(node=node, size=size, gpus=need.gpus) for node, size in zip(nodes, sizes, strict=True)]
 
         def begin() -> None:
@@ -389,6 +258,17 @@ def no_way(abouts: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _put(fd: int, reference: Future[Any]) -> None:
+    """In a thread of its own. Takes the descriptor."""
+    import ray
+
+    try:
+        with open(fd, "rb") as file, mmap.mmap(fd, os.fstat(file.fileno()).st_size, access=mmap.ACCESS_READ) as content:
+            reference.set_result(ray.put(pickle.PickleBuffer(content)))
+    except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+        reference.set_exception(error)
+
+
 def _alive() -> list[Any]:
     import ray
 
@@ -407,11 +287,3 @@ def _busy(need: Need, nodes: Sequence[Mapping[str, Any]]) -> str:
     }
     holders = f" {', '.join(sorted(names))} have ranks there." if names else ""
     return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders
-
-
-def _cause(error: BaseException) -> str:
-    """Ray's own words, without its frames; or ours, from a node."""
-    if ours := str(error).rpartition("PoolError: ")[2].strip() if "PoolError: " in str(error) else "":
-        return ours.splitlines()[0]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if "Traceback" in str(error) else lines[0] if lines else type(error).__name__)[:500]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.metadata
 import json
 import re
@@ -9,6 +10,7 @@ import shutil
 import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,4 +235,16 @@ def test_a_port_that_is_no_cluster_is_said_within_seconds(tmp_path: Path) -> Non
         book.ok("%load_ext jupyter_distrib")
         address = "ray://127.0.0.1:" + str(mute.getsockname()[1])
         said = refused(book, f"--pool ray --insecure --address {address}")
-        assert f"what answers at {address} is no Ray cluster" in said
+        assert f"{address} takes connections, and has not answered as a Ray cluster within" in said
+        assert "try again if its head is busy or just starting, or correct the address" in said
+
+
+def test_a_port_of_something_else_is_said(tmp_path: Path) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with Notebook(tmp_path) as book:
+            book.ok("%load_ext jupyter_distrib")
+            address = f"127.0.0.1:{other.server_port}"
+            said = refused(book, f"--pool ray --insecure --address {address}")
+            assert f"what answers at {address} is no Ray cluster" in said
+        other.shutdown()

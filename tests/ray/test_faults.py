@@ -139,6 +139,22 @@ def test_a_gate_that_is_killed_leaves_nothing(book: Notebook) -> None:
     assert_good(book)
 
 
+def test_values_that_the_object_store_cannot_take_fail_their_cell_alone(tmp_path: Path) -> None:
+    """The ranks are there for the next."""
+    own = Cluster(nodes=1, RAY_local_fs_capacity_threshold="0.0001")
+    line = f"%%distributed --pool ray --insecure --address {own.address} --ranks 1\n"
+    try:
+        with Notebook(tmp_path) as book:
+            book.ok("%load_ext jupyter_distrib")
+            rank = book.cell(f"{line}import os\nos.getpid()", timeout_s=150).result
+            book.ok("large = bytearray(300 << 20)")
+            outcome = book.cell(f"{line}len(large)", timeout_s=100)
+            assert "could not be put into Ray's object store" in outcome.traceback, outcome.text
+            assert book.ok(f"{line}import os\nos.getpid()").result == rank
+    finally:
+        own.close()
+
+
 def test_ranks_end_with_their_kernel(cluster: Cluster, tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")

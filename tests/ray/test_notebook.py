@@ -151,6 +151,22 @@ def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) 
         assert book.ok(look).result == "rank 0: True"
 
 
+def test_a_cell_that_a_node_cannot_take_fails_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """Here its folder for the notebook's files is gone; it could be a full disk."""
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
+        book.ok("%distributed_pool use far")
+        gone = "import os, shutil\nproject = os.path.dirname(os.getcwd())\nos.chdir('/')\nshutil.rmtree(project)\n"
+        book.ok(f"%%distributed --out projects\n{gone}open(project, 'w').close()\nproject")
+        outcome = book.fails("%%distributed\nrank")
+        assert re.search(
+            r"PoolError: node 127\.0\.0\.[23] could not take this cell: .*NotADirectory", outcome.traceback
+        )
+        book.ok("import os\nos.unlink(projects[0])")
+        assert book.ok("%%distributed\nrank").result == "rank 0: 0"
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 

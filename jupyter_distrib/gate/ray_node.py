@@ -1,0 +1,197 @@
+"""One node of a Ray cluster, as the gate holds it: an actor, and through it one agent. Passes frames to and from it.
+
+Used in the gate's loop; what Ray reports arrives in threads of Ray's and comes back to the loop through `Calls`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_distrib import shared_memory
+from jupyter_distrib.events import Command, Ended, Execute, Failed, Failure, Noted
+from jupyter_distrib.gate.crew import Crew
+from jupyter_distrib.gate.project import Project
+from jupyter_distrib.link import decode_frame, encode
+
+if TYPE_CHECKING:
+    from jupyter_distrib.gate.placing import RayPlace
+
+AHEAD = 2
+"""Questions for events that each node has at a time."""
+
+
+class RayNode:
+    """One actor, and through it one agent."""
+
+    def __init__(self, place: RayPlace, number: int, actor: Any, about: Mapping[str, Any]) -> None:
+        self._place, self._number, self.actor = place, number, actor
+        self.host, self.interface = str(about["host"]), str(about["interface"])
+        self.name = f"node {self.host}"
+        self._shared = bool(about["shared"])
+        self._project, self._told = Project(), ""
+        self._remark = place.remark if number == 0 else ""
+        self._questions = itertools.count()
+        self._answers: dict[int, Any] = {}
+        self._heard = 0
+        self._held: list[Callable[[], None]] | None = None
+        """What is to be sent when the content before it is in Ray's object store."""
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        if isinstance(command, Execute):
+            if self._remark:
+                self._note(command.run, self._remark)
+                self._remark = ""
+            if not self._shared:
+                self._bring(command)
+        frame = encode(command, len(fds))
+        if fds:
+            assert isinstance(command, Execute)
+            self._held = []
+            self._place.put(command.run, fds[0], lambda content: self._put(command, frame, content))
+        elif self._held is not None:
+            self._held.append(lambda: self._hand_over(command, frame))
+        else:
+            self._hand_over(command, frame)
+
+    def _put(self, command: Execute, frame: bytes, content: Any) -> None:
+        held, self._held = self._held or [], None
+        try:
+            self._hand_over(command, frame, content.result())
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+            self._fail(command, f"the values for this cell could not be put into Ray's object store: {cause(error)}")
+        for hand_over in held:
+            hand_over()
+
+    def _hand_over(self, command: Command, frame: bytes, *content: Any) -> None:
+        sent = self._order("send", frame, *content)
+        if sent is not None and isinstance(command, Execute):
+            sent.future().add_done_callback(
+                lambda future: self._place.calls.put(lambda: self._handed_over(command, future))
+            )
+
+    def _order(self, method: str, *arguments: Any) -> Any:
+        """Ask the actor for something. None if the cluster has gone: Ray Client raises at once."""
+        try:
+            return getattr(self.actor, method).remote(*arguments)
+        except Exception:  # noqa: BLE001 - Ray raises all kinds; who listens to the actor is told too
+            traceback.print_exc()  # into the gate's log
+            return None
+
+    def _handed_over(self, command: Execute, future: Any) -> None:
+        from ray.exceptions import RayTaskError
+
+        error = future.exception()
+        if isinstance(error, RayTaskError):  # else the node is out of reach, which its listener says
+            self._fail(command, f"{self.name} could not take this cell: {cause(error)}")
+
+    def _fail(self, command: Execute, reason: str) -> None:
+        """The cell has not come to the ranks, which are there for the next."""
+        now, failure = time.monotonic(), Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
+        for rank in command.ranks:
+            failed = Failed(run=command.run, rank=rank, failure=failure, at_s=now)
+            self._place.crew.heard(self._number, failed)
+        self._place.crew.heard(self._number, Ended(run=command.run, at_s=now))
+
+    def _bring(self, command: Execute) -> None:
+        """The notebook's files that are new or changed; says what is not there then."""
+        files, gone = self._project.changes(command.setting.directory, command.setting.path)
+        if (files or gone) and (answer := self._order("bring", files, gone)) is not None:
+            answer.future().add_done_callback(
+                lambda future: self._place.calls.put(lambda: self._brought(command.run, files, future))
+            )
+        left_out = self._project.left_out
+        if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
+            self._told = left_out
+            self._note(command.run, left_out)
+
+    def _brought(self, run: str, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+        try:
+            failed = future.result()
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+            failed = [(name, cause(error)) for name, _, _ in files]
+        if not failed:
+            return
+        self._project.forget([name for name, _ in failed])
+        name, reason = failed[0]
+        more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
+        self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
+
+    def _note(self, run: str, text: str) -> None:
+        self._place.crew.tell(Noted(run=run, rank=None, text=text), ())
+
+    def listen(self) -> None:
+        """Ask for what comes next, and for what comes after that, so that a question is always there already."""
+        for _ in range(AHEAD):
+            self._ask()
+
+    def _ask(self) -> None:
+        number = next(self._questions)
+        self.actor.receive.remote().future().add_done_callback(
+            lambda future: self._place.calls.put(lambda: self._received(number, future))
+        )
+
+    def _received(self, number: int, future: Any) -> None:
+        """Ray may tell of answers in another order than they were given in."""
+        self._answers[number] = future
+        while (future := self._answers.pop(self._heard, None)) is not None:
+            self._heard += 1
+            self._take(future)
+
+    def _take(self, future: Any) -> None:
+        crew = self._place.crew
+        if crew.closed:
+            return
+        try:
+            answer = future.result()
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the node is out of reach
+            return crew.lost(self._number, cause(error))
+        if not answer:
+            return crew.lost(self._number, "its agent has ended")
+        self._ask()
+        for frame, content in answer:
+            self._hear(crew, frame, content)
+
+    def _hear(self, crew: Crew, frame: bytes, content: Any) -> None:
+        event, _ = decode_frame(frame)
+        if content is None:
+            return crew.heard(self._number, event)  # type: ignore[arg-type]
+        fd = shared_memory.write([memoryview(content).cast("B")])
+        try:
+            crew.heard(self._number, event, (fd,))  # type: ignore[arg-type]
+        finally:
+            os.close(fd)
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        if (asked := self._order("logs", run)) is None:
+            return self._place.calls.put(done)
+        asked.future().add_done_callback(
+            lambda future: self._place.calls.put(lambda: _write_logs(future, directory, done))
+        )
+
+
+def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content in future.result():
+            fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                file.write(memoryview(content))
+    except Exception:  # noqa: BLE001 - Ray raises all kinds: the node is gone, which its own listener says
+        traceback.print_exc()  # into the gate's log; the run ends all the same
+    done()
+
+
+def cause(error: BaseException) -> str:
+    """Ray's own words, without its frames; or ours, from a node."""
+    if ours := str(error).rpartition("PoolError: ")[2].strip() if "PoolError: " in str(error) else "":
+        return ours.splitlines()[0]
+    if isinstance(raised := getattr(error, "cause", None), BaseException):  # what a node has raised
+        return f"{type(raised).__name__}: {raised}"[:500]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if "Traceback" in str(error) else lines[0] if lines else type(error).__name__)[:500]
