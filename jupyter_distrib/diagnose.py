@@ -212,7 +212,7 @@ class _Scene:
                 return "is stopped (SIGSTOP)"
             case "traced":
                 return "is held by a debugger"
-            case "running":
+            case _:
                 if (wait := self.waits.get(look.rank)) is not None:
                     return f"waits in {self._name(wait)}"
                 return f"runs {look.seen.function}" if look.seen and look.seen.function else "runs the cell"

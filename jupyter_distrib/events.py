@@ -13,7 +13,6 @@ Times named `at_s` are the node's monotonic clock in seconds; they order the eve
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 PROTOCOL = 4
 """Raised whenever a class below changes its fields; part of the agent's fingerprint."""
@@ -391,8 +390,8 @@ class Look:
     """What an agent knows of one rank that executes a cell."""
 
     rank: int
-    state: Literal["running", "stopped", "traced", "silent", "left"]
-    """`stopped` by SIGSTOP, `traced` by a debugger, `silent`: C code does not let it answer, `left` the cell."""
+    state: str
+    """`running`, `stopped` by SIGSTOP, `traced` by a debugger, `silent` (C code does not let it answer), or `left`."""
     pid: int = 0
     seen: Probed | None = None
     """Its last answer."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from jupyter_distrib.agent import death, usage
 from jupyter_distrib.agent.gpu_usage import GpuReader
@@ -133,7 +132,7 @@ class Watch:
             line = frames[-1].line if frames else None
         return Look(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
 
-    def _state(self, number: int) -> Literal["running", "stopped", "traced", "silent"]:
+    def _state(self, number: int) -> str:
         if number in self._halted:
             return "traced" if self._used[number][0].state == "t" else "stopped"
         asked_s = self._asked_s.get(number)
