@@ -269,7 +269,9 @@ def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None
     for cell in (1, 2):
         lab.run(cell)
         lab.wait_idle(cell)
-    run = lab.panel().locator(".jp-Distributed-run").first
+    runs = lab.panel().locator(".jp-Distributed-run")
+    expect(runs).to_have_count(2)
+    run = runs.first
     run.get_by_role("button", name="Log").click()
     log = lab.page.locator(".jp-Distributed-log")
     expect(log.locator("pre")).to_contain_text("said by rank 2")
