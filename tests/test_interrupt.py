@@ -260,6 +260,21 @@ def test_code_that_ends_the_program_when_interrupted_tells_the_line_that_was_int
     assert "line 5, in work: time.sleep(100)" in outcome.traceback
 
 
+def test_code_that_ends_the_program_before_the_rank_is_told_why_it_was_interrupted_was_stopped(book: Notebook) -> None:
+    """The signal may overtake what explains it; here it surely does."""
+    outcome = stop(
+        book,
+        (
+            f"%%distributed --ranks 2\n{HEAD}import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\n"
+            f"except KeyboardInterrupt:\n    raise SystemExit(1)"
+        ),
+    )
+
+    assert_stopped(outcome)
+    assert "line 6: signal.raise_signal(signal.SIGINT)" in outcome.traceback
+    assert "sys.exit" not in outcome.traceback
+
+
 # ------------------------------------------------------------------------------- what a stopped cell leaves
 
 

@@ -37,6 +37,7 @@ from jupyter_distrib.events import (
 )
 from jupyter_distrib.pools import Sink
 from jupyter_distrib.worker import cell, identity, strategies, surroundings
+from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.outcome import outcome
 
 Outcome = Returned | Failed | Interrupted
@@ -302,7 +303,7 @@ class _Interrupts:
 
     def caused(self, error: BaseException) -> bool:
         """Whether an exception of the cell came of an interrupt, which then ends the run."""
-        self.asked = self.asked or isinstance(error, KeyboardInterrupt)
+        self.asked = self.asked or interrupt_in(error) is not None
         return self.asked
 
     @contextmanager

@@ -100,6 +100,12 @@ def type_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
+def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The interrupt that an exception is, or that code caught and then ended the program."""
+    caught = error.__context__ if isinstance(error, SystemExit) else error
+    return caught if isinstance(caught, KeyboardInterrupt) else None
+
+
 def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
     """Where a rank was when it was stopped, also if code that caught the interrupt has then ended the program."""
     frames = frames_of(error.__traceback__)

@@ -43,7 +43,17 @@ from jupyter_distrib.events import (
     WorkerOrder,
 )
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import cell, displaying, identity, last_words, leftovers, process, strategies, surroundings
+from jupyter_distrib.worker import (
+    cell,
+    displaying,
+    failure,
+    identity,
+    last_words,
+    leftovers,
+    process,
+    strategies,
+    surroundings,
+)
 from jupyter_distrib.worker.late import LateThreads
 from jupyter_distrib.worker.modules import LocalModules, drop_orphans
 from jupyter_distrib.worker.outcome import outcome
@@ -54,7 +64,7 @@ CLEAN_AFTER_S = 0.02
 """Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
 FLUSH_EVERY_S = 0.1
 """What a running cell prints without a newline is seen after this time."""
-ASKED_GRACE_S = 0.5
+ASKED_GRACE_S = 2.0
 """A SIGINT may overtake the command that explains it by this much."""
 
 
@@ -303,7 +313,7 @@ class Worker:
         """Whether the cell ended because it was asked to: a collective that was cut raises whatever it likes."""
         if self.asked.is_set():
             return not isinstance(error, ValueLost)
-        return isinstance(error, KeyboardInterrupt) and self.asked.wait(ASKED_GRACE_S)
+        return failure.interrupt_in(error) is not None and self.asked.wait(ASKED_GRACE_S)
 
     def _clear(self, command: Execute, namespace: dict[str, object]) -> None:
         """Between runs, after the notebook has its answer: drop the cell's own data, keep what was asked for."""

@@ -49,12 +49,9 @@ def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
     """Give every rank the contents that these tensors have on rank 0."""
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
-        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for tensor in plain:
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         world = dist.distributed_c10d._get_default_group()  # noqa: SLF001
-        for group in groups.values():
-            dist._broadcast_coalesced(world, group, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # noqa: SLF001 - as DistributedDataParallel does
+        if plain:  # as DistributedDataParallel does: a piece for each device and type, two on their way at a time
+            dist._broadcast_coalesced(world, plain, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
