@@ -116,3 +116,8 @@ def ratio(mine: list[float], other: list[float]) -> float:
         (1 / c + 1 / d) / (1 / a + 1 / b)
         for a, b, c, d in zip(mine[::2], mine[1::2], other[::2], other[1::2], strict=True)
     )
+
+
+def spread(ratios: list[float]) -> str:
+    """Of how many pairs of processes, and between what their ratios lie."""
+    return f"{len(ratios)} pairs of processes, x{min(ratios):.3f} to x{max(ratios):.3f}"

@@ -1,7 +1,7 @@
 """The live view of a run in the cell that started it, and what is left of it at the end. Runs in the thread that waits
 for the run.
 
-    a notebook that people watch      the widget (`run_widget.py`), at most `WIDGET_EVERY_S` a message
+    a notebook that people watch      the widget (`run_widget.py`), a message every `WIDGET_EVERY_S` at most
     any other client of the kernel    HTML and text, drawn anew in place
     a plain terminal                  lines as they come
 
@@ -34,8 +34,7 @@ DRAW_EVERY_S = 0.25
 """Of HTML and text; the first time at once."""
 WIDGET_AFTER_S = 0.3
 """A run that ends sooner has no widget: it would only flash up."""
-WIDGET_EVERY_S = (0.12, 0.25)
-"""With up to 8 ranks, and with 64 or more."""
+WIDGET_EVERY_S = 0.2
 TICK_S = 1.0
 """Without news: how often to look whether the run is worth showing by now, or its clock is to be drawn."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
@@ -94,10 +93,7 @@ class LiveView:
 
     @property
     def _every_s(self) -> float:
-        if self._draw != self._push:
-            return DRAW_EVERY_S
-        fast, slow = WIDGET_EVERY_S
-        return min(slow, max(fast, slow * len(self._run.record.ranks) / 64))
+        return WIDGET_EVERY_S if self._draw == self._push else DRAW_EVERY_S
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
         """Once: whoever waits calls again when all is over."""
