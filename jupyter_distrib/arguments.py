@@ -16,7 +16,6 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from jupyter_distrib.errors import OptionsError
@@ -160,8 +159,8 @@ class Option:
 
 Declared: TypeAlias = Mapping[str, tuple[Option, ...]]
 """Every strategy, or every kind of pool, by name, with the options that it declares itself."""
-Owners: TypeAlias = Mapping[str, list[str]]
-"""By `Option.name`, what to choose to have that option: `--strategy ddp`."""
+Owners: TypeAlias = Callable[[], Mapping[str, list[str]]]
+"""By `Option.name`, what to choose to have that option: `--strategy ddp`. Asked for when something is wrong only."""
 
 Say: TypeAlias = Callable[[Option, str], str]
 """How the user spells an option with this value, or, for the empty one, its mere name."""
@@ -187,7 +186,7 @@ class Arguments:
     positionals: tuple[str, ...]
 
 
-def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = MappingProxyType({})) -> Arguments:
+def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = dict) -> Arguments:
     """Read a line by its declarations. The beginning of a flag is not enough, but the near flag is named."""
     words = split_words(line)[::-1]
     known = {option.flag: option for option in options}
@@ -258,7 +257,7 @@ def check_choice(text: str, choices: Collection[str], spelt: str) -> None:
 
 def unknown_option(typed: str, options: Sequence[Option], owners: Owners, say: Say) -> OptionsError:
     bare = re.sub(r"^[-\u2013\u2014]+", "", typed).lower().replace("_", "-")
-    if owner := owners.get(bare.replace("-", "_")):
+    if owner := owners().get(bare.replace("-", "_")):
         return OptionsError(f"{typed} is an option of {any_of(owner)}: choose that, or leave {typed} out")
     # Later entries replace earlier ones: a synonym never hides the option that really has that name.
     near = {synonym: option for option in options for synonym in option.synonyms}

@@ -121,7 +121,7 @@ def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
     for owner, options in of_kinds.items():
         for option in options:
             owners.setdefault(option.name, []).append(f"--kind {owner}")
-    arguments = parse_arguments(line, (KIND, *of_kinds[kind]), owners=owners)
+    arguments = parse_arguments(line, (KIND, *of_kinds[kind]), owners=lambda: owners)
     _, *names = arguments.positionals
     if len(names) != 1:
         raise OptionsError(f"add wants one name for the pool; got {shown(' '.join(names)) if names else 'none'}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from jupyter_distrib.arguments import (
@@ -244,13 +245,18 @@ def _table(strategies: Declared, pools: Declared, strategy: str, pool: str, say:
             check_choice(name, option.choices, say(option, name))
     strategy_own = _own(strategies.get(strategy, ()))
     pool_own = _own(pools.get(pool, ()))
+    every = (*base, *strategy_own, *pool_own)
+    owners = partial(_owners, strategies, pools, say)
+    return _Table(options=every, strategy=strategy_own, pool=pool_own, owners=owners, say=say)
+
+
+def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[str]]:
     owners: dict[str, list[str]] = {}
     for chooser, declared in ((_BY_NAME["strategy"], strategies), (_BY_NAME["pool"], pools)):
         for owner, options in declared.items():
             for each in options:
                 owners.setdefault(each.name, []).append(say(chooser, owner))
-    every = (*base, *strategy_own, *pool_own)
-    return _Table(options=every, strategy=strategy_own, pool=pool_own, owners=owners, say=say)
+    return owners
 
 
 def _base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:

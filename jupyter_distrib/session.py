@@ -161,7 +161,7 @@ class Session(Holdings):
         path = tuple(os.getcwd() if folder == "" else folder for folder in sys.path)
         return Setting(
             env={
-                **(surroundings.that_travel() if connection.remote else os.environ),
+                **(surroundings.that_travel() if connection.remote else surroundings.variables()),
                 **(CHECKED if options.check else {}),
                 **options.env,
             },

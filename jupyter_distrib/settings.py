@@ -19,7 +19,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +211,7 @@ def _over(settings: Settings, path: Path) -> Settings:
     shown = _shown(path)
     for key in content:
         if key not in _TOP:
-            raise _wrong(shown, text, "", key, unknown_option(key, _as_options(_TOP), {}, _as_key))
+            raise _wrong(shown, text, "", key, unknown_option(key, _as_options(_TOP), dict, _as_key))
     pools = dict(settings.pools)
     tables = content.get("pools", {})
     if not isinstance(tables, dict):
@@ -273,7 +273,7 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
             continue
         try:
             if key not in known:
-                raise unknown_option(key, (*declared, *_as_options(("kind",))), _owners(kinds), _as_key)
+                raise unknown_option(key, (*declared, *_as_options(("kind",))), partial(_owners, kinds), _as_key)
             read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], _as_key)
         except OptionsError as error:
             raise _wrong(shown, text, header, key, error) from None
