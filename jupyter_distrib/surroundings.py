@@ -1,5 +1,5 @@
-"""What of the kernel's surroundings means something elsewhere: under another interpreter, or on another machine. Kernel
-side; standard library only."""
+"""The environment; and what of the kernel's surroundings means something elsewhere: under another interpreter, or on
+another machine. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _NOWHERE = ("RAY_AUTH_",)
 
 
 def variables() -> dict[str, str]:
-    """The environment. Every cell asks, and to decode it all takes a tenth of what a cell may cost the kernel."""
+    """The environment. Every cell asks, in the kernel and on each rank, and to decode it all takes a tenth of what a
+    cell may cost."""
     raw = getattr(os.environ, "_data", None)  # where CPython keeps it as the system gave it
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
 

@@ -294,8 +294,8 @@ def actor_class() -> Any:
             return str(self._host.describe(others, directory, stamp))
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
-        def send(self, frame: bytes, content: Any = None) -> None:
-            self._host.send(frame, content)
+        def send(self, frame: bytes, content: Any = None) -> Any:
+            return self._host.send(frame, content)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def bring(self, files: Any, gone: Any) -> Any:

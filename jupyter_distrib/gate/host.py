@@ -3,7 +3,7 @@ Runs in a process of the engine on that node; knows no engine.
 
     gate ==engine's own calls==> Host --link--> agent --> ranks
 
-`send` and `receive` block and are called in one thread each.
+`send` and `receive` block and are called in one thread each; what comes of a cell is the answer to either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import mmap
 import os
 import pickle
 import platform
-import queue
 import re
 import shutil
 import signal
@@ -31,7 +30,7 @@ from typing import Any
 from jupyter_distrib import shared_memory
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Returned, Welcomed
+from jupyter_distrib.events import PROTOCOL, Ended, Execute, Hello, OpenCrew, Returned, Welcomed
 from jupyter_distrib.link import Link, decode_frame
 from jupyter_distrib.worker import interfaces
 
@@ -39,8 +38,14 @@ SOCKET = "agent.sock"
 STARTING_S = 60.0
 IDLE_S = 3.0
 """The agent ends this long after its host has gone."""
-Answer = list[tuple[bytes, Any]]
-"""Frames, each with the content of its shared memory, or None."""
+AT_ONCE_S = 0.02
+"""A cell that is over so soon is answered by the call that brought it."""
+GATHER_S = 0.003
+"""Behind the end of one rank, that of the others and of the run are close: they travel together."""
+Entry = tuple[bytes, Any]
+"""A frame, with the content of its shared memory, or None."""
+Answer = tuple[int, list[Entry]]
+"""Entries in their order, and the number of this answer: the engine may tell of a later one first."""
 
 
 class Host:
@@ -70,7 +75,15 @@ class Host:
         self._env = _expanded(env or {})
         sweep(self._folder)
         self._link = Link(self._start())
-        self._inbox: queue.SimpleQueue[tuple[bytes, Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._news, self._at_once = threading.Condition(self._lock), threading.Condition(self._lock)
+        """For `receive`, and for `send`."""
+        self._inbox: list[Entry] = []
+        self._last: object = None
+        """That has come."""
+        self._answers = 0
+        self._sending = False
+        """What comes now is for `send` to answer."""
         self._over = False
         self._mapped = False
         self._plain = plain
@@ -139,8 +152,8 @@ class Host:
             while (path := path.parent).parent != self._project:
                 path.rmdir()
 
-    def send(self, frame: bytes, content: Any = None) -> None:
-        """A command for the agent, with the content of its shared memory."""
+    def send(self, frame: bytes, content: Any = None) -> Answer | None:
+        """A command for the agent, with the content of its shared memory. Returns what has come of a cell at once."""
         command, _ = decode_frame(frame)
         match command:
             case OpenCrew():
@@ -149,6 +162,22 @@ class Host:
                 command = replace(command, visible=words)
             case Execute() if self._mapped:
                 command = self._in_project(command)
+        if not isinstance(command, Execute):
+            self._link.send(command)
+            return None
+        with self._lock:
+            self._sending, self._last = True, None
+        try:
+            self._execute(command, content)
+            with self._lock:
+                self._at_once.wait_for(lambda: self._over or isinstance(self._last, Ended), AT_ONCE_S)
+                return self._taken()
+        finally:
+            with self._lock:
+                self._sending = False
+                self._news.notify()
+
+    def _execute(self, command: Execute, content: Any) -> None:
         if content is None:
             return self._link.send(command)
         fd = shared_memory.write([memoryview(content).cast("B")])
@@ -172,30 +201,32 @@ class Host:
         return self._folder / "project"
 
     def receive(self) -> Answer:
-        """All that has come since the last call; waits for something. Empty: the agent has ended."""
-        if self._over:
-            return []
-        answer: Answer = []
-        while (entry := self._next(wait=not answer)) is not None:
-            answer.append(entry)
-        return answer
+        """All that has come since the last answer; waits for something. Empty: the agent has ended."""
+        with self._lock:
+            while True:
+                self._news.wait_for(lambda: (self._inbox or self._over) and not self._sending)
+                self._news.wait_for(
+                    lambda: self._over or self._sending or not isinstance(self._last, Returned), GATHER_S
+                )
+                if (answer := self._taken()) is not None:
+                    return answer
 
-    def _next(self, *, wait: bool) -> tuple[bytes, Any] | None:
-        try:
-            entry = self._inbox.get(block=True) if wait else self._inbox.get_nowait()
-        except queue.Empty:
+    def _taken(self) -> Answer | None:
+        if not self._inbox and not self._over:
             return None
-        if entry is None:
-            self._over = True
-            self._inbox.put(None)
-        return entry
+        answer = self._answers, self._inbox
+        self._answers, self._inbox = self._answers + 1, []
+        return answer
 
     def _read(self) -> None:
         while True:
             try:
                 event, fds = self._link.receive()
             except (EOFError, OSError):
-                self._inbox.put(None)
+                with self._lock:
+                    self._over = True
+                    self._news.notify()
+                    self._at_once.notify()
                 return
             content = None
             if fds:
@@ -203,7 +234,13 @@ class Host:
                 content = self._content(fds[0])
             for fd in fds:
                 os.close(fd)
-            self._inbox.put((self._link.frame, content))
+            with self._lock:
+                self._inbox.append((self._link.frame, content))
+                self._last = event
+                if not self._sending:
+                    self._news.notify()
+                elif isinstance(event, Ended):
+                    self._at_once.notify()
 
     def _content(self, fd: int) -> Any:
         """What lies behind a descriptor, for a pickle that does not copy it if it can be helped."""

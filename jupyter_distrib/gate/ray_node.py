@@ -5,7 +5,6 @@ Used in the gate's loop; what Ray reports arrives in threads of Ray's and comes 
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 import traceback
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_distrib import shared_memory
 from jupyter_distrib.events import Command, Ended, Execute, Failed, Failure, Noted
 from jupyter_distrib.gate.crew import Crew
+from jupyter_distrib.gate.host import Answer, Entry
 from jupyter_distrib.gate.project import Project
 from jupyter_distrib.link import decode_frame, encode
 
@@ -36,9 +36,10 @@ class RayNode:
         self._shared = bool(about["shared"])
         self._project, self._told = Project(), ""
         self._remark = place.remark if number == 0 else ""
-        self._questions = itertools.count()
-        self._answers: dict[int, Any] = {}
+        self._answers: dict[int, list[Entry]] = {}
+        """Told of by Ray before earlier ones, by their number."""
         self._heard = 0
+        """Answers."""
         self._held: list[Callable[[], None]] | None = None
         """What is to be sent when the content before it is in Ray's object store."""
 
@@ -84,9 +85,12 @@ class RayNode:
             return None
 
     def _handed_over(self, command: Execute, future: Any) -> None:
+        error = future.exception()
+        if error is None:
+            return self._take(future.result())
+
         from ray.exceptions import RayTaskError
 
-        error = future.exception()
         if isinstance(error, RayTaskError):  # else the node is out of reach, which its listener says
             self._fail(command, f"{self.name} could not take this cell: {cause(error)}")
 
@@ -131,19 +135,11 @@ class RayNode:
             self._ask()
 
     def _ask(self) -> None:
-        number = next(self._questions)
         self.actor.receive.remote().future().add_done_callback(
-            lambda future: self._place.calls.put(lambda: self._received(number, future))
+            lambda future: self._place.calls.put(lambda: self._received(future))
         )
 
-    def _received(self, number: int, future: Any) -> None:
-        """Ray may tell of answers in another order than they were given in."""
-        self._answers[number] = future
-        while (future := self._answers.pop(self._heard, None)) is not None:
-            self._heard += 1
-            self._take(future)
-
-    def _take(self, future: Any) -> None:
+    def _received(self, future: Any) -> None:
         crew = self._place.crew
         if crew.closed:
             return
@@ -151,11 +147,21 @@ class RayNode:
             answer = future.result()
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the node is out of reach
             return crew.lost(self._number, cause(error))
-        if not answer:
-            return crew.lost(self._number, "its agent has ended")
-        self._ask()
-        for frame, content in answer:
-            self._hear(crew, frame, content)
+        self._take(answer)
+        if answer[1]:
+            self._ask()
+
+    def _take(self, answer: Answer | None) -> None:
+        """Hear what has come, in its order."""
+        crew = self._place.crew
+        if answer is not None:
+            number, self._answers[number] = answer
+        while not crew.closed and (entries := self._answers.pop(self._heard, None)) is not None:
+            self._heard += 1
+            if not entries:
+                return crew.lost(self._number, "its agent has ended")
+            for frame, content in entries:
+                self._hear(crew, frame, content)
 
     def _hear(self, crew: Crew, frame: bytes, content: Any) -> None:
         event, _ = decode_frame(frame)

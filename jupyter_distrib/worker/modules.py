@@ -6,7 +6,6 @@ installed in place.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import sysconfig
@@ -32,6 +31,7 @@ class LocalModules:
         self._baseline = of_template or frozenset(sys.modules)
         self._others: set[str] = set()
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
+        self._libraries: set[str] = set()
         self._looked_at = len(sys.modules), next(reversed(sys.modules))
         """How many modules there were when all had been looked at, and which was the newest."""
 
@@ -59,8 +59,17 @@ class LocalModules:
                 sys.modules.pop(name, None)
             self._known.clear()
             self._looked_at = (0, "")
-        importlib.invalidate_caches()
+        self._forget_listings()
         return changed
+
+    def _forget_listings(self) -> None:
+        """What Python remembers of local folders: a file that was written since may be no younger than the folder, by
+        the clock of the file system. Libraries have hundreds of folders, in which nobody writes between two cells."""
+        for path in sys.path_importer_cache.keys() - self._libraries:
+            if (os.path.realpath(path) + os.sep).startswith(_FOLDERS):
+                self._libraries.add(path)
+            else:
+                del sys.path_importer_cache[path]
 
 
 def drop_orphans() -> None:

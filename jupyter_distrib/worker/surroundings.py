@@ -11,6 +11,7 @@ import sys
 
 import jupyter_distrib
 from jupyter_distrib.events import Setting
+from jupyter_distrib.surroundings import variables
 from jupyter_distrib.worker import displaying, identity, shell
 
 _libraries = tuple(folder for folder in sys.path if folder)
@@ -21,10 +22,11 @@ environment = dict(os.environ)
 
 def take(setting: Setting, env: dict[str, str]) -> None:
     """Be where the kernel is, with exactly this environment."""
-    for name in os.environ.keys() - env.keys():
+    here = variables()
+    for name in here.keys() - env.keys():
         del os.environ[name]
     for name, value in env.items():
-        if os.environ.get(name) != value:
+        if here.get(name) != value:
             os.environ[name] = value
     os.chdir(setting.directory or ".")
     sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
