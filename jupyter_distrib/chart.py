@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 
 def chart_of(record: RunRecord) -> str:
-    """An `<img>` with one chart for each of the first metrics that change; empty if none does."""
+    """An `<img>` with one chart for each of the first metrics that change, and how many more do; empty if none does."""
     lines = {name: _lines(record, name) for name in _names(record)}
     charts = {name: drawn for name, drawn in lines.items() if any(_changes(points) for _, points in drawn)}
     if not charts:
@@ -44,7 +44,11 @@ def chart_of(record: RunRecord) -> str:
     )
     data = base64.b64encode(svg.encode()).decode()
     names = escape(", ".join(short(name) for name, _ in shown))
-    return f'<img alt="{names} over steps" width="{width}" height="{height}" src="data:image/svg+xml;base64,{data}">'
+    left = len(charts) - len(shown)
+    more = f"<div>{left} more metric{'s' * (left != 1)} not drawn here</div>" if left else ""
+    return (
+        f'<img alt="{names} over steps" width="{width}" height="{height}" src="data:image/svg+xml;base64,{data}">{more}'
+    )
 
 
 def _names(record: RunRecord) -> list[str]:

@@ -4,7 +4,7 @@ Kernel side, in the thread that shows the run; no clock. Put together again (`as
 are what `RunRecord.to_state` gives, with thinned histories:
 
     head            the run as a whole
-    rank_3          one rank: state, progress, metrics, memory, last line
+    rank_3          one rank: state, progress, metrics, memory, last line, lines that are not finished
     history_3       its reported numbers, column by column, thinned to what a small chart can show
     display_3_0     its displays, one by one
     lines_7         output: a ring of `RING` chunks; only the newest of them grows
@@ -30,10 +30,12 @@ LINE_CHARACTERS = 500
 LAST_LINE_CHARACTERS = 200
 NAMES = 12
 """Metrics of a rank that are sent; the others are in the record."""
-CHARTS = 6
-POINTS = 2000
-"""Of all histories together."""
+FEWEST_CHARTS, MOST_CHARTS = 6, 24
+"""Of a rank; the more ranks, the fewer."""
+POINTS = 12_000
+"""Of all charts and ranks together."""
 FEWEST_POINTS = 30
+"""Of a line."""
 HISTORY_EVERY_S = 1.0
 DISPLAY_BYTES = 2_000_000
 """Of one update; what is over waits for the next."""
@@ -60,8 +62,11 @@ class Pieces:
         of_run = {"elapsed_s": 0, "pool": self._pool, "stopping": stopping, "numbers": list(record.ranks)}
         found: dict[str, Piece] = {"head": {**snapshot.head(record), **of_run}}
         origin_s = snapshot.origin(record)
+        unfinished: dict[int | None, list[dict[str, Any]]] = {}
+        for line in record.partial_lines():
+            unfinished.setdefault(line.rank, []).append(_entry(line))
         for rank in record.ranks.values():
-            found[f"rank_{rank.rank}"] = _row(rank, origin_s)
+            found[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
             found |= self._history(rank, now_s, len(record.ranks))
         found |= self._shown(record)
         found |= self._lines(record)
@@ -74,7 +79,7 @@ class Pieces:
         if not rank.history or rank.history[-1] is before or now_s - at_s < HISTORY_EVERY_S:
             return {}
         self._histories[rank.rank] = rank.history[-1], now_s
-        return {f"history_{rank.rank}": columns(rank, max(FEWEST_POINTS, POINTS // ranks))}
+        return {f"history_{rank.rank}": columns(rank, POINTS // ranks)}
 
     def _shown(self, record: RunRecord) -> dict[str, Piece]:
         found, left = {}, DISPLAY_BYTES
@@ -114,14 +119,16 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
     }
 
 
-def columns(rank: RankRecord, points: int) -> dict[str, list[Any]]:
-    """`{"step": [1, 2], "=loss": [0.5, None]}`: about so many samples, evenly taken, and always the last one."""
-    names = list(rank.metrics)[:CHARTS]
-    stride = -(-len(rank.history) // points)
+def columns(rank: RankRecord, points: int) -> dict[str, Any]:
+    """`{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about so many points of all numbers together, evenly taken,
+    and always the last ones; how many numbers are left out."""
+    most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
+    names = list(rank.metrics)[:most]
+    stride = -(-len(rank.history) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
     samples = rank.history[::stride]
     if samples[-1] is not rank.history[-1]:
         samples.append(rank.history[-1])
-    values: dict[str, list[Any]] = {"step": [sample.step for sample in samples]}
+    values: dict[str, Any] = {"step": [sample.step for sample in samples], "left": len(rank.metrics) - len(names)}
     for name in names:
         values[f"={name}"] = [_short(sample.values.get(name)) for sample in samples]
     return values

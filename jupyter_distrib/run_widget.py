@@ -14,7 +14,7 @@ import anywidget
 import traitlets
 
 _STATIC = Path(__file__).parent / "static"
-_MODULES = ("state.js", "chart.js", "run.js")
+_MODULES = ("dom.js", "state.js", "chart.js", "output.js", "displays.js", "run.js")
 
 
 def bundle() -> str:

@@ -5,8 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from jupyter_distrib.events import Cleared, Displayed, Measured, Sampled, Started, Wrote
-from jupyter_distrib.pieces import BATCH_LINES, CHUNK, HISTORY_EVERY_S, LINE_CHARACTERS, POINTS, RING, Pieces
+from jupyter_distrib.pieces import (
+    BATCH_LINES,
+    CHUNK,
+    FEWEST_CHARTS,
+    FEWEST_POINTS,
+    HISTORY_EVERY_S,
+    LINE_CHARACTERS,
+    MOST_CHARTS,
+    POINTS,
+    RING,
+    Pieces,
+)
 from jupyter_distrib.record import RunRecord
 from tests import golden_run
 
@@ -97,7 +110,7 @@ def test_histories_are_thinned_and_seldom() -> None:
             record.apply(Measured(run="r-7", rank=rank, step=step, values={"loss": 1 / (step + 1)}, at_s=2.0))
     assert pieces.changed(record, 0.0).keys() >= {"history_0", "history_1"}
     columns = pieces.now["history_0"]
-    assert len(columns["step"]) == len(columns["=loss"]) <= POINTS // 2 + 1
+    assert len(columns["step"]) == len(columns["=loss"]) <= POINTS // 2 // FEWEST_CHARTS + 1
     assert columns["step"][-1] == 899
 
     record.apply(Measured(run="r-7", rank=0, step=900, values={"loss": float("nan")}, at_s=3.0))
@@ -143,3 +156,33 @@ def test_any_thread_may_read_what_was_given_out() -> None:
     pieces.changed(record, 1.0)
 
     assert json.dumps(before) == copy
+
+
+@pytest.mark.parametrize(("ranks", "sent"), [(2, MOST_CHARTS), (512, FEWEST_CHARTS)])
+def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
+    record, pieces = a_record(ranks), Pieces("local")
+    for step in range(1, 200):
+        values = {f"number {index}": float(step) for index in range(30)}
+        record.apply(Measured(run="r-7", rank=1, step=step, values=values, at_s=2.0))
+    pieces.changed(record, 0.0)
+
+    columns = pieces.now["history_1"]
+    names = [name for name in columns if name.startswith("=")]
+    assert names == [f"=number {index}" for index in range(sent)]
+    assert columns["left"] == 30 - sent
+    assert len(names) * len(columns["step"]) <= max(POINTS // ranks, FEWEST_POINTS * FEWEST_CHARTS) + len(names)
+
+
+def test_a_line_that_is_not_finished_is_with_its_rank() -> None:
+    record, pieces = a_record(), Pieces("local")
+    record.apply(wrote("loading..."))
+    pieces.changed(record, 0.0)
+    (line,) = pieces.now["rank_0"]["unfinished"]
+    assert (line["text"], line["stream"]) == ("loading...", "stdout")
+    assert pieces.now["rank_1"]["unfinished"] == []
+    assert entries(pieces) == []
+
+    record.apply(wrote(" done\n"))
+    pieces.changed(record, 0.1)
+    assert pieces.now["rank_0"]["unfinished"] == []
+    assert [entry["text"] for entry in entries(pieces)] == ["loading... done"]

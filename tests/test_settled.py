@@ -215,6 +215,16 @@ def test_odd_numbers_do_not_break_a_chart(odd: float) -> None:
     assert not any("nan" in path or "inf" in path for path in paths)
 
 
+def test_metrics_that_are_not_drawn_are_counted() -> None:
+    def drawn(count: int) -> str:
+        values = [{f"n{index}": float(step) for index in range(count)} for step in range(5)]
+        return chart.chart_of(a_record(*(measured(step, **each) for step, each in enumerate(values))))
+
+    assert drawn(chart.CHARTS).endswith('">')
+    assert drawn(chart.CHARTS + 1).endswith("<div>1 more metric not drawn here</div>")
+    assert drawn(chart.CHARTS + 3).endswith("<div>3 more metrics not drawn here</div>")
+
+
 def test_a_chart_of_many_ranks_and_steps_stays_small() -> None:
     events = (measured(step, rank, loss=step * rank) for step in range(500) for rank in range(64))
 

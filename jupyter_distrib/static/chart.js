@@ -1,6 +1,7 @@
 // Charts of reported numbers over steps: one small SVG for each metric, every rank a line, the first one marked.
 // `chartOf` is pure; `Chart` draws.
 
+import { element, set } from "./dom.js";
 import { digits } from "./state.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -17,6 +18,12 @@ export function chartNames(state) {
     }
   }
   return [...changing].filter(([, changes]) => changes).map(([name]) => name);
+}
+
+/** How many numbers the kernel has not sent, in words. */
+export function undrawn(state) {
+  const count = Math.max(0, ...state.ranks.map(({ columns }) => columns?.left ?? 0));
+  return count ? `${count} more metric${count === 1 ? " is" : "s are"} not drawn` : "";
 }
 
 /** What to draw of one metric: a path for each rank, and how to get from pixels to numbers. */
@@ -119,17 +126,6 @@ export class Chart {
     this.cross.setAttribute("visibility", this.pointed === null ? "hidden" : "visible");
     if (this.pointed !== null) for (const key of ["x1", "x2"]) this.cross.setAttribute(key, this.pointed * BOX.width);
   }
-}
-
-export function element(tag, className = "") {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  return node;
-}
-
-/** Write a text only if it is another one: what is not touched is not laid out again. */
-export function set(node, text) {
-  if (node.textContent !== text) node.textContent = text;
 }
 
 function drawing(tag, attributes) {

@@ -1,28 +1,25 @@
 // The run in the page: an anywidget. Plain DOM, painted at most once per animation frame; nodes are made once and only
 // their texts change, so that focus and selection stay where they are.
-//
-// What ranks print or display is text here, an image that carries its data, or HTML in a frame in which nothing can run.
 
-import { FINISHED, GLYPHS, Logs, assemble, behind, clock, failures, fold, notes, order, places, row, stopping, summary, title, whose } from "./state.js";
-import { Chart, chartNames, element, set } from "./chart.js";
+import { FINISHED, GLYPHS, Logs, assemble, behind, clock, failures, notes, order, places, row, stopping, summary, title } from "./state.js";
+import { Chart, chartNames, undrawn } from "./chart.js";
+import { Card } from "./displays.js";
+import { element, fill, section, set } from "./dom.js";
+import { Output, noteSelection } from "./output.js";
 
 const TILES_FROM = 17; // with more ranks than 16, a rank is a tile
-const SHOWN_LINES = 100;
-const SHOWN_OF_RANK = 500;
 const SHOWN_CHARTS = 6;
 const STATUS_EVERY_MS = 1000;
-const OUTPUT_EVERY_MS = 200;
 const GONE = "The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.";
-const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
-let selected = null; // the node in which the user's selection begins; asking for it in a frame would lay out the page
-const stores = new WeakMap(); // model -> its lines, its clock, and when its kernel was gone; several views share them
+const stores = new WeakMap(); // model -> its lines, its clock, and when the run or its kernel ended; several views share them
 
 function storeOf(model) {
   if (!stores.has(model)) {
-    const store = { logs: new Logs(), startedMs: performance.now() - 1000 * (model.get("clock")?.elapsed_s ?? 0), goneMs: null };
+    const store = { logs: new Logs(), startedMs: performance.now() - 1000 * (model.get("clock")?.elapsed_s ?? 0), endedMs: null, goneMs: null };
     const take = () => {
       store.goneMs = null;
+      if (model.get("head")?.ended) store.endedMs ??= performance.now();
       store.logs.take((key) => model.get(key));
     };
     model.on("change", take);
@@ -42,6 +39,7 @@ class View {
     this.charts = new Map();
     this.cards = new Map();
     this.asked = "";
+    this.said = "";
     this.frame = 0;
     this.saidMs = -Infinity;
     this.build();
@@ -71,6 +69,12 @@ class View {
     this.list = root.appendChild(element("ul", "jd-ranks"));
     this.list.setAttribute("aria-label", "Ranks");
     this.chartArea = root.appendChild(section("jd-charts", "Metrics over steps"));
+    this.allCharts = false;
+    this.moreCharts = this.chartArea.appendChild(element("div", "jd-more-charts"));
+    this.showCharts = this.moreCharts.appendChild(element("button", "jd-show-charts"));
+    this.showCharts.type = "button";
+    this.showCharts.addEventListener("click", () => ((this.allCharts = !this.allCharts), this.later()));
+    this.undrawn = this.moreCharts.appendChild(element("span"));
     this.shown = root.appendChild(section("jd-shown", "Displays of the ranks"));
     this.output = new Output("Output of all ranks");
     root.append(this.output.root);
@@ -90,19 +94,19 @@ class View {
     this.paintRanks(state, late);
     this.paintCharts(state);
     this.paintDisplays(state);
-    this.output.paint(this.store.logs.all, this.store.logs.changes, state);
+    this.output.paint(this.store.logs.all, state.ranks.flatMap((rank) => rank.unfinished), state);
   };
 
   paintHead(state) {
     this.root.setAttribute("aria-label", `Run ${state.run} of ${state.label}`);
     const states = state.ranks.map((rank) => rank.state);
     const bad = states.some((name) => name === "failed" || name === "lost");
-    const gone = this.store.goneMs !== null;
+    const gone = this.store.goneMs !== null && !state.ended;
     const whole = bad ? "failed" : gone ? "interrupted" : state.stall ? "stalled" : ["running", "starting", "waiting", "interrupted", "done"].find((name) => states.includes(name));
     this.root.dataset.state = whole;
     set(this.mark, GLYPHS[whole] ?? "▲");
     set(this.title, title(state));
-    set(this.clock, clock(((this.store.goneMs ?? performance.now()) - this.store.startedMs) / 1000));
+    set(this.clock, clock(((this.store.endedMs ?? this.store.goneMs ?? performance.now()) - this.store.startedMs) / 1000));
     const finished = states.filter((name) => FINISHED.has(name)).length;
     set(this.chips, finished ? `${finished} of ${states.length} finished` : "");
     const stage = gone ? "" : stopping(state, this.asked);
@@ -115,11 +119,6 @@ class View {
     fill(this.failures, failures(state), () => element("div", "jd-failure"), set);
     this.say(gone ? GONE : summary(state, this.asked));
   }
-
-  select = () => {
-    const selection = getSelection();
-    selected = selection && !selection.isCollapsed ? selection.anchorNode : null;
-  };
 
   paintStall(stall) {
     const lines = stall ? [{ text: stall.text }, ...places(stall)] : [];
@@ -140,21 +139,28 @@ class View {
   paintRanks(state, late) {
     this.list.classList.toggle("jd-tiles", state.ranks.length >= TILES_FROM);
     const ranks = order(state, late);
-    const focused = this.root.contains(document.activeElement) ? document.activeElement : null;
+    const focused = this.root.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
     ranks.forEach((rank, index) => {
       if (!this.rows.has(rank.rank)) this.rows.set(rank.rank, new Row(rank.rank));
       const each = this.rows.get(rank.rank);
       if (this.list.children[index] !== each.root) this.list.insertBefore(each.root, this.list.children[index] ?? null);
-      each.paint(row(rank, late.get(rank.rank)), this.store.logs, state);
+      each.paint(row(rank, late.get(rank.rank)), this.store.logs.of(rank.rank), rank.unfinished, state);
     });
     if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
   }
 
   paintCharts(state) {
-    for (const name of chartNames(state).slice(0, SHOWN_CHARTS)) {
+    const names = chartNames(state);
+    const shown = this.allCharts ? names : names.slice(0, SHOWN_CHARTS);
+    for (const [name, chart] of this.charts) {
+      if (shown.includes(name)) continue;
+      chart.root.remove();
+      this.charts.delete(name);
+    }
+    for (const name of shown) {
       if (!this.charts.has(name)) {
         this.charts.set(name, new Chart(name));
-        this.chartArea.append(this.charts.get(name).root);
+        this.chartArea.insertBefore(this.charts.get(name).root, this.moreCharts);
       }
       const chart = this.charts.get(name);
       const seen = state.ranks.map((rank) => rank.columns);
@@ -162,6 +168,11 @@ class View {
       chart.seen = seen;
     }
     this.chartArea.hidden = !this.charts.size;
+    set(this.showCharts, this.allCharts ? `Show ${SHOWN_CHARTS} of ${names.length} charts` : `Show ${names.length - SHOWN_CHARTS} more`);
+    this.showCharts.hidden = names.length <= SHOWN_CHARTS;
+    this.showCharts.setAttribute("aria-expanded", String(this.allCharts));
+    set(this.undrawn, undrawn(state));
+    this.moreCharts.hidden = this.showCharts.hidden && !this.undrawn.textContent;
   }
 
   paintDisplays(state) {
@@ -204,7 +215,13 @@ class Row {
     this.button = this.root.appendChild(element("button", "jd-no"));
     this.button.type = "button";
     this.button.setAttribute("aria-expanded", "false");
-    for (const part of ["state", "usage", "outer", "bars", "metrics", "last"]) this[part] = this.root.appendChild(element("span", `jd-${part}`));
+    const part = (name) => this.root.appendChild(element("span", `jd-${name}`));
+    this.state = part("state");
+    this.usage = part("usage");
+    this.outer = part("outer");
+    this.bars = part("bars");
+    this.metrics = part("metrics");
+    this.last = part("last");
     this.root.addEventListener("click", (event) => {
       if (!event.target.closest(".jd-output") && !String(getSelection())) this.toggle();
     });
@@ -220,8 +237,8 @@ class Row {
     this.paint(...this.painted);
   }
 
-  paint(said, logs, state) {
-    this.painted = [said, logs, state];
+  paint(said, lines, unfinished, state) {
+    this.painted = [said, lines, unfinished, state];
     this.root.dataset.state = said.state;
     this.root.classList.toggle("jd-late", Boolean(said.behind));
     set(this.button, String(said.rank));
@@ -237,7 +254,7 @@ class Row {
     this.metrics.title = metrics.map((metric) => metric.join(" ").trim()).join(", ");
     set(this.last, said.trouble || said.last);
     this.last.title = said.trouble || said.last;
-    if (this.open) this.output.paint(logs.of(this.rank), logs.changes, state);
+    if (this.open) this.output.paint(lines, unfinished, state);
   }
 }
 
@@ -273,124 +290,6 @@ function paintMetric(node, [name, value]) {
   set(node.children[1], value);
 }
 
-/** Lines, the newest at the bottom, where the view stays unless somebody scrolls away; stands still under a selection. */
-class Output {
-  constructor(label, rank = null) {
-    this.rank = rank;
-    this.root = element("div", "jd-output");
-    this.root.setAttribute("role", "log");
-    this.root.setAttribute("aria-live", "off");
-    this.root.setAttribute("aria-label", label);
-    this.root.tabIndex = 0;
-    this.root.hidden = true;
-    const inner = this.root.appendChild(element("div")); // the style sheet turns the order round: the end is what is seen
-    inner.append((this.gap = element("div")), (this.lines = element("div")));
-    this.painted = -1;
-    this.paintedMs = 0;
-  }
-
-  paint(lines, changes, state) {
-    const now = performance.now();
-    if (changes === this.painted || now - this.paintedMs < OUTPUT_EVERY_MS || this.root.contains(selected)) return;
-    [this.painted, this.paintedMs] = [changes, now];
-    const most = this.rank === null ? SHOWN_LINES : SHOWN_OF_RANK;
-    const shown = lines.slice(-most);
-    const before = lines.slice(0, -most).reduce((count, line) => count + (line.skipped || 1), 0);
-    const folded = this.rank === null ? fold(shown) : shown.map((line) => ({ ...line, first: line }));
-    const left = new Set(folded.map((line) => line.first));
-    for (const node of [...this.lines.children]) if (!left.has(node.first)) node.remove(); // lines move up, they are not written anew
-    fill(this.gap, before ? [{ skipped: before }] : [], newLine, (node, line) => paintLine(node, line, this.rank, state));
-    fill(this.lines, folded, newLine, (node, line) => paintLine(node, line, this.rank, state));
-    this.root.hidden = !folded.length;
-  }
-}
-
-function newLine() {
-  const node = element("div", "jd-line");
-  node.append(element("span", "jd-who"), element("span", "jd-text"));
-  return node;
-}
-
-function paintLine(node, line, rank, state) {
-  const [who, text] = node.children;
-  node.first = line.first;
-  node.dataset.stream = line.skipped ? "gap" : line.stream;
-  const command = `%distributed_logs ${state.run}${rank === null ? "" : ` --rank ${rank}`}`;
-  set(who, line.skipped || rank !== null ? "" : whose(line.ranks, state));
-  set(text, line.skipped ? `… ${line.skipped.toLocaleString("en")} line${line.skipped === 1 ? "" : "s"} not shown here; ${command} shows all` : line.text);
-}
-
-/** What one rank displayed. */
-class Card {
-  constructor(rank) {
-    this.root = element("figure", "jd-card");
-    set(this.root.appendChild(element("figcaption")), `rank ${rank}`);
-    this.rank = rank;
-    this.shown = new Map();
-  }
-
-  paint({ displays, skipped_displays: skipped }) {
-    const wanted = new Set(displays);
-    for (const [display, node] of this.shown) if (!wanted.has(display)) (node.remove(), this.shown.delete(display));
-    displays.forEach((display, index) => {
-      if (!this.shown.has(display)) this.shown.set(display, displayed(display, this.rank));
-      const [node, place] = [this.shown.get(display), this.root.children[index + 1]];
-      if (place !== node) this.root.insertBefore(node, place ?? null);
-    });
-    this.root.title = skipped ? `${skipped} earlier displays are not kept` : "";
-  }
-}
-
-/** The richest representation in which nothing can run. */
-function displayed({ data }, rank) {
-  const kind = IMAGES.find((each) => each in data);
-  if (kind && /^[A-Za-z0-9+/=\s]*$/.test(data[kind])) return image(`data:${kind};base64,${data[kind]}`, rank);
-  if (data["image/svg+xml"]) return image(`data:image/svg+xml;charset=utf-8,${encodeURIComponent(data["image/svg+xml"])}`, rank);
-  if (data["text/html"]) return frame(data["text/html"], rank);
-  const text = data["text/plain"] ?? data["text/markdown"] ?? data["text/latex"] ?? `(${Object.keys(data).join(", ")})`;
-  const node = element("pre");
-  // eslint-disable-next-line no-control-regex
-  node.textContent = text.replace(/\x1b(\[[0-9;:?<=>!]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)/g, "");
-  return node;
-}
-
-function image(source, rank) {
-  const node = element("img");
-  node.alt = `Picture from rank ${rank}`;
-  node.src = source; // an SVG in an <img> runs no script and loads nothing
-  return node;
-}
-
-/** A frame without the right to run scripts, submit forms or leave; its policy forbids loading anything, too. */
-function frame(html, rank) {
-  const node = element("iframe", "jd-frame");
-  node.setAttribute("sandbox", "allow-same-origin"); // so that its height can be measured from here
-  node.title = `HTML from rank ${rank}`;
-  const policy = "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'";
-  node.addEventListener("load", () => {
-    const { body } = node.contentDocument;
-    const style = getComputedStyle(node.parentElement);
-    body.style.cssText = `margin: 0; width: max-content; max-width: 640px; color: ${style.color}; font: ${style.fontSize}/1.5 ${style.fontFamily}`;
-    node.style.width = `${body.scrollWidth + 2}px`;
-    node.style.height = `${Math.min(600, body.scrollHeight + 4)}px`;
-  });
-  node.srcdoc = `<!DOCTYPE html><meta http-equiv="Content-Security-Policy" content="${policy}"><style>:root{color-scheme:light dark}table{border-collapse:collapse}td,th{padding:.2em .6em;text-align:right;border-bottom:1px solid #8884}</style><body>${html}`;
-  return node;
-}
-
-function section(className, label) {
-  const node = element("section", className);
-  node.setAttribute("aria-label", label);
-  return node;
-}
-
-/** Make `parent` have one child for each item; children are used again. */
-function fill(parent, items, make, write) {
-  while (parent.children.length > items.length) parent.lastChild.remove();
-  items.forEach((item, index) => write(parent.children[index] ?? parent.appendChild(make()), item));
-  if (parent.hidden !== !items.length) parent.hidden = !items.length;
-}
-
 export default {
   initialize({ model }) {
     storeOf(model); // lines are collected from the beginning, whether or not they can be seen
@@ -398,12 +297,13 @@ export default {
   render({ model, el }) {
     const view = new View(model, el.appendChild(element("div")));
     for (const event of ["change", "comm_live_update"]) model.on(event, view.later);
-    document.addEventListener("selectionchange", view.select);
+    const select = () => noteSelection(); // one of this view's own, which can be taken away
+    document.addEventListener("selectionchange", select);
     const ticking = setInterval(view.later, 1000); // the clock, and what was put off
     view.paint();
     return () => {
       clearInterval(ticking);
-      document.removeEventListener("selectionchange", view.select);
+      document.removeEventListener("selectionchange", select);
       cancelAnimationFrame(view.frame);
       for (const event of ["change", "comm_live_update"]) model.off(event, view.later);
     };

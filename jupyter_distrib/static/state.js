@@ -7,6 +7,10 @@ const DISPLAYS_KEPT = 100;
 const CHUNKS = 24;
 const KEPT_LINES = 1000; // of each rank, here in the browser
 const FOLD_WINDOW = 64;
+/** @type {[string, number][]} */
+const LETTERS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
+/** @type {[string, number][]} */
+const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
 
 export const FINISHED = new Set(["done", "failed", "lost", "interrupted"]);
 export const GLYPHS = {
@@ -25,7 +29,7 @@ export function assemble(get) {
       const piece = get(`display_${number}_${index % DISPLAYS_KEPT}`);
       if (piece && piece.index === index) displays.push(piece);
     }
-    return { ...row, displays, skipped_displays: first, columns: get(`history_${number}`) ?? null };
+    return { ...row, displays, skipped_displays: first, unfinished: row.unfinished ?? [], columns: get(`history_${number}`) ?? null };
   });
   return { ...head, ranks };
 }
@@ -49,7 +53,7 @@ export class Logs {
       const first = chunk * size;
       if (first > this.next) this.add({ rank: null, stream: "stdout", text: "", skipped: first - this.next });
       for (const entry of entries.slice(Math.max(0, this.next - first))) this.add(entry);
-      this.next = first + entries.length;
+      this.next = Math.max(this.next, first + entries.length);
     }
   }
 
@@ -83,14 +87,14 @@ export function clock(seconds) {
 
 /** `45`, `1.5`, `12.3k`, `629M`. */
 export function amount(number) {
-  for (const [letter, factor] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+  for (const [letter, factor] of LETTERS) {
     if (number >= 10 * factor || (number >= factor && letter !== "k")) return digits(number / factor, 3) + letter;
   }
   return Number.isInteger(number) ? String(number) : number >= 100 ? String(Math.trunc(number)) : digits(number, 3);
 }
 
 export function size(bytes) {
-  for (const [unit, factor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+  for (const [unit, factor] of UNITS) {
     if (bytes >= factor) return `${(bytes / factor).toFixed(1)} ${unit}`;
   }
   return `${bytes} bytes`;
@@ -172,7 +176,7 @@ export function notes(state) {
  */
 export function failures(state) {
   const groups = new Map();
-  for (const rank of [...state.ranks].sort((a, b) => Boolean(a.consequence) - Boolean(b.consequence))) {
+  for (const rank of [...state.ranks].sort((a, b) => Number(a.consequence ?? false) - Number(b.consequence ?? false))) {
     if (!trouble(rank)) continue;
     const own = rank.failure && !rank.consequence; // else it is a sentence on what became of the rank
     const story = `${own ? ":" : ""} ${trouble(rank)}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;

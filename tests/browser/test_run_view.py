@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from jupyter_distrib.events import Failed, Failure, Measured, Progressed, Sampled, Started, Wrote
+from jupyter_distrib.events import Ended, Failed, Failure, Measured, Progressed, Returned, Sampled, Started, Wrote
 from jupyter_distrib.pieces import Pieces
 from jupyter_distrib.record import RunRecord
 from tests import golden_run
@@ -304,6 +304,49 @@ def test_the_golden_run_is_shown_whole(show: Show) -> None:
     assert page.locator(".jd-chart", has_text="loss").locator("path").count() == 4
 
 
+def test_charts_beyond_the_first_are_counted_and_shown_on_a_click(show: Show) -> None:
+    record = a_record(2)
+    for step in range(1, 50):
+        for rank in range(2):
+            values = {f"number {index}": float(step * (index + 1)) for index in range(30)}
+            record.apply(Measured(run="r-7", rank=rank, step=step, values=values, at_s=2.0))
+    page = show(record)
+    charts, more = page.locator(".jd-chart"), page.locator(".jd-show-charts")
+    expect(charts).to_have_count(6)
+    expect(more).to_have_text("Show 18 more")
+    expect(page.locator(".jd-more-charts")).to_contain_text("6 more metrics are not drawn")
+    more.focus()
+    page.keyboard.press("Enter")
+    expect(charts).to_have_count(24)
+    expect(charts.nth(23)).to_contain_text("number 23")
+    expect(more).to_be_focused()
+    more.click()
+    expect(charts).to_have_count(6)
+
+
+def test_no_more_charts_are_offered_than_there_are(show: Show) -> None:
+    record = a_record(1)
+    for step in (1, 2):
+        move(record, 0, step)
+    page = show(record)
+    expect(page.locator(".jd-chart")).to_have_count(1)
+    expect(page.locator(".jd-more-charts")).to_be_hidden()
+
+
+def test_a_line_that_is_not_finished_stands_in_the_output_and_may_change(show: Show) -> None:
+    record = a_record(2)
+    record.apply(Wrote(run="r-7", rank=1, stream="stdout", text="begun\nloading", at_s=2.0))
+    page = show(record)
+    page.locator(".jd-no").nth(1).click()
+    own, together = page.locator(".jd-rank .jd-output .jd-text"), page.locator(".jd-run > .jd-output .jd-text")
+    expect(own).to_have_text(["begun", "loading"])
+    expect(together).to_have_text(["begun", "loading"])
+    record.apply(Wrote(run="r-7", rank=1, stream="stdout", text="... done\n", at_s=3.0))
+    show(record)
+    expect(own).to_have_text(["begun", "loading... done"])  # in a moment: output is drawn a few times a second
+    expect(together).to_have_text(["begun", "loading... done"])
+
+
 def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
     from jupyter_distrib.events import Displayed
 
@@ -364,6 +407,20 @@ def test_a_view_whose_kernel_has_ended_says_so_and_stands_still(show: Show) -> N
     show(record)
     expect(page.locator(".jd-stop")).to_be_enabled()
     expect(page.locator(".jd-notes")).not_to_contain_text("The kernel has ended")
+
+
+def test_the_clock_of_a_run_that_has_ended_stands_still(show: Show) -> None:
+    record = a_record(1)
+    page = show(record)
+    record.apply(Returned(run="r-7", rank=0, value=None, at_s=3.0))
+    record.apply(Ended(run="r-7", at_s=3.0))
+    show(record)
+    before = page.locator(".jd-clock").inner_text()
+    page.evaluate("const now = performance.now() + 60_000; performance.now = () => now; window.trigger('change')")
+    page.evaluate(FRAME)
+
+    assert page.locator(".jd-clock").inner_text() == before
+    expect(page.locator(".jd-stop")).to_be_disabled()
 
 
 def test_a_view_that_is_gone_costs_nothing(show: Show) -> None:

@@ -54,6 +54,15 @@ test("each line is taken once, as chunks grow and follow", () => {
   assert.deepEqual(logs.all.map((each) => each.text), numbers(0, 52).map((each) => each.text));
 });
 
+test("an older state of a chunk takes nothing back", () => {
+  const logs = new Logs();
+  logs.take(pieces(0, [[0, numbers(0, 5)]]));
+  logs.take(pieces(0, [[0, numbers(0, 3)]]));
+  logs.take(pieces(0, [[0, numbers(0, 6)]]));
+
+  assert.deepEqual(logs.all.map((each) => each.text), numbers(0, 6).map((each) => each.text));
+});
+
 test("what was overwritten in the ring before it could be read is a gap", () => {
   const logs = new Logs();
   logs.take(pieces(0, [[0, numbers(0, 50)]]));

@@ -1,0 +1,25 @@
+// Nodes of the page, made once; only their texts change.
+
+export function element(tag, className = "") {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  return node;
+}
+
+/** Write a text only if it is another one: what is not touched is not laid out again. */
+export function set(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function section(className, label) {
+  const node = element("section", className);
+  node.setAttribute("aria-label", label);
+  return node;
+}
+
+/** Make `parent` have one child for each item; children are used again. */
+export function fill(parent, items, make, write) {
+  while (parent.children.length > items.length) parent.lastChild.remove();
+  items.forEach((item, index) => write(parent.children[index] ?? parent.appendChild(make()), item));
+  if (parent.hidden !== !items.length) parent.hidden = !items.length;
+}
