@@ -242,6 +242,10 @@ class Execute:
     """How the run is named in lists: `Cell In[5]`."""
 
 
+KILL_AFTER_S = 2.0
+"""After `Stop`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """Stop a run: interrupt, cut its collectives, and kill what does not end. Safe to send at any time, any number of

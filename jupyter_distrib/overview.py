@@ -163,6 +163,7 @@ def _run(run: Run) -> dict[str, Any]:
         "began_at_s": run.began_at_s,
         "elapsed_s": run.elapsed_s if run.done() else None,
         "stop_asked_at_s": run.stop_asked_at_s,
+        "stopping": run.stopping,
         "peak_rss_bytes": record.peak_rss_bytes,
         "peak_gpu_memory_bytes": record.peak_gpu_memory_bytes,
         "stall": record.stall.text if record.stall else "",

@@ -23,6 +23,7 @@ from typing import Any
 
 from jupyter_distrib import failures, paths, payload, words
 from jupyter_distrib.events import (
+    KILL_AFTER_S,
     Ended,
     Exited,
     Failed,
@@ -75,6 +76,7 @@ class Run:
         self.began_at_s = time.time() - age_s
         self.stop_asked_at_s: float | None = None
         """Since the epoch, as `began_at_s`."""
+        self.kill_asked = False
         self.interrupted = False
         """The user asked for the stop."""
         self.on_ended: list[Callable[[], object]] = []
@@ -125,6 +127,14 @@ class Run:
         states = {rank.state for rank in self.record.ranks.values()}
         return next((state for state in ("lost", "failed", "interrupted") if state in states), "done")
 
+    @property
+    def stopping(self) -> str:
+        """How far a stop has come: `asked`, or `killed` when ranks that have not stopped are; empty without one."""
+        if self.stop_asked_at_s is None:
+            return ""
+        ended_at_s = self.began_at_s + self.elapsed_s
+        return "killed" if self.kill_asked or ended_at_s >= self.stop_asked_at_s + KILL_AFTER_S else "asked"
+
     def result(self, timeout_s: float | None = None) -> Any:
         """The `Results`, or None if no rank returned anything; waits for the end of the run.
 
@@ -152,6 +162,7 @@ class Run:
     def cancel(self, *, force: bool = False) -> None:
         """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""
         self.interrupted = True
+        self.kill_asked = self.kill_asked or force
         self.stop_asked_at_s = self.stop_asked_at_s or time.time()
         self._stop(force)
 

@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
@@ -106,7 +107,9 @@ class LiveView:
             model = self._widget.model_id if self._widget is not None else ""
             frontend.settle(self._run, self._shown, self._metadata, model_id=model, place=self._place)
         if self._widget is not None:
-            self._try(self._widget.close)
+            with suppress(Exception):  # as in `_try`, but for the last time
+                self._send()  # pages that draw it by themselves keep it until the cell ends
+                self._widget.close()
             self._widget = None
 
     # ------------------------------------------------------------------------------------------------ HTML and text
@@ -152,8 +155,7 @@ class LiveView:
             self._widget.push(changed)
 
     def _changed(self) -> dict[str, Any]:
-        stopping = "asked" if self._run.interrupted else ""
-        return self._pieces.changed(self._run.record, time.monotonic(), stopping=stopping)
+        return self._pieces.changed(self._run.record, time.monotonic(), stopping=self._run.stopping)
 
     def _open_widget(self) -> None:
         from jupyter_distrib.run_widget import RunWidget

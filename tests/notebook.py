@@ -14,7 +14,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_distrib import broadcast
+from jupyter_distrib import broadcast, frontend
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ROOT = Path(__file__).parent.parent
@@ -224,3 +224,14 @@ class Notebook:
             outcome.ename, outcome.evalue = content["ename"], content["evalue"]
             outcome.traceback = _COLOUR.sub("", "\n".join(content["traceback"]))
         return False
+
+
+def ask(book: Notebook, **content: Any) -> dict[str, Any]:
+    """One request on the control channel, and its answer."""
+    message = book.client.session.msg(frontend.REQUEST, content)
+    book.client.control_channel.send(message)
+    while True:
+        reply = book.client.get_control_msg(timeout=20)
+        if reply["parent_header"].get("msg_id") == message["msg_id"]:
+            answer: dict[str, Any] = reply["content"]
+            return answer

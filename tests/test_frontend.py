@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_distrib import broadcast, frontend
 from jupyter_distrib.agent import devices
-from tests.notebook import Notebook
+from tests.notebook import Notebook, ask
 
 FOREVER = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\nif rank == 0:\n    print('waits', flush=True)\n    dist.barrier()\nelse:\n    import time\n    while True:\n        time.sleep(0.05)"
 
@@ -21,17 +21,6 @@ FOREVER = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as d
 def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     yield shared_notebook
     ask(shared_notebook, op="pick", pool="local", strategy="none", size={})
-
-
-def ask(book: Notebook, **content: Any) -> dict[str, Any]:
-    """One request on the control channel, and its answer."""
-    message = book.client.session.msg(frontend.REQUEST, content)
-    book.client.control_channel.send(message)
-    while True:
-        reply = book.client.get_control_msg(timeout=20)
-        if reply["parent_header"].get("msg_id") == message["msg_id"]:
-            answer: dict[str, Any] = reply["content"]
-            return answer
 
 
 def overview(book: Notebook) -> dict[str, Any]:

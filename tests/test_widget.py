@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import Notebook
+from tests.notebook import Notebook, ask
 
 CELL = "f3a9"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -36,6 +36,34 @@ def test_a_run_is_watched_in_a_widget_and_leaves_static_output(book: Notebook) -
     assert "[0-1] step 7" in outcome.view
     assert "step 8/8" in outcome.view
     assert outcome.open_widgets == set()
+
+
+STUBBORN = """%%distributed --ranks 2
+import time
+print("begun", flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if rank == 0:
+            raise
+"""
+
+
+@pytest.mark.slow
+def test_the_widget_and_the_overview_tell_how_far_a_stop_has_come(book: Notebook) -> None:
+    book.start(STUBBORN, cell_id=CELL)
+    book.until("begun")
+    run = ask(book, op="overview")["overview"]["runs"][0]["run"]
+    ask(book, op="stop", run=run)
+    outcome = book.finish()
+
+    heads = [update["head"]["stopping"] for update in outcome.updates if "head" in update]  # type: ignore[index]
+    assert list(dict.fromkeys(heads)) == ["", "asked", "killed"]
+    told = [news["overview"] for news in outcome.news if news["kind"] == "overview"]
+    told.append(ask(book, op="overview")["overview"])
+    stages = [each["stopping"] for overview in told for each in overview["runs"] if each["run"] == run]
+    assert list(dict.fromkeys(stages)) == ["", "asked", "killed"]
 
 
 @pytest.mark.slow

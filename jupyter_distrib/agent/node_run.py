@@ -17,13 +17,12 @@ from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.queued import Tell
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.watch import Watch
-from jupyter_distrib.events import Connected, Cut, Ended, Execute, Exited, Part, TimedOut
+from jupyter_distrib.events import KILL_AFTER_S, Connected, Cut, Ended, Execute, Exited, Part, TimedOut
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
 """From the second time on, SIGINT goes to the rank's process group, which frees a rank that waits for its data
 loader."""
-KILL_AFTER_S = 2.0
 
 
 class NodeRun:

@@ -117,6 +117,8 @@ export interface Run {
   began_at_s: number;
   elapsed_s: number | null;
   stop_asked_at_s: number | null;
+  /** How far a stop has come. */
+  stopping: '' | 'asked' | 'killed';
   peak_rss_bytes: number;
   peak_gpu_memory_bytes: number | null;
   stall: string;

@@ -12,8 +12,6 @@ export type Act = 'load' | 'open-notebook' | 'choose-kernel' | null;
 
 /** A process of somebody else that uses less is the desktop or the driver. */
 const FOREIGN_BYTES = 1e9;
-/** After this time the agent kills ranks that have not stopped. */
-const KILL_AFTER_S = 2;
 
 export function size(bytes: number): string {
   for (const [unit, factor] of [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['kB', 1e3]] as const) {
@@ -173,11 +171,11 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
     tone: ended ? (run.state === 'done' ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
     facts: facts(run, t),
     time: clock(run.elapsed_s ?? nowS - run.began_at_s),
-    detail: detail(run, nowS, t),
+    detail: detail(run, t),
     fraction: ended || !total ? null : Math.max(0, Math.min(1, step / total)),
     progress: run.progress ? `${run.progress.label} ${step}${total === null ? '' : `/${total}`}`.trim() : '',
     ended,
-    force: run.stop_asked_at_s !== null
+    force: run.stopping !== ''
   };
 }
 
@@ -228,21 +226,21 @@ function facts(run: Run, t: Say): string {
   return parts.filter(Boolean).join(' · ');
 }
 
-function detail(run: Run, nowS: number, t: Say): string {
-  if (run.elapsed_s === null && run.stop_asked_at_s !== null) {
-    return stopStage(run.members, nowS - run.stop_asked_at_s, t);
+function detail(run: Run, t: Say): string {
+  if (run.elapsed_s === null && run.stopping) {
+    return stopStage(run.members, run.stopping, t);
   }
   return run.trouble || run.stall || (run.elapsed_s === null ? run.line : '');
 }
 
 /** How far a stop has come: asked, then the ranks that still hold on, then that they are killed. */
-export function stopStage(members: Member[], sinceS: number, t: Say): string {
+export function stopStage(members: Member[], stage: 'asked' | 'killed', t: Say): string {
   const left = members.filter(each => !['done', 'failed', 'lost', 'interrupted'].includes(each.state)).map(each => each.rank);
   if (!left.length) {
     return t('All ranks have stopped.');
   }
   const who = rankList(left);
-  if (sinceS < KILL_AFTER_S) {
+  if (stage === 'asked') {
     return left.length === members.length ? t('Asked all ranks to stop.') : t('Waiting for rank %1 to stop.', who);
   }
   return t('Rank %1 does not stop and is killed and replaced.', who);

@@ -35,6 +35,7 @@ const run = (more: Partial<Run> = {}): Run => ({
   began_at_s: 1000,
   elapsed_s: null,
   stop_asked_at_s: null,
+  stopping: '',
   peak_rss_bytes: 2e9,
   peak_gpu_memory_bytes: 31e9,
   stall: '',
@@ -116,11 +117,11 @@ test('a stall is told', () => {
 });
 
 test('the stages of a stop: asked, who holds on, killed', () => {
-  const asked = run({ state: 'stopping', stop_asked_at_s: 1040 });
+  const asked = run({ state: 'stopping', stopping: 'asked' });
   assert.equal(view.runRow(asked, 1040.1, t).detail, 'Asked all ranks to stop.');
   const some = [member(0, 'interrupted'), member(1, 'running')];
-  assert.equal(view.stopStage(some, 0.5, t), 'Waiting for rank 1 to stop.');
-  assert.equal(view.stopStage(some, 3, t), 'Rank 1 does not stop and is killed and replaced.');
+  assert.equal(view.stopStage(some, 'asked', t), 'Waiting for rank 1 to stop.');
+  assert.equal(view.stopStage(some, 'killed', t), 'Rank 1 does not stop and is killed and replaced.');
   assert.equal(view.runRow(asked, 1041, t).force, true);
 });
 
