@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_distrib import session, settings
 from jupyter_distrib.broadcast import Broadcast
+from jupyter_distrib.cells import Cells, Place, Shown
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.overview import overview
 from jupyter_distrib.pools import kinds
@@ -33,28 +32,6 @@ REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
 """Of a rank's log, the end that is shown; the file has all of it."""
-SETTLED = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One execution of a notebook's cell."""
-
-    cell: str
-    """Its id; empty if the front end does not tell."""
-    count: int
-    """The number that stands beside it."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Settled:
-    """What a cell shows of its runs when they have ended, as a notebook file holds it."""
-
-    place: Place
-    views: list[dict[str, Any]]
-    """In the order of the runs: `run`, `model`, and the last `output` of its display."""
-    outcome: list[dict[str, Any]] = field(default_factory=list)
-    """The value or the error of the cell."""
 
 
 class FrontEnd:
@@ -67,15 +44,11 @@ class FrontEnd:
         """As they were when they could last be read."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
-        self._settled: deque[Settled] = deque(maxlen=SETTLED)
-        self._unfinished: list[tuple[Place, dict[str, Any]]] = []
-        """Settled views of the cell that is running, which may still end with a value or an error."""
-        self._counts: dict[str, int] = {}
-        """By cell, the number of its last execution; what an earlier one showed is nobody's any more."""
+        self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
         self._news = Broadcast(self._look, self._active)
         self._route = self._listen()
         session.current().on_change = self._news.changed
-        shell.events.register("post_run_cell", self._cell_ended)
+        shell.events.register("post_run_cell", self.cells.ended)
         self._news.changed()  # pages that look already hear that somebody is here
 
     # ------------------------------------------------------------------------------------------------ channels
@@ -102,7 +75,7 @@ class FrontEnd:
 
     def close(self) -> None:
         session.current().on_change = lambda: None
-        self._shell.events.unregister("post_run_cell", self._cell_ended)
+        self._shell.events.unregister("post_run_cell", self.cells.ended)
         if self._route == "control":
             self._kernel.control_handlers.pop(REQUEST, None)
         else:
@@ -118,10 +91,15 @@ class FrontEnd:
         except OptionsError as error:  # a file that is being edited; what held before is shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
         seen = overview(here, self._settings, self._answers)
-        return {**seen, "route": self._route, "doing": self._doing, "trouble": trouble}
+        more = {"route": self._route, "doing": self._doing, "trouble": trouble, "views": self.cells.views()}
+        return {**seen, **more}
 
     def _seen(self) -> dict[str, Any]:
         return {"now_s": time.time(), "overview": self._look()}
+
+    def show(self, shown: Shown) -> None:
+        self.cells.show(shown)
+        self._news.changed()
 
     def _active(self) -> bool:
         return any(not run.done() for run in session.current().history)
@@ -159,10 +137,12 @@ class FrontEnd:
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
                 return self._log(_text(request, "run"), int(request["rank"]))
+            case "view":
+                return {"view": self.cells.view(_text(request, "run"))}
             case "settled":
-                return {"settled": [_as_message(each) for each in list(self._settled) if self._is_last(each)]}
+                return {"settled": self.cells.settled()}
             case "saved":
-                self._forget(request["runs"])
+                self.cells.forget(request["runs"])
             case "dismiss":
                 self._trouble = None
                 self._news.changed()
@@ -210,64 +190,6 @@ class FrontEnd:
         path = session.current().find_run(run).log_file(rank)
         text, skipped = _end_of(path, LOG_BYTES)
         return {"text": without_codes(text), "skipped_bytes": skipped, "path": str(path)}
-
-    # ------------------------------------------------------------------------------------------------ settled output
-
-    def settle(self, place: Place, view: dict[str, Any], *, detached: bool) -> None:
-        """Keep what the view of a run has become, until a page has it in the notebook's file.
-
-        A page that was reloaded has lost the way to the cell's output. It writes this there instead, together with the
-        value or the error of the cell, which went the same way.
-        """
-        if detached:
-            self._publish(Settled(place=place, views=[view]))
-        else:
-            self._unfinished.append((place, view))
-
-    def _cell_ended(self, result: Any) -> None:
-        """Called by IPython after every cell, in the thread that ran it."""
-        unfinished, self._unfinished = self._unfinished, []
-        if (cell := cell_id(self._shell)) and result.execution_count:
-            self._counts[cell] = result.execution_count
-        for place in dict.fromkeys(place for place, _ in unfinished):
-            views = [view for where, view in unfinished if where == place]
-            self._publish(Settled(place=place, views=views, outcome=self._outcome(result)))
-
-    def _is_last(self, settled: Settled) -> bool:
-        return self._counts.get(settled.place.cell, 0) <= settled.place.count
-
-    def _forget(self, runs: Sequence[str]) -> None:
-        """These stand in the notebook's file: whoever takes them out there does not want them back."""
-        for settled in list(self._settled):
-            if all(view["run"] in runs for view in settled.views):
-                with suppress(ValueError):  # meanwhile others have pushed it out
-                    self._settled.remove(settled)
-
-    def _outcome(self, result: Any) -> list[dict[str, Any]]:
-        error = result.error_in_exec or result.error_before_exec
-        if error is not None:
-            lines: Sequence[str] = getattr(self._shell, "_last_traceback", None) or []
-            name = type(error).__name__
-            return [{"output_type": "error", "ename": name, "evalue": str(error), "traceback": list(lines)}]
-        if result.result is None:
-            return []
-        data, metadata = self._shell.display_formatter.format(result.result)
-        count = result.execution_count
-        return [{"output_type": "execute_result", "execution_count": count, "data": data, "metadata": metadata}]
-
-    def _publish(self, settled: Settled) -> None:
-        self._settled.append(settled)
-        if self._is_last(settled):
-            self._news.send("settled", _as_message(settled))
-
-
-def _as_message(settled: Settled) -> dict[str, Any]:
-    return {
-        "cell": settled.place.cell,
-        "count": settled.place.count,
-        "views": settled.views,
-        "outcome": settled.outcome,
-    }
 
 
 def _text(request: Mapping[str, Any], name: str) -> str:
@@ -340,8 +262,14 @@ def handle(request: Mapping[str, Any]) -> dict[str, Any]:
     return _installed.handle(request)
 
 
+def show(shown: Shown) -> None:
+    """Tell pages of a view."""
+    if _installed is not None:
+        _installed.show(shown)
+
+
 def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: Place) -> None:
-    """See `FrontEnd.settle`.
+    """See `Cells.settle`.
 
     Args:
         run: It has ended.
@@ -353,31 +281,9 @@ def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, mo
     if _installed is not None:
         output = {"output_type": "display_data", "data": dict(data), "metadata": dict(metadata)}
         view = {"run": run.id, "model": model_id, "output": output}
-        _installed.settle(place, view, detached=run.detached)
-
-
-def marked(run: str, *, settled: bool) -> dict[str, Any]:
-    """Metadata of the display of a run's view, by which a page knows the output again, and whether it is the last."""
-    return {"jupyter_distrib": {"run": run, "settled": settled}}
+        _installed.cells.settle(place, view, detached=run.detached)
 
 
 def route() -> str:
     """How requests reach this kernel: `control`, `comm`, or empty if nothing listens."""
     return "" if _installed is None else _installed._route  # noqa: SLF001 - same file
-
-
-def cell_id(shell: InteractiveShell | None) -> str:
-    """By which the front end knows the cell that is running.
-
-    Notebook front ends tell; what runs notebooks without anybody watching tells nothing, and this is empty.
-    """
-    kernel = getattr(shell, "kernel", None)
-    parent: Mapping[str, Any] = kernel.get_parent("shell") if kernel is not None else {}
-    return str((parent.get("metadata") or {}).get("cellId") or "")
-
-
-def place(shell: InteractiveShell | None) -> Place:
-    """The execution that is going on."""
-    # Versions of IPython count at the beginning of a cell or at its end; in all of them its own number is noted here.
-    going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
-    return Place(cell=cell_id(shell), count=getattr(going_on, "execution_count", None) or 0)

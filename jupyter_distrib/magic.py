@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib import comment, failures, frontend, keeping, line_magics, packing, session, settings, words
+from jupyter_distrib import cells, comment, failures, frontend, keeping, line_magics, packing, session, settings, words
 from jupyter_distrib import options as declared
 from jupyter_distrib.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.doctor import Report
@@ -91,7 +91,7 @@ class DistributedMagics(Magics):
             shipment.packed,
             options,
             label=captured.cell.filename,
-            cell_id=frontend.cell_id(self.shell),
+            cell_id=cells.cell_id(self.shell),
             handles=[value for value in shipment.values.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(here, captured, options),
             known=known,

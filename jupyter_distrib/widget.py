@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from jupyter_distrib import frontend, settled, view
+from jupyter_distrib import cells, frontend, settled, view
 from jupyter_distrib.pieces import Pieces
 from jupyter_distrib.pools import ECHOING
 from jupyter_distrib.record import RunRecord
@@ -59,7 +59,7 @@ class LiveView:
         self._streamed = 0
         self._widget: RunWidget | None = None
         self._pieces = Pieces(run.pool)
-        self._place = frontend.place(get_ipython())
+        self._place = cells.place(get_ipython())
         self._draw = self._choose()
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
@@ -124,7 +124,7 @@ class LiveView:
         return {"text/plain": text, "text/html": settled.as_html(record, elapsed_s, pool, always=shown)} if text else {}
 
     def _put(self, bundle: dict[str, Any]) -> None:
-        metadata = frontend.marked(self._run.id, settled=self._run.record.ended)
+        metadata = cells.marked(self._run.id, settled=self._run.record.ended)
         if not bundle or (bundle, metadata) == (self._shown, self._metadata):
             return
         self._shown, self._metadata = bundle, metadata
@@ -162,9 +162,11 @@ class LiveView:
 
         self._changed()
         self._widget = RunWidget(self._state, self._take)
+        name, state = self._widget.model_id, self._widget.get_state
+        frontend.show(cells.Shown(run=self._run, place=self._place, model=name, state=state))
         text = view.header(self._run.record, self._run.elapsed_s, self._run.pool)
         html = settled.as_html(self._run.record, self._run.elapsed_s, self._run.pool, always=True)
-        model = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+        model = {"version_major": 2, "version_minor": 0, "model_id": name}
         self._put(
             {
                 "application/vnd.jupyter.widget-view+json": model,
@@ -196,5 +198,5 @@ def route() -> str:
     shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
         return "lines"
-    wanted = os.environ.get(CHOICE) or ("widget" if frontend.cell_id(shell) else "html")
+    wanted = os.environ.get(CHOICE) or ("widget" if cells.cell_id(shell) else "html")
     return "widget" if wanted == "widget" and importlib.util.find_spec("anywidget") else "html"

@@ -386,6 +386,47 @@ def test_only_the_last_execution_of_a_cell_is_kept(book: Notebook) -> None:
     assert "c-1" not in [each["cell"] for each in ask(book, op="settled")["settled"]]
 
 
+# ---------------------------------------------------------------------------------------------------- live views
+
+WAITING = """import jupyter_distrib
+@jupyter_distrib.distributed(ranks=2)
+def wait(number):
+    import os, time
+    print('run', number, flush=True)
+    while not os.path.exists("ENOUGH" + str(number)):
+        time.sleep(0.05)
+for number in range(2):
+    wait(number)"""
+
+
+def test_a_page_that_was_not_there_from_the_beginning_is_given_the_views_of_the_running_cell(
+    book: Notebook, tmp_path: Path
+) -> None:
+    enough = tmp_path / "enough"
+    book.start(WAITING.replace("ENOUGH", str(enough)), cell_id="c-2")
+    book.until("run 0")
+    (tmp_path / "enough0").touch()
+    book.until("run 1")  # what has ended stands under the cell like the rest
+    first, second = overview(book)["views"]
+    over, live = (ask(book, op="view", run=each["run"])["view"] for each in (first, second))
+    (tmp_path / "enough1").touch()
+    book.finish()
+
+    assert first["cell"] == second["cell"] == "c-2"
+    assert first["count"] == second["count"] > 0
+    assert first["session"] == book.client.session.session
+    assert 0 < second["asked_at_s"] <= time.time()
+    assert first["model"] != second["model"]
+    assert (over["head"]["ended"], live["head"]["ended"]) == (True, False)
+    assert over["rank_1"]["state"] == "done"
+    assert live["lines_0"]["entries"][0]["text"] == "run 1"
+    assert live["clock"]["elapsed_s"] > 0
+    assert "export default" in live["_esm"]
+    assert ".jd-run" in live["_css"]
+    assert overview(book)["views"] == []
+    assert "no cell shows the run" in ask(book, op="view", run=second["run"])["error"]
+
+
 # ---------------------------------------------------------------------------------------------------- loading
 
 

@@ -1,6 +1,6 @@
 /**
  * The plugin: puts the panel, the commands, the status item and the Running entry in place, catches Stop of the widget
- * in the cell, and has missed outputs repaired. Everything it builds on is optional, so that it also comes up in
+ * in the cell, and has views and outputs that a page has missed drawn and repaired. Everything it builds on is optional, so that it also comes up in
  * Notebook 7 and in other applications built from JupyterLab's parts.
  */
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
@@ -16,6 +16,7 @@ import { CommandRegistry } from '@lumino/commands';
 import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { icon } from './icon.js';
+import { LiveViews } from './live.js';
 import { Home, Model } from './model.js';
 import { COMMANDS, DistributedPanel, Doer, Log, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
@@ -300,35 +301,30 @@ function catchStops(doer: Doer): void {
 }
 
 function repairOutputs({ model, t }: Doer, options: Options): void {
-  /** Runs of which a page that begins to look finds that they have begun. */
-  const missed = new Set<string>();
+  const live = new LiveViews(model, () => options.repairOutputs);
   const seen = new WeakSet<KernelLink>();
   const mend = async (home: Home, settled: Settled): Promise<void> => {
+    const runs = settled.views.map(each => each.run);
     if (options.repairOutputs && home instanceof NotebookPanel) {
-      await repair(home, settled, settled.views.some(each => missed.has(each.run)));
-      unsaved.get(home)?.push(...settled.views.map(each => each.run));
+      await repair(home, settled, model.linkOf(home)?.missed(settled) ?? false);
+      unsaved.get(home)?.push(...runs);
     }
+    live.end(home, runs);
   };
   const unsaved = tellOfSaving(model);
   model.settled.connect((_, { home, settled }) => void mend(home, settled));
   model.broken.connect((_, { home, runs }) => {
     if (options.repairOutputs && home instanceof NotebookPanel) {
       const nowS = model.linkOf(home)?.nowS() ?? Date.now() / 1000;
-      runs.forEach(run => replaceLive(home, { run: run.run, model: '', output: view.lastSeen(run, nowS, t) }));
+      runs.forEach(run => replaceLive(home, { run: run.run, model: '', output: view.lastSeen(run, nowS, t) }, run.cell, live.has(home, run.run)));
     }
   });
   model.changed.connect(() => {
     for (const [home, link] of model.links()) {
       if (link.overview && !seen.has(link)) {
         seen.add(link);
-        link.overview.runs.forEach(run => missed.add(run.run));
         // What ended while no page was open, or while this one was being loaded.
-        void link.request({ op: 'settled' }).then(({ settled }) => {
-          settled?.forEach(each => {
-            each.views.forEach(({ run }) => missed.add(run));
-            void mend(home, each);
-          });
-        }, () => undefined);
+        void link.request({ op: 'settled' }).then(({ settled }) => settled?.forEach(each => void mend(home, each)), () => undefined);
       }
     }
   });

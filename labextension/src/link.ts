@@ -10,7 +10,7 @@ import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { Answer, EVENTS, LinkState, Overview, PROTOCOL, REQUEST, REQUEST_COMM, Request, Run, Settled } from './protocol.js';
+import { Answer, EVENTS, LinkState, Overview, Place, PROTOCOL, REQUEST, REQUEST_COMM, Request, Run, Settled } from './protocol.js';
 
 const ANSWER_MS = 5000;
 const PROBES = 4;
@@ -60,6 +60,11 @@ export class KernelLink implements IDisposable {
   /** Seconds since the epoch by the kernel's clock. */
   nowS(): number {
     return Date.now() / 1000 + this._aheadS;
+  }
+
+  /** Whether what this execution shows does not come to this page by itself: another asked for it, before this one looked. */
+  missed({ session, asked_at_s }: Place): boolean {
+    return session !== this.kernel.clientId && (asked_at_s ?? 0) < this._since;
   }
 
   dispose(): void {
@@ -268,6 +273,8 @@ export class KernelLink implements IDisposable {
     }
   }
 
+  /** Since when this page looks, by its own clock. */
+  private readonly _since = Date.now() / 1000;
   private _state: LinkState = 'connecting';
   private _overview: Overview | null = null;
   private _aheadS = 0;

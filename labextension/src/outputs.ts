@@ -13,7 +13,7 @@ export function isSettled(output: OutputLike, run: string): boolean {
 }
 
 /** A view that was drawn while the run went on. */
-export function isLive(output: OutputLike, { run, model }: SettledView): boolean {
+export function isLive(output: OutputLike, { run, model }: Pick<SettledView, 'run' | 'model'>): boolean {
   const there = (output.data?.[WIDGET] ?? {}) as { model_id?: string };
   return (mark(output).run === run && mark(output).settled !== true) || (model !== '' && there.model_id === model);
 }

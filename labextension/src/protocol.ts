@@ -23,6 +23,24 @@ export interface Overview {
   /** What is being started. */
   doing: { op: string; pool: string } | null;
   trouble: { text: string; at_s: number } | null;
+  /** What stands live under cells, in the order of the runs; a kernel with an older version does not tell. */
+  views?: Shown[];
+}
+
+/** One execution of a cell. */
+export interface Place {
+  cell: string;
+  /** The number of the execution, as it stands beside the cell. */
+  count: number;
+  /** Of the page that asked for it, and when it did by its clock; a kernel with an older version does not tell. */
+  session?: string;
+  asked_at_s?: number;
+}
+
+/** A live view, and the id of its widget. */
+export interface Shown extends Place {
+  run: string;
+  model: string;
 }
 
 /** What a bare `%%distributed` uses. */
@@ -140,10 +158,7 @@ export interface Member {
 }
 
 /** What a cell shows when its runs have ended; outputs as a notebook file holds them. */
-export interface Settled {
-  cell: string;
-  /** The number of the execution, as it stands beside the cell. */
-  count: number;
+export interface Settled extends Place {
   /** In the order of the runs. */
   views: SettledView[];
   /** The value or the error of the cell. */
@@ -180,6 +195,7 @@ export type Request =
   | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
   | { op: 'saved'; runs: string[] }
   | { op: 'stop'; run: string; force: boolean }
+  | { op: 'view'; run: string }
   | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)
   | { op: 'restart' | 'stop_ranks'; pool: string }
@@ -191,6 +207,8 @@ export interface Answer {
   overview?: Overview;
   now_s?: number;
   settled?: Settled[];
+  /** All that the model of a view holds, with its code (`_esm`) and its style sheet (`_css`). */
+  view?: Record<string, unknown>;
   text?: string;
   skipped_bytes?: number;
   path?: string;

@@ -16,16 +16,22 @@ import { OutputLike, Settled, SettledView } from './protocol.js';
 /** What came on the ordinary way is in the cell by then. */
 const ORDINARY_MS = 500;
 
-/** Put the last view of a run, whose kernel is gone, in place of the live one, whichever cell has that. */
-export function replaceLive(panel: NotebookPanel, view: SettledView): void {
-  for (const cell of panel.content.model?.sharedModel.cells ?? []) {
-    if (cell.cell_type === 'code') {
-      const outputs = (cell as ISharedCodeCell).getOutputs() as OutputLike[];
+/** Put the last view of a run, whose kernel is gone, in place of the live one; into its cell if `drawn` by the page itself. */
+export function replaceLive(panel: NotebookPanel, view: SettledView, cell: string, drawn: boolean): void {
+  for (const each of panel.content.model?.sharedModel.cells ?? []) {
+    if (each.cell_type === 'code') {
+      const outputs = (each as ISharedCodeCell).getOutputs() as OutputLike[];
       if (outputs.some(output => isLive(output, view))) {
-        (cell as ISharedCodeCell).setOutputs(outputs.map(output => (isLive(output, view) ? view.output : output)) as unknown as IOutput[]);
+        write(each as ISharedCodeCell, outputs.map(output => (isLive(output, view) ? view.output : output)));
+      } else if (drawn && each.id === cell) {
+        write(each as ISharedCodeCell, [...outputs, view.output]);
       }
     }
   }
+}
+
+function write(cell: ISharedCodeCell, outputs: OutputLike[]): void {
+  cell.setOutputs(outputs as unknown as IOutput[]);
 }
 
 /** Bring the cell up to date; `missed` as for `mended`. */
@@ -40,7 +46,7 @@ export async function repair(panel: NotebookPanel, settled: Settled, missed: boo
   const outputs = cell.getOutputs() as OutputLike[];
   const wanted = mended(outputs, cell.execution_count, settled, missed);
   if (wanted !== outputs) {
-    cell.setOutputs(wanted as unknown as IOutput[]);
+    write(cell, wanted);
     cell.execution_count = settled.count;
   }
 }

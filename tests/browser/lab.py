@@ -41,8 +41,14 @@ CHROMIUM_FLAGS = [
 PATIENCE_MS = 60_000
 """Against hangs only."""
 expect.set_options(timeout=PATIENCE_MS)
-KNOWN_ERRORS = ("reading 'schema'", "filebrowser:open-path", "reading 'last_modified'")
-"""Of Notebook itself, with and without us: the first two of 7.6.5, the third of 7.2.3."""
+KNOWN_ERRORS = (
+    "reading 'schema'",
+    "filebrowser:open-path",
+    "reading 'last_modified'",
+    "Canceled future for kernel_info_request",
+)
+"""Of Notebook itself, with and without us: the first two of 7.6.5, the third of 7.2.3; and of JupyterLab, when a kernel
+ends that was too busy to answer a page which has just been loaded."""
 
 BAD = """</pre></div><script>window.pwned=1</script><img src=x onerror='window.pwned=1'><svg onload='window.pwned=1'></svg>"""
 """What would run if a page took it for anything but text."""

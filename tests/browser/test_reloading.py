@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import expect
+import pytest
+from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import Open
-from tests.browser.lab import TRAINING, until
+from tests.browser.lab import TRAINING, Lab, Server, until
 
 WAITING = """%%distributed --ranks 2
 import os, time
@@ -31,6 +32,18 @@ def said(number):
 for number in range(3):
     said(number)
 'the end'"""
+TALKING = """%%distributed --ranks 2
+import os, time, jupyter_distrib
+print('hello from', rank)
+for step in jupyter_distrib.progress(range(100_000)):
+    jupyter_distrib.report(loss=1 / (1 + step))
+    if step % 10 == 0:
+        print('at step', step)
+    time.sleep(0.05)
+    if os.path.exists("ENOUGH"):
+        break
+print('ended')
+rank"""
 KEPT = "from jupyter_distrib import frontend\nprint('kept:', len(frontend.handle({'op': 'settled'})['settled']))"
 
 
@@ -55,6 +68,130 @@ def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: O
     assert saved[0].metadata["jupyter_distrib"]["settled"]
     assert "trained" in saved[0]["data"]["text/plain"]
     assert saved[-1].output_type == "execute_result"
+
+
+def moves(lab: Lab, index: int) -> None:
+    """The cell's live view does, again and again."""
+    expect(lab.output(index).locator(".jd-run")).to_have_count(1)
+    step = lab.output(index).locator(".jd-steps").first
+    for _ in range(2):
+        expect(step).not_to_have_text(step.inner_text())
+
+
+def is_settled(lab: Lab, index: int) -> None:
+    expect(lab.output(index)).to_contain_text("[0-1] ended")
+    expect(lab.output(index).locator(".jd-run")).to_have_count(0)
+    outputs = lab.save().cells[index].outputs
+    assert [output.output_type for output in outputs] == ["display_data", "execute_result"]
+    assert outputs[0]["data"].keys() == {"text/plain", "text/html"}
+
+
+@pytest.mark.parametrize("classic", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_live_view_is_back_in_its_cell_after_each_reload(
+    open_notebook: Open, enough: Path, saved: bool, classic: bool
+) -> None:
+    lab = open_notebook(until(TALKING, enough), classic=classic)
+    lab.run(1)
+    moves(lab, 1)
+    if saved:
+        lab.save()
+    for _ in range(2):
+        lab.reload()
+        moves(lab, 1)
+    first = lab.output(1).locator(".jd-rank").first
+    first.locator("button").click()
+    expect(first.locator(".jd-output")).to_contain_text("hello from 0")
+    expect(first.locator(".jd-output")).to_contain_text("at step 0")
+    expect(lab.output(1)).not_to_contain_text("Loading widget", use_inner_text=True)
+    name = f"reloaded-{'saved' if saved else 'unsaved'}-{'notebook' if classic else 'lab'}"
+    lab.shoot(name)
+    if not classic:
+        lab.dark()
+        lab.shoot(f"{name}-dark")
+    in_file = nbformat.read(lab.path, as_version=4).cells[1].outputs
+    assert lab.save().cells[1].outputs == in_file  # nothing of it gets into the notebook
+    enough.touch()
+    is_settled(lab, 1)
+
+
+def test_stop_in_the_view_of_a_reloaded_page_stops_the_run(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    lab.run(1)
+    moves(lab, 1)
+    lab.reload()
+    moves(lab, 1)
+    lab.output(1).locator(".jd-stop").click()
+
+    expect(lab.output(1)).to_contain_text("KeyboardInterrupt")
+    expect(lab.output(1).locator(".jd-run")).to_have_count(0)
+    assert [each.output_type for each in lab.save().cells[1].outputs] == ["display_data", "error"]
+
+
+def test_a_notebook_that_is_closed_and_opened_again_in_mid_run_is_live(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    lab.run(1)
+    moves(lab, 1)
+    lab.save()
+    lab.do("application:close")
+    expect(lab.page.locator(".jp-Notebook")).to_have_count(0)
+    lab.do("docmanager:open", path=lab.name)
+    lab.wait_for_notebook()
+
+    moves(lab, 1)
+    enough.touch()
+    is_settled(lab, 1)
+
+
+def test_two_pages_show_the_same_run(open_notebook: Open, browser: Browser, server: Server, enough: Path) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    lab.run(1)
+    moves(lab, 1)
+    lab.save()
+    other = Lab(browser, server, lab.name)
+    moves(other, 1)
+    moves(lab, 1)
+    enough.touch()
+
+    is_settled(lab, 1)
+    expect(other.output(1)).to_contain_text("[0-1] ended")
+    expect(other.output(1).locator(".jd-run")).to_have_count(0)
+    other.close()
+    assert other.errors == []
+
+
+def test_a_cell_that_was_waiting_for_its_turn_at_the_reload_is_live_and_settled(
+    open_notebook: Open, enough: Path, tmp_path: Path
+) -> None:
+    turn = tmp_path / "turn"
+    first = until("import os, time\nwhile not os.path.exists('ENOUGH'):\n    time.sleep(0.05)", turn)
+    lab = open_notebook(first, until(TALKING, enough))
+    lab.run(1)
+    lab.select(2)
+    lab.do("notebook:run-cell")
+    expect(lab.cell(2).locator(".jp-InputPrompt").first).to_have_text("[*]:")
+    lab.reload()
+    turn.touch()
+
+    moves(lab, 2)
+    enough.touch()
+    is_settled(lab, 2)
+
+
+def test_a_kernel_that_ends_after_a_reload_leaves_what_was_seen_last(open_notebook: Open, enough: Path) -> None:
+    lab = open_notebook(until(TALKING, enough), "import os; print(os.getpid())")
+    lab.run(2)
+    kernel = int(lab.ended(2).inner_text())
+    lab.run(1)
+    moves(lab, 1)
+    lab.reload()
+    moves(lab, 1)
+    os.kill(kernel, signal.SIGKILL)
+
+    expect(lab.output(1)).to_contain_text("The kernel has ended, or was restarted, in the middle of this run.")
+    expect(lab.output(1).locator(".jd-run")).to_have_count(0)
+    (left,) = lab.save().cells[1].outputs
+    assert left["data"].keys() == {"text/plain", "text/html"}
 
 
 def test_a_page_opened_after_the_end_of_a_run_shows_what_was_never_saved(open_notebook: Open, enough: Path) -> None:
@@ -88,6 +225,7 @@ def test_all_views_of_a_cell_come_back_in_their_order(open_notebook: Open, enoug
     lab.save()
     lab.reload()
     expect(lab.panel().locator(".jp-Distributed-run")).to_have_count(2)
+    expect(lab.output(1).locator(".jd-run")).to_contain_text("run 1")
     enough.touch()
 
     expect(lab.output(1)).to_contain_text("the end")

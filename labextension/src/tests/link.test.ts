@@ -152,6 +152,14 @@ test('a kernel that ends in the middle of runs says of which', context => {
   assert.deepEqual(broken, [['a-1'], ['a-1']]);
 });
 
+test('a page has missed what another one asked for before this one looked', context => {
+  const [, link] = linked(context);
+  const place = { cell: 'c', count: 1, session: 'another', asked_at_s: Date.now() / 1000 - 1 };
+  assert.equal(link.missed(place), true);
+  assert.equal(link.missed({ ...place, session: 'page' }), false);
+  assert.equal(link.missed({ ...place, asked_at_s: Date.now() / 1000 + 1 }), false);
+});
+
 const RUN = { run: 'a-1', elapsed_s: null, detached: false };
 
 test('a run that the kernel does not know is over: whatever else runs goes on', async context => {
