@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jupyter_distrib import choosing, payload, surroundings
+from jupyter_distrib import choosing, environment, payload, surroundings
 from jupyter_distrib.capture import Dropped
 from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import PoolError
@@ -161,7 +161,7 @@ class Session(Holdings):
         path = tuple(os.getcwd() if folder == "" else folder for folder in sys.path)
         return Setting(
             env={
-                **(surroundings.that_travel() if connection.remote else surroundings.variables()),
+                **(surroundings.that_travel() if connection.remote else environment.variables()),
                 **(CHECKED if options.check else {}),
                 **options.env,
             },

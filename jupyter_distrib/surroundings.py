@@ -1,5 +1,5 @@
-"""The environment; and what of the kernel's surroundings means something elsewhere: under another interpreter, or on
-another machine. Standard library only."""
+"""What of the kernel's surroundings means something elsewhere: under another interpreter, or on another machine. Kernel
+side; standard library only."""
 
 from __future__ import annotations
 
@@ -8,24 +8,14 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import cache
+
+from jupyter_distrib import environment
 
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
 """Variables about how ranks talk to one another, whoever has set them."""
 _NOWHERE = ("RAY_AUTH_",)
 """The key to the cluster, which a cell that runs there does not need."""
-
-
-def variables() -> dict[str, str]:
-    """The environment. Every cell asks, in the kernel and on each rank, and to decode it all takes a tenth of what a
-    cell may cost."""
-    raw = getattr(os.environ, "_data", None)  # where CPython keeps it as the system gave it
-    return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
-
-
-@lru_cache(maxsize=1)
-def _decoded(raw: tuple[tuple[object, object], ...]) -> dict[str, str]:
-    return dict(os.environ)
 
 
 def that_travel() -> dict[str, str]:
@@ -36,7 +26,7 @@ def that_travel() -> dict[str, str]:
     at_start = _at_start()
     return {
         name: value
-        for name, value in variables().items()
+        for name, value in environment.variables().items()
         if not name.startswith(_NOWHERE)
         if name.startswith(_EVERYWHERE) or at_start.get(name, value if not at_start else None) != value
     }

@@ -35,6 +35,7 @@ WHAT_CROSSES = {
     "reporting",
     "diagnose",
     "words",
+    "environment",
 }
 
 

@@ -10,8 +10,8 @@ import os
 import sys
 
 import jupyter_distrib
+from jupyter_distrib.environment import variables
 from jupyter_distrib.events import Setting
-from jupyter_distrib.surroundings import variables
 from jupyter_distrib.worker import displaying, identity, shell
 
 _libraries = tuple(folder for folder in sys.path if folder)
