@@ -76,12 +76,12 @@ def training(plan: Plan) -> Iterator[Figure]:
         for model, name in NAMES.items():
             for how, label in LABELS.items():
                 ratios, mine, other = [], [], []
-                for _ in plan.times(10, 1):
+                for _ in plan.times(8, 1):
                     with (
                         turns.under_torchrun(model=model) as script,
                         turns.in_a_cell(notebook, f"{line} --fresh", model=model, how=how) as cell,
                     ):
-                        rates = turns.rates(cell, script, steps=STEPS[model], pairs=plan.times(40, 20))
+                        rates = turns.rates(cell, script, steps=STEPS[model], pairs=plan.times(30, 20))
                     ratios.append(turns.ratio(*rates))
                     mine += rates[0]
                     other += rates[1]

@@ -50,13 +50,13 @@ def watched(plan: Plan) -> Iterator[Figure]:
     ratios, mine, other, costs = [], [], [], [0.0, 0.0]
     with plan.warm(line, env=WIDGET) as seen, plan.warm(line, env=WIDGET) as unseen:
         unseen.good(UNSEEN)
-        for _ in plan.times(10, 1):
+        for _ in plan.times(8, 1):
             with (
                 turns.in_a_cell(seen, f"{line} --fresh", how="unchanged", reports=True) as first,
                 turns.in_a_cell(unseen, f"{line} --fresh", how="unchanged", reports=True) as second,
             ):
                 before_s = [each.cpu_s for each in (seen, unseen)]
-                rates = turns.rates(first, second, steps=100, pairs=plan.times(20, 10), pause_s=0.3)
+                rates = turns.rates(first, second, steps=100, pairs=plan.times(14, 10), pause_s=0.3)
                 now_s = [each.cpu_s for each in (seen, unseen)]
             costs = [cost + now - before for cost, now, before in zip(costs, now_s, before_s, strict=True)]
             ratios.append(turns.ratio(*rates))
