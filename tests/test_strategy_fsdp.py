@@ -11,6 +11,8 @@ import pytest
 
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow
+
 DEFINITIONS = """
 import torch, jupyter_distrib
 from torch import nn
@@ -153,7 +155,6 @@ CASES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_ddp(book: Notebook, case: str) -> None:
     for strategy in ("ddp", "fsdp"):
@@ -208,7 +209,6 @@ def test_a_kept_model_stays_sharded_and_its_handle_brings_the_whole(book: Notebo
     assert book.ok("next(iter(optimizer[0].state.values()))['exp_avg'].shape").result == "torch.Size([33, 6])"
 
 
-@pytest.mark.slow
 def test_an_interrupt_inside_a_collective_leaves_a_kept_model_that_goes_on(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     before = book.ok("reference = model[0]; reference.head.weight.sum().item()").result
@@ -228,7 +228,6 @@ def test_an_interrupt_inside_a_collective_leaves_a_kept_model_that_goes_on(book:
     assert "(True, 6)" in run(book, "losses = train(model, optimizer)\nlosses[-1] < 1, len(losses)")
 
 
-@pytest.mark.slow
 def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     book.start(
@@ -245,7 +244,6 @@ def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> 
     assert "ranks 0-1: 6" in text
 
 
-@pytest.mark.slow
 def test_a_killed_rank_takes_the_kept_shards_with_it_and_the_next_cell_trains(book: Notebook) -> None:
     run(book, PLAIN + "print('pid', __import__('os').getpid())", "--strategy fsdp --keep model")
     pid = int(
@@ -337,7 +335,6 @@ def test_what_cannot_be_sharded_is_one_sentence(book: Notebook) -> None:
     assert "SGD (line 3) trains a tensor of shape (3,) that belongs to no module" in loose.evalue
 
 
-@pytest.mark.slow
 def test_explain_shows_what_would_be_sharded_and_where(book: Notebook) -> None:
     book.ok("theirs = build()\nits = torch.optim.SGD(theirs.parameters(), 0.1)")
     shown = book.ok(

@@ -11,6 +11,8 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.worker.strategies.tp import dimensions
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow
+
 DEFINITIONS = """
 import torch, jupyter_distrib
 from torch import nn
@@ -57,7 +59,6 @@ def book(shared_notebook: Notebook) -> Notebook:
     return shared_notebook
 
 
-@pytest.mark.slow
 def test_a_plan_over_the_mesh_gives_what_one_process_gives(book: Notebook) -> None:
     book.ok("alone = build()\nexpected = train(alone, 8)")
     book.ok(
@@ -72,7 +73,6 @@ def test_a_plan_over_the_mesh_gives_what_one_process_gives(book: Notebook) -> No
     assert shown.stdout == "True 16 True\n"
 
 
-@pytest.mark.slow
 def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(book: Notebook) -> None:
     book.ok("alone = build()\nexpected = train(alone, 8)")
     text = book.ok(
@@ -95,7 +95,6 @@ def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(b
     assert shown.stdout == "[48, 48, 48, 48] [0, 0, 1, 1] True True True True\n"
 
 
-@pytest.mark.slow
 def test_without_a_plan_it_is_said_that_all_ranks_do_the_same(book: Notebook) -> None:
     text = book.ok("%%distributed --ranks 2 --strategy tp\nlosses = train(build(), 8)\nlosses[-1] < losses[0]").text
 
