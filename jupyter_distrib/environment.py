@@ -14,5 +14,5 @@ def variables() -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _decoded(raw: tuple[tuple[object, object], ...]) -> dict[str, str]:
-    return dict(os.environ)
+def _decoded(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in raw}

@@ -43,17 +43,8 @@ from jupyter_distrib.events import (
     WorkerOrder,
 )
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import (
-    cell,
-    displaying,
-    failure,
-    identity,
-    last_words,
-    leftovers,
-    process,
-    strategies,
-    surroundings,
-)
+from jupyter_distrib.worker import cell, displaying, identity, last_words, leftovers, process, strategies, surroundings
+from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.late import LateThreads
 from jupyter_distrib.worker.modules import LocalModules, drop_orphans
 from jupyter_distrib.worker.outcome import outcome
@@ -313,7 +304,7 @@ class Worker:
         """Whether the cell ended because it was asked to: a collective that was cut raises whatever it likes."""
         if self.asked.is_set():
             return not isinstance(error, ValueLost)
-        return failure.interrupt_in(error) is not None and self.asked.wait(ASKED_GRACE_S)
+        return interrupt_in(error) is not None and self.asked.wait(ASKED_GRACE_S)
 
     def _clear(self, command: Execute, namespace: dict[str, object]) -> None:
         """Between runs, after the notebook has its answer: drop the cell's own data, keep what was asked for."""
