@@ -117,9 +117,20 @@ def _front_end(shell: Any) -> Iterator[Finding]:
         quick = hasattr(kernel, "control_handlers")
         told_on = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
         yield Finding(topic="Stop button", text=f"comes on {told_on}")
+        yield from _deafness()
     ours = ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_OURS))
     if ours:
         yield Finding(topic="set", text=ours)
+
+
+def _deafness() -> Iterator[Finding]:
+    """https://github.com/ipython/ipykernel/issues/1554, mended in 7.4.0."""
+    from ipykernel import _version as here
+
+    if (7,) <= here.version_info < (7, 4):
+        text = f"ipykernel {here.__version__} may leave a cell unread that is run while it answers another request"
+        advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle beside a cell at [*]"
+        yield Finding(topic="ipykernel", text=text, advice=advice)
 
 
 def _sidebar() -> Iterator[Finding]:

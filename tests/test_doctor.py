@@ -63,6 +63,14 @@ def test_the_sidebar_is_found_where_jupyter_looks(monkeypatch: pytest.MonkeyPatc
     assert [finding.text for finding in doctor._sidebar()] == [str(folder)]
 
 
+@pytest.mark.parametrize(("version", "told"), [((6, 31, 0), 0), ((7, 0, 1), 1), ((7, 3, 0), 1), ((7, 4, 0), 0)])
+def test_an_ipykernel_that_may_lose_a_cell_is_named(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], told: int
+) -> None:
+    monkeypatch.setattr("ipykernel._version.version_info", version)
+    assert len(list(doctor._deafness())) == told
+
+
 def test_html_of_a_report_is_escaped() -> None:
     report = Report(findings=(Finding(topic="a", text="<script>", advice="<b>"),))
     assert "<script>" not in report._repr_html_()

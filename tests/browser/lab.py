@@ -170,10 +170,14 @@ class Server:
         for kernel in self.get("/api/kernels"):
             self._ask("DELETE", f"/api/kernels/{kernel['id']}")
 
+    def is_idle(self) -> bool:
+        """Whether no kernel runs a cell."""
+        return all(kernel["execution_state"] == "idle" for kernel in self.get("/api/kernels"))
+
     def wait_until_idle(self) -> None:
         """Until no kernel runs a cell: the server hears that also while no page is open."""
         deadline = time.monotonic() + PATIENCE_MS / 1000
-        while any(kernel["execution_state"] != "idle" for kernel in self.get("/api/kernels")):
+        while not self.is_idle():
             assert time.monotonic() < deadline, "the kernels do not come to an end"
             time.sleep(0.1)
 
