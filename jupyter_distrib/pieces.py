@@ -29,7 +29,7 @@ BATCH_LINES = 100
 LINE_CHARACTERS = 500
 LAST_LINE_CHARACTERS = 200
 NAMES = 12
-"""Metrics of a rank that are sent; the others are in the record."""
+"""Metrics of a rank that are sent, with how many others there are; those are in the record."""
 FEWEST_CHARTS, MOST_CHARTS = 6, 24
 """Of a rank; the more ranks, the fewer."""
 POINTS = 12_000
@@ -113,6 +113,7 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
     return {
         **row,
         "metrics": metrics,
+        "unsent_metrics": len(row["metrics"]) - len(metrics),
         "last_line": clipped(rank.last_line, LAST_LINE_CHARACTERS),
         "shown": shown,
         "consequence": rank.failure is not None and is_consequence(rank),

@@ -16,6 +16,7 @@ from jupyter_distrib.pieces import (
     HISTORY_EVERY_S,
     LINE_CHARACTERS,
     MOST_CHARTS,
+    NAMES,
     POINTS,
     RING,
     Pieces,
@@ -171,6 +172,15 @@ def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
     assert names == [f"=number {index}" for index in range(sent)]
     assert columns["left"] == 30 - sent
     assert len(names) * len(columns["step"]) <= max(POINTS // ranks, FEWEST_POINTS * FEWEST_CHARTS) + len(names)
+
+
+def test_metrics_that_are_not_sent_with_their_rank_are_counted() -> None:
+    record, pieces = a_record(1), Pieces("local")
+    values = {f"m{number}": float(number) for number in range(NAMES + 3)}
+    record.apply(Measured(run="r-7", rank=0, step=1, values=values, at_s=2.0))
+    row = pieces.changed(record, 0.0)["rank_0"]
+    assert list(row["metrics"]) == list(values)[:NAMES]
+    assert row["unsent_metrics"] == 3
 
 
 def test_a_line_that_is_not_finished_is_with_its_rank() -> None:

@@ -1,7 +1,7 @@
 // The run in the page: an anywidget. Plain DOM, painted at most once per animation frame; nodes are made once and only
 // their texts change, so that focus and selection stay where they are.
 
-import { FINISHED, GLYPHS, Logs, assemble, behind, clock, failures, notes, order, places, row, stopping, summary, title } from "./state.js";
+import { FINISHED, GLYPHS, Logs, assemble, behind, clock, failures, firstMetrics, notes, order, places, row, stopping, summary, title } from "./state.js";
 import { Chart, chartNames, undrawn } from "./chart.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set } from "./dom.js";
@@ -249,9 +249,8 @@ class Row {
     this.usage.title = said.usage;
     set(this.outer, said.outer.join(" · "));
     fill(this.bars, said.bars, newBar, paintBar);
-    const metrics = said.metrics.length ? said.metrics : said.bars.filter((bar) => bar.detail).map((bar) => ["", bar.detail]);
-    fill(this.metrics, this.open ? metrics : metrics.slice(0, 4), newMetric, paintMetric);
-    this.metrics.title = metrics.map((metric) => metric.join(" ").trim()).join(", ");
+    fill(this.metrics, firstMetrics(said, this.open ? Infinity : 4), newMetric, paintMetric);
+    this.metrics.title = firstMetrics(said, Infinity).map((metric) => metric.join(" ").trim()).join(", ");
     set(this.last, said.trouble || said.last);
     this.last.title = said.trouble || said.last;
     if (this.open) this.output.paint(lines, unfinished, state);

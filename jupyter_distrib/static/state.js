@@ -287,10 +287,18 @@ export function row(rank, late) {
     outer: rank.progress.slice(0, -1).map((bar) => barOf(bar, false)).map(({ label, steps }) => `${label} ${steps}`.trim()),
     bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running")),
     metrics: Object.entries(rank.metrics).map(([name, value]) => [name, aligned(value)]),
+    unsent: rank.unsent_metrics ?? 0,
     last: rank.last_line,
     trouble: trouble(rank),
     behind: late ? behindText(late) : "",
   };
+}
+
+/** The first metrics of a row, and how many more there are. */
+export function firstMetrics({ metrics, bars, unsent }, most) {
+  const all = metrics.length ? metrics : bars.filter((bar) => bar.detail).map((bar) => ["", bar.detail]);
+  const more = Math.max(0, all.length - most) + unsent;
+  return more ? [...all.slice(0, most), ["", `${more} more`]] : all;
 }
 
 /** `6.4 GB` of `86 GB`, 75 % of the GPU; without one, resident memory and CPU. */

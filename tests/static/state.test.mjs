@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { BOX, chartNames, chartOf, valuesAt } from "../../jupyter_distrib/static/chart.js";
-import { Logs, amount, assemble, behind, behindText, clock, digits, failures, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../jupyter_distrib/static/state.js";
+import { Logs, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../jupyter_distrib/static/state.js";
 
 const golden = JSON.parse(readFileSync(new URL("../golden_run_state.json", import.meta.url)));
 const failing = JSON.parse(readFileSync(new URL("../golden_failures.json", import.meta.url)));
@@ -182,6 +182,14 @@ test("a row says what a rank does", () => {
   assert.deepEqual([moving.bars[0].rate, moving.bars[0].left, moving.behind], ["10 it/s", "0:07 left", "0.7 s behind"]);
   const cpu = row(a_rank(1, { device: "cpu", gpu_memory_bytes: null, rss_bytes: 5e8, cpu_percent: 98.4 }), null);
   assert.deepEqual([cpu.device, cpu.memory, cpu.busy], ["cpu", "500.0 MB", "98 %"]);
+});
+
+test("a row says how many metrics it does not show, those that were not sent too", () => {
+  const metrics = Object.fromEntries([1, 2, 3, 4, 5].map((number) => [`m${number}`, number]));
+  const said = row(a_rank(0, { metrics, unsent_metrics: 3 }), null);
+  assert.deepEqual(firstMetrics(said, 4).map(([name, value]) => name || value), ["m1", "m2", "m3", "m4", "4 more"]);
+  assert.deepEqual(firstMetrics(said, Infinity).at(-1), ["", "3 more"]);
+  assert.equal(firstMetrics(row(a_rank(0, { metrics }), null), Infinity).length, 5);
 });
 
 // ------------------------------------------------------------------------------------------------ output
