@@ -9,6 +9,8 @@ import pytest
 
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 ON_TWO = "%%distributed --ranks 2\n"
 
 

@@ -15,6 +15,8 @@ from tests import crash_cases
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 RANKS = 3
 SOON_S = 10.0
 """Against hanging, on a machine that may be busy; how fast it is, the benchmarks say."""
@@ -53,10 +55,7 @@ def ddp(body: str) -> str:
 
 @pytest.mark.parametrize(
     ("where", "how"),
-    [
-        pytest.param(where, how, id=f"{how} {where}", marks=() if how in ("raise", "SIGKILL") else pytest.mark.slow)
-        for where, how in crash_cases.CASES
-    ],
+    [pytest.param(where, how, id=f"{how} {where}") for where, how in crash_cases.CASES],
 )
 def test_the_cell_names_the_rank_and_what_became_of_it_and_the_next_cell_is_good(
     book: Notebook, where: str, how: str
@@ -154,12 +153,10 @@ def assert_failures_in_a_row(book: Notebook, times: int) -> None:
     assert_good(book)
 
 
-@pytest.mark.slow
 def test_failures_in_a_row_do_not_add_up(book: Notebook) -> None:
     assert_failures_in_a_row(book, 30)
 
 
-@pytest.mark.slow
 def test_200_failures_in_a_row_do_not_add_up(book: Notebook) -> None:
     assert_failures_in_a_row(book, 200)
 
@@ -186,12 +183,10 @@ def assert_right_rank(book: Notebook, times: int) -> list[float]:
     return sorted(waits)
 
 
-@pytest.mark.slow
 def test_the_rank_that_raised_is_named_20_times_of_20(book: Notebook) -> None:
     assert assert_right_rank(book, 20)[-2] < SOON_S
 
 
-@pytest.mark.slow
 def test_the_rank_that_raised_is_named_100_times_of_100(book: Notebook) -> None:
     waits = assert_right_rank(book, 100)
 
@@ -213,7 +208,6 @@ def test_values_of_ranks_that_had_finished_are_on_the_exception(book: Notebook) 
 # ------------------------------------------------------------------------------- F2, F3: what is shown
 
 
-@pytest.mark.slow
 def test_the_same_exception_on_8_ranks_is_one_short_traceback(notebook: Notebook) -> None:
     outcome = notebook.cell("%%distributed --ranks 8\n1 / 0")
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Notebook:
@@ -34,7 +36,6 @@ def test_a_figure_that_is_left_open_is_shown_under_its_rank(book: Notebook) -> N
     assert displays(book) == []
 
 
-@pytest.mark.slow
 def test_show_in_a_loop_gives_a_figure_each(book: Notebook) -> None:
     pytest.importorskip("matplotlib")
     book.ok(

@@ -14,6 +14,8 @@ from jupyter_distrib import broadcast, frontend
 from jupyter_distrib.agent import devices
 from tests.notebook import Notebook, ask
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 FOREVER = "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\nif rank == 0:\n    print('waits', flush=True)\n    dist.barrier()\nelse:\n    import time\n    while True:\n        time.sleep(0.05)"
 
 
@@ -317,7 +319,6 @@ def test_a_run_tells_which_ranks_have_a_log(book: Notebook) -> None:
     assert ask(book, op="logs", run=run["run"], rank=3)["text"] == "here 3\n"
 
 
-@pytest.mark.slow
 def test_an_idle_kernel_with_ranks_sends_nothing(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2\nrank")
     drain(book)
@@ -445,7 +446,6 @@ def test_loading_twice_is_harmless_and_unloading_leaves_nothing(notebook: Notebo
     assert notebook.client.get_shell_msg(timeout=20)["content"]["comms"] == {}
 
 
-@pytest.mark.slow
 def test_without_control_handlers_requests_come_by_a_comm_on_which_the_kernel_never_speaks(notebook: Notebook) -> None:
     notebook.ok("%unload_ext jupyter_distrib")
     notebook.ok("k = get_ipython().kernel; saved = k.control_handlers\ndel k.control_handlers")

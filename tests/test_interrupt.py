@@ -17,6 +17,8 @@ import pytest
 
 from tests.notebook import Notebook, Outcome
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 SOON_S = 10.0
 """Against hanging, on a machine that may be busy; how fast it is, the benchmarks say."""
 KILL_S = 4.0
@@ -175,17 +177,9 @@ WORK = {
         ),
     ),
 }
-QUICK = (
-    "a Python loop",
-    "sleep",
-    "all_reduce",
-    "recv on both ranks",
-    "DDP training",
-    "init_process_group without the other rank",
-)
 
 
-@pytest.mark.parametrize("what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in WORK])
+@pytest.mark.parametrize("what", WORK)
 def test_it_stops_and_ranks_and_kept_values_live_on(book: Notebook, what: str) -> None:
     flags, body = WORK[what]
     before = pids_in(book.cell(KEEP))
@@ -200,7 +194,6 @@ def test_it_stops_and_ranks_and_kept_values_live_on(book: Notebook, what: str) -
     assert pids_in(after) == before
 
 
-@pytest.mark.slow
 def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
     waits = []
@@ -217,7 +210,6 @@ def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
     print(f"p50 {sorted(waits)[25]:.3f} s, most {max(waits):.3f} s")
 
 
-@pytest.mark.slow
 def test_an_import_that_was_stopped_works_the_next_time(notebook: Notebook, tmp_path: Path) -> None:
     package = tmp_path / "slow_package"
     package.mkdir()
@@ -305,7 +297,6 @@ STUBBORN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", STUBBORN)
 def test_code_that_does_not_let_go_is_killed_and_the_next_cell_is_good(book: Notebook, how: str) -> None:
     outcome = stop(book, f"%%distributed --ranks 2\n{HEAD}{STUBBORN[how]}")
@@ -330,7 +321,6 @@ def test_many_presses_leave_a_kernel_and_ranks_that_work(book: Notebook, presses
     assert stop_plain(book) == "KeyboardInterrupt"
 
 
-@pytest.mark.slow
 def test_the_rest_of_a_cell_that_goes_on_after_its_run_was_stopped_can_be_stopped(book: Notebook) -> None:
     body = f"{HEAD}time.sleep(100)"
     book.start(
@@ -369,7 +359,6 @@ def test_a_cell_that_catches_the_interrupt_and_goes_on_to_its_end_returns(book: 
 # ------------------------------------------------------------------------------- other phases
 
 
-@pytest.mark.slow
 def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
     for _ in range(3):
         begin(notebook, "--ranks 8 --fresh", "import time\ntime.sleep(100)")
@@ -415,7 +404,6 @@ def test_the_arrival_of_an_input_can_be_stopped(book: Notebook) -> None:
     assert book.cell(GOOD).result == "ranks 0-1: 2"
 
 
-@pytest.mark.slow
 def test_a_stop_at_any_moment_leaves_a_kernel_and_ranks_that_work(book: Notebook) -> None:
     rng = random.Random(50)
     for turn in range(50):

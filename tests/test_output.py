@@ -11,6 +11,8 @@ import pytest
 
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 
 @pytest.fixture
 def book(shared_notebook: Notebook) -> Notebook:
@@ -84,7 +86,7 @@ def test_c_code_and_child_processes_are_heard(book: Notebook) -> None:
         assert text in outcome.view
 
 
-@pytest.mark.parametrize("lines", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lines", [20_000, 200_000])
 def test_a_flood_is_complete_in_the_log_and_short_under_the_cell(book: Notebook, lines: int) -> None:
     outcome = book.cell(f"%%distributed --ranks 2\nfor i in range({lines}): print('line', i, rank)")
     wanted = hashlib.sha256()
@@ -97,7 +99,6 @@ def test_a_flood_is_complete_in_the_log_and_short_under_the_cell(book: Notebook,
     assert "not shown here" in outcome.view
 
 
-@pytest.mark.slow
 def test_a_hundred_megabytes_through_the_descriptor_do_not_block(book: Notebook) -> None:
     outcome = book.cell("%%distributed --ranks 1\nimport os\nfor _ in range(100): os.write(1, b'x' * 2**20)\n'done'")
 

@@ -25,6 +25,8 @@ from jupyter_distrib.testing import Client
 from jupyter_distrib.worker import identity
 from tests.notebook import ROOT, Notebook
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 
 @pytest.mark.parametrize("check", testing.checks(detached=True), ids=lambda check: check.__name__)
 def test_local(check: testing.Check) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 DRAW = "import random, numpy, torch\n(torch.rand(1).item(), random.random(), float(numpy.random.rand()))"
 
 
@@ -33,7 +35,7 @@ def test_ranks_draw_different_numbers_and_new_ones_each_time(book: Notebook) -> 
         assert len(set(kind)) == 4
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_that_train_together_draw_the_same_from_the_first_cell_on(book: Notebook, strategy: str) -> None:
     first, again = drawn(book, f"--fresh --strategy {strategy}"), drawn(book, f"--strategy {strategy}")
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
 
 
 def test_nobody_finds_half_of_a_file_or_a_mixture(notebook: Notebook) -> None:

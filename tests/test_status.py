@@ -11,6 +11,8 @@ import pytest
 from tests.notebook import Notebook
 from tests.processes import is_alive
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 ON_TWO = "%%distributed --ranks 2\n"
 
 
@@ -95,7 +97,6 @@ def test_the_status_shows_a_detached_run_that_goes_on(book: Notebook) -> None:
     book.fails("job.cancel()\njob.result(timeout_s=20)")
 
 
-@pytest.mark.slow
 def test_the_status_shows_the_ranks_of_another_notebook(book: Notebook, tmp_path: Path) -> None:
     with Notebook(tmp_path) as other:
         other.ok("%load_ext jupyter_distrib")
@@ -218,7 +219,6 @@ def test_a_rank_without_a_log_is_an_error_that_names_those_there_are(book: Noteb
     assert "ranks 0-1" in outcome.traceback
 
 
-@pytest.mark.slow
 def test_there_is_no_log_before_the_first_run(tmp_path: Path) -> None:
     with Notebook(tmp_path) as other:
         other.ok("%load_ext jupyter_distrib")

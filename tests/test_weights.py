@@ -8,6 +8,8 @@ import pytest
 
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
 ON_ONE = "%%distributed --ranks 1\n"
 
 
