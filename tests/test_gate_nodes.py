@@ -1,8 +1,13 @@
-"""What is told of a cluster's nodes. No Ray: it is given what `ray.nodes()` gives."""
+"""What is told of a cluster's nodes, and what they tell. No Ray: it is given what `ray.nodes()` gives."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+from jupyter_distrib.events import Ended
 from jupyter_distrib.gate.nodes import described
+from jupyter_distrib.gate.ray_node import RayNode
+from jupyter_distrib.link import encode
 
 NODES = [
     {
@@ -29,3 +34,29 @@ def test_what_is_free_may_not_be_known() -> None:
         {**SMALL, "free_cpus": None, "free_gpus": None},
         {**LARGE, "free_cpus": None, "free_gpus": None},
     )
+
+
+def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() -> None:
+    heard: list[str] = []
+    lost: list[str] = []
+    crew = SimpleNamespace(
+        closed=False,
+        heard=lambda number, event, fds=(): heard.append(event.run),
+        lost=lambda number, why: lost.append(why),
+    )
+    about = {"host": "n", "interface": "eth0", "shared": True}
+    node = RayNode(SimpleNamespace(crew=crew, remark=""), 0, None, about)  # type: ignore[arg-type]
+
+    def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
+        return number, [(encode(Ended(run=run, at_s=0.0), 0), None) for run in runs]
+
+    node._take(answer(1, "c"))
+    node._take(None)  # a call that had nothing to tell
+    assert heard == []
+    node._take(answer(0, "a", "b"))
+    assert heard == ["a", "b", "c"]
+    node._take(answer(3))
+    assert not lost
+    node._take(answer(2, "d"))
+    assert heard == ["a", "b", "c", "d"]
+    assert lost == ["its agent has ended"]
