@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
+from functools import partial
 
 import turns
 from plan import Plan
@@ -69,28 +70,25 @@ def memory(plan: Plan) -> Iterator[Figure]:
 
 
 def training(plan: Plan) -> Iterator[Figure]:
-    """Steps a second of 2 CPU ranks, by turns. Processes that do the same differ by a few percent as long as they live,
-    so both are started anew many times."""
+    """Steps a second of 2 CPU ranks, by turns."""
     line = "--ranks 2 --strategy ddp"
     with plan.warm(line) as notebook:
         for model, name in NAMES.items():
             for how, label in LABELS.items():
-                ratios, mine, other = [], [], []
-                for _ in plan.times(8, 1):
-                    with (
-                        turns.under_torchrun(model=model) as script,
-                        turns.in_a_cell(notebook, f"{line} --fresh", model=model, how=how) as cell,
-                    ):
-                        rates = turns.rates(cell, script, steps=STEPS[model], pairs=plan.times(30, 20))
-                    ratios.append(turns.ratio(*rates))
-                    mine += rates[0]
-                    other += rates[1]
-                ratio = statistics.median(ratios)
+                compared = turns.Compared()
+                cell = partial(turns.in_a_cell, notebook, f"{line} --fresh", model=model, how=how)
+                script = partial(turns.under_torchrun, model=model)
+                for number in plan.times(8, 1):
+                    with turns.both(cell, script, number=number) as pair:
+                        compared.add(*turns.rates(*pair, steps=STEPS[model], pairs=plan.times(30, 20)))
                 yield Figure(
                     what=f"DDP training, {name}, {label}, against torchrun",
-                    measured=f"x{ratio:.3f} ({turns.spread(ratios)}); {statistics.median(mine):.0f} against "
-                    f"{statistics.median(other):.0f} steps/s",
+                    measured=str(compared),
                     target=">= 0.98",
-                    ok=ratio >= 0.98,
-                    numbers={"ratios": ratios, "steps_per_s": mine, "torchrun_steps_per_s": other},
+                    ok=compared.ratio >= 0.98,
+                    numbers={
+                        "ratios": compared.ratios,
+                        "steps_per_s": compared.mine,
+                        "torchrun_steps_per_s": compared.other,
+                    },
                 )

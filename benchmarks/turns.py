@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from driver import Notebook
@@ -96,6 +97,26 @@ def in_a_cell(notebook: Notebook, line: str, **settings: object) -> Iterator[Tur
             turns.close()
 
 
+@contextmanager
+def both(
+    mine: Callable[[], AbstractContextManager[Turns]],
+    other: Callable[[], AbstractContextManager[Turns]],
+    *,
+    number: int,
+) -> Iterator[tuple[Turns, Turns]]:
+    """Two trainings, of which one trains before the other is started; which one alternates with `number`.
+
+    Memory that is taken while other processes start is slower as long as the process lives: a cell, which begins at
+    once, lost some percent to a script that was started with it and imported torch meanwhile.
+    """
+    with ExitStack() as stack:
+        started = {}
+        for make in (mine, other) if number % 2 else (other, mine):
+            started[make] = stack.enter_context(make())
+            started[make].steps_per_s(1)
+        yield started[mine], started[other]
+
+
 def rates(
     first: Turns, second: Turns, *, steps: int, pairs: range, pause_s: float = 0.0
 ) -> tuple[list[float], list[float]]:
@@ -110,14 +131,32 @@ def rates(
     return found[first], found[second]
 
 
-def ratio(mine: list[float], other: list[float]) -> float:
-    """The median over every two turns of each, of which one came first in one order and one in the other."""
-    return statistics.median(
-        (1 / c + 1 / d) / (1 / a + 1 / b)
-        for a, b, c, d in zip(mine[::2], mine[1::2], other[::2], other[1::2], strict=True)
-    )
+@dataclass
+class Compared:
+    """Two trainings, in several pairs of new processes, since those that do the same differ by some percent as long as
+    they live.
 
+    All rates are in steps a second.
+    """
 
-def spread(ratios: list[float]) -> str:
-    """Of how many pairs of processes, and between what their ratios lie."""
-    return f"{len(ratios)} pairs of processes, x{min(ratios):.3f} to x{max(ratios):.3f}"
+    mine: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    """One for each pair of processes."""
+
+    def add(self, mine: list[float], other: list[float]) -> None:
+        """What `rates` gave for one pair of processes: the median over every two turns of each, of which one came first
+        in one order and one in the other."""
+        self.mine += mine
+        self.other += other
+        turns = zip(mine[::2], mine[1::2], other[::2], other[1::2], strict=True)
+        self.ratios.append(statistics.median((1 / c + 1 / d) / (1 / a + 1 / b) for a, b, c, d in turns))
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    def __str__(self) -> str:
+        pairs = f"{len(self.ratios)} pairs of processes, x{min(self.ratios):.3f} to x{max(self.ratios):.3f}"
+        mine, other = statistics.median(self.mine), statistics.median(self.other)
+        return f"x{self.ratio:.3f} ({pairs}); {mine:.0f} against {other:.0f} steps/s"
