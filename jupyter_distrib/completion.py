@@ -5,8 +5,9 @@ from __future__ import annotations
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_distrib import comment, options, session
+from jupyter_distrib import comment, session
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.option_help import complete
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 
 _MAGICS = ("%%distributed", "%%distrib")
@@ -21,9 +22,9 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
         return {"completions": []}
     word = rest.rpartition(" ")[2]
     try:
-        found = options.complete(rest, **session.current().settings.possible)
+        found = complete(rest, **session.current().settings.possible)
     except DistributedError:  # a settings file that is wrong: the cell will say so
-        found = options.complete(rest, strategies=STRATEGIES, pools=POOLS)
+        found = complete(rest, strategies=STRATEGIES, pools=POOLS)
     return {
         "completions": [SimpleCompletion(text, type="option") for text in found],
         "matched_fragment": word,

@@ -18,11 +18,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
 from jupyter_distrib import cells, comment, failures, frontend, keeping, line_magics, packing, session, settings, words
-from jupyter_distrib import options as declared
 from jupyter_distrib.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.doctor import Report
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.explain import Explanation
+from jupyter_distrib.option_help import help_text
 from jupyter_distrib.options import Options, parse_line
 from jupyter_distrib.rendering import Rendering
 from jupyter_distrib.results import RankValue, Results
@@ -57,7 +57,7 @@ class DistributedMagics(Magics):
             self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
 
-    distributed.__doc__ = declared.help_text(strategies=STRATEGIES, pools=POOLS)
+    distributed.__doc__ = help_text(strategies=STRATEGIES, pools=POOLS)
     distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
 
     def _capture(self, options: Options, cell: str) -> Captured:

@@ -1,4 +1,4 @@
-"""What a user can ask for: the magic line, the keywords of the Python API, their help, completion and documentation.
+"""What a user can ask for: the magic line and the keywords of the Python API; `option_help.py` tells of them.
 
 Runs in the kernel and wherever a strategy or pool declares its options; standard library only, no state.
 
@@ -12,7 +12,7 @@ that. Both ways in end in `arguments.gather`, so a line and a call are refused f
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -43,7 +43,6 @@ from jupyter_distrib.errors import OptionsError
 MAGIC = "%%distributed"
 DEFAULT_STRATEGY = "none"
 DEFAULT_POOL = "local"
-_CURSOR = "\0"
 
 
 def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: Any) -> Any:
@@ -127,8 +126,8 @@ def parse_line(
         OptionsError: what is wrong with which option and what to do, in one sentence.
     """
     words = split_words(line)
-    chosen = _after(words, "--strategy") or strategy, _after(words, "--pool") or pool
-    table = _table(strategies, pools, *chosen, as_flag)
+    chosen = value_after(words, "--strategy") or strategy, value_after(words, "--pool") or pool
+    table = possible(strategies, pools, *chosen, as_flag)
     arguments = parse_arguments(line, table.options, owners=table.owners)
     for word in arguments.positionals:
         raise OptionsError(f"{word!r} stands alone: {_meant(word, arguments.values, strategies, pools)}")
@@ -150,7 +149,7 @@ def from_keywords(
     """
     given = {name: value for name, value in keywords.items() if value is not None}
     chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
-    table = _table(strategies, pools, *chosen, as_keyword)
+    table = possible(strategies, pools, *chosen, as_keyword)
     known = {option.name: option for option in table.options}
     pairs: list[tuple[Option, str]] = []
     for name, value in given.items():
@@ -219,7 +218,7 @@ def _texts(option: Option, value: object) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class Table:
     """What may be given with the chosen strategy and pool."""
 
     options: tuple[Option, ...]
@@ -238,16 +237,17 @@ class _Table:
         return options
 
 
-def _table(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> _Table:
-    base = _base(strategies, pools)
-    for option in base:  # before all else, since what other options mean hangs on these two
+def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:
+    """What may be given with this strategy and this pool. Raises `OptionsError` if there is none of that name."""
+    everywhere = base(strategies, pools)
+    for option in everywhere:  # before all else, since what other options mean hangs on these two
         if name := {"strategy": strategy, "pool": pool}.get(option.name):
             check_choice(name, option.choices, say(option, name))
     strategy_own = _own(strategies.get(strategy, ()))
     pool_own = _own(pools.get(pool, ()))
-    every = (*base, *strategy_own, *pool_own)
+    every = (*everywhere, *strategy_own, *pool_own)
     owners = partial(_owners, strategies, pools, say)
-    return _Table(options=every, strategy=strategy_own, pool=pool_own, owners=owners, say=say)
+    return Table(options=every, strategy=strategy_own, pool=pool_own, owners=owners, say=say)
 
 
 def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[str]]:
@@ -259,7 +259,8 @@ def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[s
     return owners
 
 
-def _base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
+def base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
+    """The options that every cell has."""
     choices = {"strategy": tuple(strategies), "pool": tuple(pools)}
     return tuple(replace(each, choices=choices[each.name]) if each.name in choices else each for each in OPTIONS)
 
@@ -275,7 +276,7 @@ def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:
     return tuple(as_text(option) for option in options)
 
 
-def _after(words: Sequence[str], flag: str) -> str | None:
+def value_after(words: Sequence[str], flag: str) -> str | None:
     """The value of a flag, wherever it stands: a value never begins with `--`."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith(flag + "="):
@@ -319,88 +320,3 @@ def _meant(word: str, values: Mapping[str, Any], strategies: Declared, pools: De
         if word in known and kind not in values:
             return f"did you mean --{kind} {word}?"
     return "an option begins with --, and a value with spaces needs quotes"
-
-
-# ------------------------------------------------------------------------------------------------ help and completion
-
-
-def help_text(*, strategies: Declared, pools: Declared) -> str:
-    """For `%%distributed?`."""
-    sections = [("Options:", _base(strategies, pools)), *_sections(strategies, pools)]
-    width = max(len(_usage(option)) for _, options in sections for option in options)
-    lines = [f"usage: {MAGIC} [OPTION]... [# comment]"]
-    for title, options in sections:
-        lines += ["", title]
-        for option in options:
-            default = f" (default: {option.default})" if option.default else ""
-            lines.append(f"  {_usage(option):{width}}  {_meaning(option)}{default}")
-    return "\n".join(lines)
-
-
-def markdown_table(*, strategies: Declared, pools: Declared) -> str:
-    """For the README."""
-    lines = ["| option | keyword | meaning | default |", "|---|---|---|---|"]
-    for title, options in [("", _base(strategies, pools)), *_sections(strategies, pools)]:
-        for option in options:
-            meaning = f"{title} {_meaning(option)}".strip()
-            cells = [f"`{_usage(option)}`", f"`{option.name}`", meaning, option.default]
-            lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join(lines)
-
-
-def complete(
-    line_before_cursor: str,
-    *,
-    strategies: Declared,
-    pools: Declared,
-    strategy: str = DEFAULT_STRATEGY,
-    pool: str = DEFAULT_POOL,
-) -> list[str]:
-    """Words that could stand in place of the one at the cursor; the line may begin with `%%distributed`."""
-    try:
-        # The mark shows whether the cursor is in a word, behind one, or in a comment.
-        words = split_words(line_before_cursor.lstrip().removeprefix(MAGIC) + _CURSOR)
-        if not words or not words[-1].endswith(_CURSOR):
-            return []
-        current = words.pop().removesuffix(_CURSOR)
-        chosen = _after(words, "--strategy") or strategy, _after(words, "--pool") or pool
-        table = _table(strategies, pools, *chosen, as_flag)
-    except OptionsError:
-        return []
-    return [word for word in _candidates(words, current, table.options) if word.startswith(current)]
-
-
-def _candidates(words: Sequence[str], current: str, options: Sequence[Option]) -> list[str]:
-    known = {option.flag: option for option in options}
-    flag, equals, _ = current.partition("=")
-    if equals:
-        return [f"{flag}={choice}" for choice in known[flag].choices] if flag in known else []
-    before = known.get(words[-1]) if words else None
-    if before and before.metavar:
-        return list(before.choices)
-    given = {word.partition("=")[0] for word in words}
-    return [option.flag for option in options if option.repeatable or option.flag not in given]
-
-
-def _sections(strategies: Declared, pools: Declared) -> Iterator[tuple[str, list[Option]]]:
-    """What strategies and pools declare, under the names of those that declare the same."""
-    for kind, declared in (("strategy", strategies), ("pool", pools)):
-        owners: dict[Option, list[str]] = {}
-        for owner, options in declared.items():
-            for option in options:
-                owners.setdefault(option, []).append(owner)
-        for together_in in dict.fromkeys(map(tuple, owners.values())):
-            together = [option for option, theirs in owners.items() if tuple(theirs) == together_in]
-            yield f"With --{kind} {_either(together_in)}:", together
-
-
-def _either(names: Sequence[str]) -> str:
-    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
-
-
-def _usage(option: Option) -> str:
-    return as_flag(option, option.metavar)
-
-
-def _meaning(option: Option) -> str:
-    return option.meaning + (f"; one of {', '.join(option.choices)}" if option.choices else "")

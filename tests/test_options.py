@@ -19,14 +19,12 @@ from jupyter_distrib.line_magics import (
     parse_pool,
     parse_status,
 )
+from jupyter_distrib.option_help import complete, help_text, markdown_table
 from jupyter_distrib.options import (
     MAGIC,
     OPTIONS,
     Options,
-    complete,
     from_keywords,
-    help_text,
-    markdown_table,
     parse_line,
     to_line,
 )

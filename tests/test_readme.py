@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.options import markdown_table
+from jupyter_distrib.option_help import markdown_table
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 from tests.notebook import ROOT, Notebook
 
