@@ -13,7 +13,7 @@ from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.events import Cell
 from jupyter_distrib.options import Options, from_keywords
 from jupyter_distrib.results import RankValue, Results
-from jupyter_distrib.run import Run
+from jupyter_distrib.run import Run, early_interrupt
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,11 +49,16 @@ class DistributedFunction(Generic[P, R]):
         """Run it with these arguments on every rank; gives the `Results`, or the `Run` with `detach=True`."""
         if in_rank():
             return self.function(*args, **kwargs)
-        run = self._start(args, kwargs)
-        if self.options.detach:
-            return run
-        results = run.wait(_view(run))
-        return results if results is not None else Results(dict.fromkeys(run.record.ranks))
+        try:
+            run = self._start(args, kwargs)
+            if self.options.detach:
+                return run
+            results = run.wait(_view(run))
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        else:
+            return results if results is not None else Results(dict.fromkeys(run.record.ranks))
+        raise stopped
 
     distributed = __call__
 

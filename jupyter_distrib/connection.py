@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_distrib import parity
+from jupyter_distrib import blocking, parity
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import (
     Answered,
@@ -231,7 +231,7 @@ class Connection:
         box = self._answers[question] = queue.SimpleQueue()
         self.node.send(Ask(question=question))
         try:
-            return box.get(timeout=ANSWER_S)
+            return blocking.take(box, ANSWER_S)
         except queue.Empty:
             raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
 
@@ -239,6 +239,6 @@ class Connection:
         self._attaching = make
         self.node.send(Attach(run=run))
         try:
-            return self._attachments.get(timeout=ANSWER_S)
+            return blocking.take(self._attachments, ANSWER_S)
         except queue.Empty:
             raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None

@@ -3,6 +3,7 @@
     cause(record)         which rank is the root of it: the others mostly fell over because of that one
     to_exception(...)     the user's own exception type, told per rank
     to_interrupt(...)     KeyboardInterrupt that says where each rank was
+    to_early_interrupt(.) ... that says where the kernel was, when there was no run yet
     to_timeout(...)       RunTimeout, the same way
 
 Every exception made here carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the instance
@@ -32,6 +33,7 @@ from jupyter_distrib.rendering import (
     frame_lines,
     headline,
     innermost,
+    is_user,
     opening,
     user_frames,
     where,
@@ -138,6 +140,15 @@ def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None
     message = f"Stopped by you after {duration(elapsed_s)}."
     lines = [f"KeyboardInterrupt: {message}", *_stall(record), *_others(record, set(), source_of)]
     return _dressed(KeyboardInterrupt(message), lines, None, record)
+
+
+def to_early_interrupt(frames: Sequence[Frame]) -> KeyboardInterrupt:
+    """Give the KeyboardInterrupt of a cell that was stopped while the kernel prepared it; `frames` are the kernel's."""
+    message = "Stopped by you before the ranks had begun."
+    inside = [f"In {where(frame)}" for frame in frames if is_user(frame)][-1:]
+    stopped = KeyboardInterrupt(message)
+    stopped.__dict__["_render_traceback_"] = Rendering(lines=(f"KeyboardInterrupt: {message}", *inside))
+    return stopped
 
 
 def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:

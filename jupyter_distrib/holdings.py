@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib import choosing, settings
+from jupyter_distrib import blocking, choosing, settings
 from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.events import (
@@ -248,7 +248,7 @@ class Holdings:
         """Until its ranks are up. Raises `PoolError` if they cannot be had; an interrupt gives them up."""
         try:
             while not crew.opened.is_set():
-                if reason := crew.news.get():
+                if reason := blocking.take(crew.news):
                     print(f"Waiting: {reason}")
                 else:
                     crew.news.put("")  # for another thread that waits for the same ranks

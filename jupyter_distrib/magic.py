@@ -26,7 +26,7 @@ from jupyter_distrib.option_help import help_text
 from jupyter_distrib.options import Options, parse_line
 from jupyter_distrib.rendering import Rendering
 from jupyter_distrib.results import RankValue, Results
-from jupyter_distrib.run import Run
+from jupyter_distrib.run import Run, early_interrupt
 from jupyter_distrib.status import PoolTable, Status
 from jupyter_distrib.strategies import POOLS, STRATEGIES
 from jupyter_distrib.widget import LiveView
@@ -42,6 +42,16 @@ class DistributedMagics(Magics):
     @output_can_be_silenced
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
+        try:
+            return self._run(line, cell)
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        raise stopped
+
+    distributed.__doc__ = help_text(strategies=STRATEGIES, pools=POOLS)
+    distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
+
+    def _run(self, line: str, cell: str) -> Any:
         known = session.current().settings
         options = parse_line(line, **known.possible)
         captured = self._capture(options, cell)
@@ -56,9 +66,6 @@ class DistributedMagics(Magics):
         if options.out:
             self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
-
-    distributed.__doc__ = help_text(strategies=STRATEGIES, pools=POOLS)
-    distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
 
     def _capture(self, options: Options, cell: str) -> Captured:
         captured: Captured | SyntaxError

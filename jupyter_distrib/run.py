@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib import failures, paths, payload, words
+from jupyter_distrib import blocking, failures, paths, payload, words
 from jupyter_distrib.events import (
     KILL_AFTER_S,
     Ended,
@@ -115,9 +116,9 @@ class Run:
         elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
         return elsewhere and not self.detached and not self.done()
 
-    def wait_ended(self, timeout_s: float) -> bool:
+    def wait_ended(self, timeout_s: float | None) -> bool:
         """Whether it ends within this time; takes no part in how it ends."""
-        return self._ended.wait(timeout_s)
+        return blocking.wait(self._ended, timeout_s)
 
     @property
     def state(self) -> str:
@@ -142,7 +143,7 @@ class Run:
             TimeoutError: It has not ended after `timeout_s` seconds; it goes on.
             BaseException: What the first failing rank raised.
         """
-        if not self._ended.wait(timeout_s):
+        if not self.wait_ended(timeout_s):
             raise TimeoutError(f"run {self.id} has not ended after {timeout_s} s; it goes on.")
         return self._conclude()
 
@@ -176,7 +177,7 @@ class Run:
             again_s: float | None = 0.0
             while not self._ended.is_set():
                 with suppress(queue.Empty):
-                    self._bell.get(timeout=again_s)
+                    blocking.take(self._bell, again_s)
                 self._rung = False
                 again_s = self._shown(watch)
             self._shown(watch)
@@ -318,6 +319,24 @@ class _LatePresses:
 
 def _unpack_exception(parcel: Parcel) -> BaseException | None:
     return payload.unpack_exception(*payload.from_parcel(parcel, None))
+
+
+def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
+    """What to raise, outside any `except` block, for an interrupt that met the kernel before it waited for a run; that
+    of a run is returned as it is.
+
+    IPython cannot show every such interrupt: Python 3.11 may raise it where a generator begins, which has no line, and
+    IPython 9 fails to format a frame without one, so the cell would end without an error.
+    """
+    if "_render_traceback_" in vars(interrupt):
+        return interrupt
+    return failures.to_early_interrupt(
+        [
+            Frame(filename=_cell_name(frame.f_code.co_filename), line=line, function=frame.f_code.co_name)
+            for frame, line in traceback.walk_tb(interrupt.__traceback__)
+            if line
+        ]
+    )
 
 
 def _cell_name(filename: str) -> str:

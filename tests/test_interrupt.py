@@ -363,7 +363,8 @@ def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
     for _ in range(3):
         begin(notebook, "--ranks 8 --fresh", "import time\ntime.sleep(100)")
         notebook.interrupt()
-        assert notebook.finish().ename == "KeyboardInterrupt"
+        outcome = notebook.finish()
+        assert outcome.ename == "KeyboardInterrupt", outcome
     assert notebook.cell(GOOD).result == "ranks 0-1: 2"
 
 
@@ -389,7 +390,40 @@ def test_the_packing_of_the_inputs_can_be_stopped(book: Notebook) -> None:
     book.until("ready")
     book.interrupt()
 
-    assert book.finish().ename == "KeyboardInterrupt"
+    outcome = book.finish()
+    assert outcome.ename == "KeyboardInterrupt"
+    assert re.search(r"had begun\.\nIn Cell In\[\d+\], line 5, in __reduce__$", outcome.traceback), outcome.traceback
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
+UNPLACED = """
+from jupyter_distrib import {module} as patched
+def stopped(*args, **kwargs):
+    patched.{name} = kept
+    raise KeyboardInterrupt
+stopped.__code__ = stopped.__code__.replace(co_linetable=b'')
+kept, patched.{name} = patched.{name}, stopped
+"""
+"""An interrupt in a place that has no line, as Python 3.11 raises it where a generator begins."""
+
+
+@pytest.mark.parametrize(
+    ("call", "module", "name"),
+    [
+        ("%%distributed --ranks 2\n1", "settings", "load"),
+        ("%%distributed --ranks 2\n1", "packing", "pack"),
+        ("import jupyter_distrib as d\nd.distributed(ranks=2)(int)()", "packing", "pack"),
+    ],
+)
+def test_an_interrupt_that_meets_the_kernel_anywhere_is_shown(
+    book: Notebook, call: str, module: str, name: str
+) -> None:
+    book.ok(UNPLACED.format(module=module, name=name))
+
+    outcome = book.cell(call)
+
+    assert outcome.ename == "KeyboardInterrupt", outcome.text
+    assert outcome.traceback == "KeyboardInterrupt: Stopped by you before the ranks had begun."
     assert book.cell(GOOD).result == "ranks 0-1: 2"
 
 

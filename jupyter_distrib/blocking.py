@@ -1,0 +1,44 @@
+"""Waits of the kernel's main thread that hear an interrupt.
+
+Python runs the handler of a signal between two steps of the main thread. One that arrives after the last step before a
+blocking call, and before that call has begun to block, is heard when the call returns (seen once in some hundred
+presses on a busy machine); so no call here blocks for long.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HEAR_S = 0.2
+"""The longest that a press may go unheard."""
+
+
+def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
+    """`box.get(timeout=timeout_s)`."""
+    for turn_s in _turns(timeout_s):
+        try:
+            return box.get(timeout=turn_s)
+        except queue.Empty:
+            continue
+    raise queue.Empty
+
+
+def wait(event: threading.Event, timeout_s: float | None = None) -> bool:
+    """`event.wait(timeout_s)`."""
+    return any(event.wait(turn_s) for turn_s in _turns(timeout_s))
+
+
+def _turns(timeout_s: float | None) -> Iterator[float]:
+    """How long to block, again and again until the time is over; at least once."""
+    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = HEAR_S if until_s is None else max(0.0, until_s - time.monotonic())
+        yield min(left_s, HEAR_S)
+        if left_s <= HEAR_S and until_s is not None:
+            return
