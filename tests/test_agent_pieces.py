@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -449,7 +450,7 @@ def test_a_session_is_killed_and_nothing_else() -> None:
     bystander = program("import time; print(1, flush=True); time.sleep(60)")
     child, daemon = map(int, line_of(rank).split())
     line_of(bystander)
-    reap.kill_session(rank.pid)
+    reap.kill_left({rank.pid}, set())
     rank.wait()
     assert wait_until_gone([child], 5) == []
     assert is_alive(daemon), "a session of its own"
@@ -468,17 +469,43 @@ def test_marked_processes_are_killed_and_no_others() -> None:
     line_of(namesake)
     assert reap.mark_of(daemon, "JUPYTER_DISTRIB_WORKER") == "x-c1.0.1"
     assert reap.mark_of(os.getpid(), "JUPYTER_DISTRIB_NOT_SET") == ""
-    reap.kill_marked("JUPYTER_DISTRIB_WORKER", "x-c1.0.1")
+    reap.kill_left(set(), {"x-c1.0.1"})
     rank.communicate()
     assert wait_until_gone([child, daemon], 5) == []
     assert is_alive(namesake.pid)
     end(namesake)
 
 
+def test_what_ranks_have_left_that_end_together_is_found_with_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    others = reap._others
+
+    def counted(chosen: Callable[[int], bool]) -> list[int]:
+        looks.append(chosen)
+        return others(chosen)
+
+    monkeypatch.setattr(reap, "_others", counted)
+    ranks = [
+        program(NEST, start_new_session=True, env={**os.environ, "JUPYTER_DISTRIB_WORKER": f"x-c1.{n}.1"})
+        for n in range(2)
+    ]
+    started = [int(pid) for rank in ranks for pid in line_of(rank).split()]
+    loop = Loop()
+    sweep = reap.Sweep(loop)
+    for n, rank in enumerate(ranks):
+        loop.later(0, partial(sweep.add, rank.pid, f"x-c1.{n}.1"))
+    loop.later(0, loop.stop)
+    loop.run()
+    for rank in ranks:
+        rank.communicate()
+    assert wait_until_gone(started, 5) == []
+    assert len(looks) == 1
+
+
 def test_what_is_gone_is_no_trouble() -> None:
     gone = program("pass")
     gone.communicate()
-    reap.kill_session(gone.pid)
+    reap.kill_left({gone.pid}, set())
     assert reap.session_of(gone.pid) == 0
     assert reap.rss_bytes(gone.pid) == 0
     assert reap.children(gone.pid) == []

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from jupyter_distrib.agent import death, starting
+from jupyter_distrib.agent import death, reap, starting
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.agent.node_run import NodeRun
@@ -79,6 +79,7 @@ class Crew:
         self.on_refused: Callable[[], None] = lambda: None
         """Called to close the crew."""
         self._loop, self._templates, self._logs = loop, templates, logs
+        self._sweep = reap.Sweep(loop)
         self._ranks: dict[int, Rank] = {}
         self._queued: Queued | None = None
         self._last_output: RunOutput | None = None
@@ -159,6 +160,7 @@ class Crew:
             rank = Rank(
                 starting.order(self.command, local_rank, self._count, self.gpus),
                 self._loop,
+                self._sweep,
                 heard=self._heard,
                 wrote=self._wrote,
                 hung_up=lambda rank: self.lost(rank, None, 0),

@@ -30,13 +30,21 @@ class Rank:
 
     Args:
         order: Who it is.
+        sweep: Kills what it leaves.
         heard: Takes what it says on the link; the descriptors are closed afterwards.
         wrote: Takes what it writes, by the name of the stream.
         hung_up: Called when it has closed the link and the system will not tell of its end.
     """
 
     def __init__(
-        self, order: WorkerOrder, loop: Loop, *, heard: Heard, wrote: Writes, hung_up: Callable[[Rank], None]
+        self,
+        order: WorkerOrder,
+        loop: Loop,
+        sweep: reap.Sweep,
+        *,
+        heard: Heard,
+        wrote: Writes,
+        hung_up: Callable[[Rank], None],
     ) -> None:
         self.order = order
         self.pid = 0
@@ -50,7 +58,7 @@ class Rank:
         """By us, in the middle of a run; the system has yet to tell of its end."""
         self.loading = ""
         """The variable that it was loading when it ended; see `worker/last_words.py`."""
-        self._loop, self._heard, self._hung_up = loop, heard, hung_up
+        self._loop, self._sweep, self._heard, self._hung_up = loop, sweep, heard, hung_up
         mine, theirs = socket.socketpair()
         mine.setblocking(False)
         self._link = Link(mine)
@@ -192,14 +200,13 @@ class Rank:
         self._loop.later(after_s + LEAVE_S, self.end)
 
     def end(self) -> None:
-        """Kill it, if it lives, and everything it started; close its descriptors. Once."""
+        """Kill it, if it lives, and (a moment later) everything it started; close its descriptors. Once."""
         if self.ended:
             return
         self.ended = bool(self.pid)
         if self.pid:
             self.signal(signal.SIGKILL)
-            reap.kill_session(self.pid)
-            reap.kill_marked("JUPYTER_DISTRIB_WORKER", self.order.worker)
+            self._sweep.add(self.pid, self.order.worker)
         for pipe in (*self._pipes.values(), *self._late_pipes):
             pipe.close()
         if self._loading_fd >= 0:

@@ -5,29 +5,47 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from jupyter_distrib.agent.loop import Loop
+
 AGENT = "JUPYTER_DISTRIB_AGENT"
 """The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
+WORKER = "JUPYTER_DISTRIB_WORKER"
+"""The variable by which what a rank starts is known, whatever session it is in."""
 _PROC = Path("/proc")
 _SWEEPS = 3
 """What is killed may have started something meanwhile."""
 
 
-def kill_session(pid: int) -> None:
-    """Kill what a rank left behind: every process of the session it led, and every one that carries its mark."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for other in _others(lambda other: _session(other) == pid):
-        _kill(other)
+class Sweep:
+    """Kills what ranks have left: with one look at all processes for those that end together."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._sessions: set[int] = set()
+        self._marks: set[str] = set()
+
+    def add(self, pid: int, mark: str) -> None:
+        """Of a rank that has ended: the process group and the session that it led, and what carries its mark. The group
+        ends now, the rest when the loop has dealt with what has happened by now."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if not self._sessions:
+            self._loop.soon(self._kill)
+        self._sessions.add(pid)
+        self._marks.add(mark)
+
+    def _kill(self) -> None:
+        kill_left(self._sessions, self._marks)
+        self._sessions, self._marks = set(), set()
 
 
-def kill_marked(name: str, value: str) -> None:
-    """Kill processes that were exec'd with this variable in their environment."""
-    mark = f"{name}={value}".encode()
-    for pid in _others(lambda pid: mark in _environment(pid).split(b"\0")):
+def kill_left(sessions: Collection[int], marks: Collection[str]) -> None:
+    """Kill the processes of these sessions, and those that were exec'd with one of these marks in their environment."""
+    for pid in _others(lambda pid: _session(pid) in sessions or mark_of(pid, WORKER) in marks):
         _kill(pid)
 
 

@@ -431,7 +431,7 @@ class Agent:
         marks = {mark for crew in crews for mark in crew.marks}
 
         def belongs_to_living(pid: int) -> bool:
-            return reap.session_of(pid) in sessions or reap.mark_of(pid, "JUPYTER_DISTRIB_WORKER") in marks
+            return reap.session_of(pid) in sessions or reap.mark_of(pid, reap.WORKER) in marks
 
         reap.kill_adopted(frozenset(ranks), belongs_to_living)
 

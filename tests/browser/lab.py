@@ -166,13 +166,30 @@ class Server:
             body = answer.read()
         return json.loads(body) if body else None
 
+    def kernels(self) -> list[dict[str, Any]]:
+        """All kernels; the server fails to list them (500) in the moment in which one starts, and is asked again."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                found: list[dict[str, Any]] = self.get("/api/kernels")
+            except urllib.error.HTTPError as error:
+                if error.code != 500 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return found
+
     def end_kernels(self) -> None:
-        for kernel in self.get("/api/kernels"):
-            self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+        for kernel in self.kernels():
+            try:
+                self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+            except urllib.error.HTTPError as error:
+                if error.code != 404:  # it has ended meanwhile
+                    raise
 
     def is_idle(self) -> bool:
         """Whether no kernel runs a cell."""
-        return all(kernel["execution_state"] == "idle" for kernel in self.get("/api/kernels"))
+        return all(kernel["execution_state"] == "idle" for kernel in self.kernels())
 
     def wait_until_idle(self) -> None:
         """Until no kernel runs a cell: the server hears that also while no page is open."""
