@@ -18,7 +18,7 @@ def noop(plan: Plan) -> Iterator[Figure]:
     cells = {"cell": "%%distributed --ranks 2\npass", "cell that returns values": "%%distributed --ranks 2\nrank"}
     with plan.warm(runs=5) as notebook:
         times: dict[str, list[float]] = {name: [] for name in ("plain", *cells)}
-        for _ in plan.times(20, 20):
+        for _ in plan.times(60, 20):
             times["plain"].append(notebook.good("pass").wall_s)
             for name, code in cells.items():
                 times[name].append(notebook.good(code).wall_s)

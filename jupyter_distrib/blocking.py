@@ -1,4 +1,4 @@
-"""Waits of the kernel's main thread that hear an interrupt.
+"""Waits of the kernel's main thread that hear an interrupt, and steps that none cuts in two.
 
 Python runs the handler of a signal between two steps of the main thread. One that arrives after the last step before a
 blocking call, and before that call has begun to block, is heard when the call returns (seen once in some hundred
@@ -8,9 +8,11 @@ presses on a busy machine); so no call here blocks for long.
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -42,3 +44,26 @@ def _turns(timeout_s: float | None) -> Iterator[float]:
         yield min(left_s, HEAR_S)
         if left_s <= HEAR_S and until_s is not None:
             return
+
+
+class Uninterrupted:
+    """A block in the midst of which no interrupt is raised: it waits for the end, which must be near."""
+
+    _before: Callable[[int, types.FrameType | None], object] | None = None
+    _pressed = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread() and callable(
+            before := signal.getsignal(signal.SIGINT)
+        ):
+            self._before = before
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: types.FrameType | None) -> None:
+        self._pressed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._pressed:
+                self._before(signal.SIGINT, None)

@@ -53,6 +53,8 @@ class Holdings:
         """By pool, how many ranks `%distributed_pool` asked for, and whether with GPUs."""
         self.on_change: Callable[[], object] = lambda: None
         """Whom to tell that crews or runs have come or gone; called from any thread."""
+        self._loaded: tuple[settings.State, Settings] | None = None
+        """What files and environment said last."""
         self._connections: list[Connection] = []
         self._lock = threading.RLock()
         self._turns = threading.Condition(self._lock)
@@ -62,9 +64,12 @@ class Holdings:
     @property
     def settings(self) -> Settings:
         """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
-        from jupyter_distrib.strategies import POOLS, STRATEGIES
+        state = settings.state()
+        if self._loaded is None or self._loaded[0] != state:
+            from jupyter_distrib.strategies import POOLS, STRATEGIES
 
-        found = settings.load(kinds(POOLS), STRATEGIES)
+            self._loaded = state, settings.load(kinds(POOLS), STRATEGIES)
+        found = self._loaded[1]
         if self.added:
             found = replace(found, pools=found.pools | self.added)
         if self.used in found.pools:

@@ -4,8 +4,8 @@ A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON 
 decoded message can only be an instance of a class in `events.py`. Both ends are unix sockets of one user: inherited
 pairs, or a socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
 
-`send` and `receive` block and may be used by one thread each; `post`, `flush` and `read` never block and belong to the
-agent's loop.
+`send` and `receive` block and may be used by one thread each. `post` and `flush` never block, nor does `read` if the
+socket does not; they belong to the agent's loop, and to whoever has seen to it that only one thread is at it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class Link:
         while self._outgoing:
             data, fds = self._outgoing[0]
             try:
-                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.sendmsg(self._plain_run())
+                if fds:
+                    sent = socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT)
+                else:
+                    sent = self.sock.sendmsg(self._plain_run(), (), socket.MSG_DONTWAIT)
             except (BlockingIOError, InterruptedError):
                 return
             for fd in fds:

@@ -23,7 +23,7 @@ from jupyter_distrib.doctor import Report
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.explain import Explanation
 from jupyter_distrib.option_help import help_text
-from jupyter_distrib.options import Options, parse_line
+from jupyter_distrib.options import Options
 from jupyter_distrib.rendering import Rendering
 from jupyter_distrib.results import RankValue, Results
 from jupyter_distrib.run import Run, early_interrupt
@@ -53,7 +53,7 @@ class DistributedMagics(Magics):
 
     def _run(self, line: str, cell: str) -> Any:
         known = session.current().settings
-        options = parse_line(line, **known.possible)
+        options = known.options(line)
         captured = self._capture(options, cell)
         if options.explain:
             strategy = known.filled(options).strategy or "none"

@@ -21,12 +21,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jupyter_distrib.arguments import Declared, Option, any_of, check_choice, gather, unknown_option
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options
+from jupyter_distrib.options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, parse_line
 
+REMEMBERED = 64
+"""Magic lines."""
 PROJECT_FILE = "jupyter_distrib.toml"
 BUILT_IN = "built in"
 NOTEBOOK = "this notebook"
@@ -35,8 +37,23 @@ _OF_A_POOL = ("gpus", "ranks", "gpu_type", "strategy", "wait_s")
 """Options of a cell that a pool may give a default for."""
 _OF_SIZE = ("gpus", "ranks", "gpu_type")
 _TOP = ("pool", "strategy", "pools")
+_VARIABLES = ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")
 _UNNAMED = ("inline",)
 """Kinds with nothing to set, so that another name for them would only hide what they are."""
+
+
+class _File(NamedTuple):
+    """One state of one file."""
+
+    path: str
+    mtime_ns: int
+    size: int
+
+
+class State(NamedTuple):
+    folder: str
+    files: tuple[_File, ...]
+    environment: tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +88,7 @@ class Settings:
     """Where the choice comes from; empty if nobody made one."""
     strategy: str = ""
     strategy_origin: str = ""
+    _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def declared(self) -> Declared:
@@ -86,6 +104,14 @@ class Settings:
             "strategy": self.strategy_for(),
             "pool": self.pool,
         }
+
+    def options(self, line: str) -> Options:
+        """What this line asks for here, read once: cells are run again and again. Raises `OptionsError`."""
+        if line not in self._read:
+            if len(self._read) == REMEMBERED:
+                self._read.clear()
+            self._read[line] = parse_line(line, **self.possible)
+        return self._read[line]
 
     def strategy_for(self, pool: str | None = None) -> str:
         """What cells on this pool get that name no strategy."""
@@ -132,12 +158,19 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
         OptionsError: One sentence with the file and the line.
     """
     settings = without_files(kinds, strategies)
+    for file in state(directory=directory).files:
+        settings = _over(settings, file)
+    return _from_environment(settings)
+
+
+def state(*, directory: str | None = None) -> State:
+    """What `load` goes by: while this is equal, so is what `load` gives. Every cell asks. Raises `OptionsError`."""
     try:
-        for path in _files(directory or os.getcwd()):
-            settings = _over(settings, path)
+        folder = directory or os.getcwd()
+        files = tuple(_files(folder))
     except OSError as error:  # a folder that is gone, a file that is being replaced
         raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
-    return _from_environment(settings)
+    return State(folder=folder, files=files, environment=tuple(map(os.environ.get, _VARIABLES)))
 
 
 def without_files(kinds: Declared, strategies: Declared) -> Settings:
@@ -179,8 +212,8 @@ def _field(option: Option) -> str:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def _files(directory: str) -> Iterator[Path]:
-    """The user's file and the project's, if they are there. Plain strings: every cell asks."""
+def _files(directory: str) -> Iterator[_File]:
+    """The user's file and the project's, if they are there."""
     chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     user = os.path.expanduser(chosen) if chosen else os.path.join(base, "jupyter_distrib", "pools.toml")
@@ -188,7 +221,8 @@ def _files(directory: str) -> Iterator[Path]:
         raise OptionsError(f"JUPYTER_DISTRIB_CONFIG names {user}, and there is no such file")
     for path in (user, _project_file(directory)):
         if path and os.path.isfile(path):
-            yield Path(path)
+            info = os.stat(path)
+            yield _File(path=path, mtime_ns=info.st_mtime_ns, size=info.st_size)
 
 
 def _project_file(directory: str) -> str:
@@ -204,11 +238,10 @@ def _project_file(directory: str) -> str:
         folder = os.path.dirname(folder)
 
 
-def _over(settings: Settings, path: Path) -> Settings:
+def _over(settings: Settings, file: _File) -> Settings:
     """The settings with what this file says on top."""
-    info = path.stat()
-    text, content = _read(path, info.st_mtime_ns, info.st_size)
-    shown = _shown(path)
+    text, content = _read(file)
+    shown = _shown(Path(file.path))
     for key in content:
         if key not in _TOP:
             raise _wrong(shown, text, "", key, unknown_option(key, _as_options(_TOP), dict, _as_key))
@@ -236,8 +269,9 @@ def _with_default(settings: Settings, key: str, value: str, origin: str) -> Sett
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, mtime_ns: int, size: int) -> tuple[str, dict[str, Any]]:
-    """Text and content; what is asked for tells one state of the file from the next."""
+def _read(file: _File) -> tuple[str, dict[str, Any]]:
+    """Text and content."""
+    path = Path(file.path)
     try:
         text = path.read_text("utf-8")
         return text, tomllib.loads(text)
@@ -364,8 +398,7 @@ def _shown(path: Path) -> str:
 
 
 def _from_environment(settings: Settings) -> Settings:
-    for key, choices in (("pool", settings.pools), ("strategy", settings.strategies)):
-        name = f"JUPYTER_DISTRIB_{key.upper()}"
+    for key, name, choices in zip(("pool", "strategy"), _VARIABLES, (settings.pools, settings.strategies), strict=True):
         if value := os.environ.get(name):
             if value not in choices:
                 raise OptionsError(f"{name} is {value!r}, which is not known: choose {any_of(list(choices))}")

@@ -69,3 +69,43 @@ def test_a_handler_that_does_not_raise_does_not_end_a_wait() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert heard == [signal.SIGUSR1]
+
+
+def test_an_interrupt_comes_when_the_block_is_over() -> None:
+    done = []
+
+    def run() -> None:
+        with blocking.Uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("block")
+        done.append("after")
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert done == ["block"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_handler_that_was_there_hears_of_it() -> None:
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with blocking.Uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_go_on_as_they_are() -> None:
+    seen = []
+
+    def run() -> None:
+        with blocking.Uninterrupted():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

@@ -1,8 +1,8 @@
 """Ranks on this machine: an agent that the user's kernels share, found by what must be equal between them.
 
 The kernel binds the agent's socket and hands it over, so that it can connect at once and nobody waits for a port or a
-file to appear. One thread writes to the agent and one reads from it; an interrupt, which Python raises in the main
-thread, never cuts a frame in two.
+file to appear. Whoever has a command sends it; one thread reads what the agent says. An interrupt, which Python raises
+in the main thread, never cuts a frame in two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import importlib.metadata
 import os
-import queue
 import resource
 import select
 import socket
@@ -22,12 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_distrib import paths
+from jupyter_distrib import blocking, paths
 from jupyter_distrib.agent import reap
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import PROTOCOL, Command, Hello, Welcomed
-from jupyter_distrib.link import Link, peer_uid
+from jupyter_distrib.link import Link, encode, peer_uid
 from jupyter_distrib.pools import Lost, Sink
 
 LOAD_TIME = (
@@ -87,31 +86,55 @@ class LocalPool:
 
 
 class LocalNode:
-    """The link to this machine's agent, and its two threads."""
+    """The link to this machine's agent. What the agent says is heard in a thread."""
 
     def __init__(self, link: Link, sink: Sink, lost: Lost) -> None:
         self._link, self._sink, self._lost = link, sink, lost
-        self._outbox: queue.SimpleQueue[tuple[Command, Sequence[int]] | None] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._draining = False
         self._closed = False
-        for name, target in (("write", self._write), ("read", self._read)):
-            threading.Thread(target=target, name=f"jupyter_distrib-{name}", daemon=True).start()
+        threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        self._outbox.put((command, fds))
-
-    def close(self) -> None:
-        self._closed = True
-        self._outbox.put(None)
-
-    def _write(self) -> None:
-        while (entry := self._outbox.get()) is not None:
-            command, fds = entry
-            with suppress(OSError):  # the reader notices that the agent is gone, and says so
-                self._link.send(command, fds)
+        """At once, as far as the socket takes it; the rest follows from a thread."""
+        frame = encode(command, len(fds))
+        with blocking.Uninterrupted(), self._sending:
+            if self._link.fileno() >= 0:
+                self._link.post(frame, fds)
+                self._flush()
             for fd in fds:
                 os.close(fd)
-        with suppress(OSError):
-            self._link.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with blocking.Uninterrupted(), self._sending:
+            self._closed = True
+            self._flush()
+
+    def _flush(self) -> None:
+        """Only with `_sending`, and not while `_drain` is at it."""
+        if self._draining:
+            return
+        with suppress(OSError):  # the reader notices that the agent is gone, and says so
+            self._link.flush()
+            if self._link.unsent:
+                self._draining = True
+                threading.Thread(target=self._drain, name="jupyter_distrib-write", daemon=True).start()
+            elif self._closed:
+                self._link.sock.shutdown(socket.SHUT_RDWR)
+
+    def _drain(self) -> None:
+        """The agent takes less than it is sent."""
+        poll = select.poll()
+        poll.register(self._link.sock, select.POLLOUT)
+        while self._draining:
+            poll.poll()
+            with self._sending:
+                self._draining = False
+                with suppress(OSError):
+                    self._link.flush()
+                    self._draining = self._link.unsent
+        with self._sending:
+            self._flush()
 
     def _read(self) -> None:
         agent = -1
@@ -123,7 +146,8 @@ class LocalNode:
             if isinstance(event, Welcomed):
                 agent = _opened(event.pid)
             self._sink(event, fds)  # type: ignore[arg-type]
-        self._link.close()
+        with self._sending:
+            self._link.close()
         if not self._closed:
             self._lost("the agent that looks after the ranks has ended")
             _sweep(agent)
