@@ -47,10 +47,16 @@ def _turns(timeout_s: float | None) -> Iterator[float]:
 
 
 class Uninterrupted:
-    """A block in the midst of which no interrupt is raised: it waits for the end, which must be near."""
+    """A block in the midst of which no interrupt is raised: it waits for the end, which must be near.
 
-    _before: Callable[[int, types.FrameType | None], object] | None = None
-    _pressed = False
+    Args:
+        instead: Called then for the interrupt; without it, whoever had it before has it.
+    """
+
+    def __init__(self, instead: Callable[[], object] | None = None) -> None:
+        self._instead = instead
+        self._before: Callable[[int, types.FrameType | None], object] | None = None
+        self._pressed = False
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread() and callable(
@@ -66,4 +72,4 @@ class Uninterrupted:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             if self._pressed:
-                self._before(signal.SIGINT, None)
+                self._instead() if self._instead else self._before(signal.SIGINT, None)

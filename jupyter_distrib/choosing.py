@@ -12,13 +12,18 @@ from jupyter_distrib.results import RankValue
 from jupyter_distrib.words import rank_list
 
 
+def to_ask(size: int, gpus: bool) -> int:
+    """How many ranks to ask the pool for; 0 for as many as there are GPUs."""
+    return size or (0 if gpus else 2)
+
+
 def fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
     if crew.state == "closed" or crew.load_env != load_env:
         return False
     if gpu_type and gpu_type.lower() != crew.gpu_type.lower():
         return False
     if crew.state == "opening":
-        return crew.asked_gpus == gpus
+        return crew.asked_gpus == gpus and crew.asked_size == to_ask(size, gpus)
     wanted = size or (crew.size if crew.gpus == gpus and gpus else 2)
     return crew.size == wanted and crew.gpus == gpus
 

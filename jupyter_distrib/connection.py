@@ -50,6 +50,8 @@ class Crew:
     name: str
     connection: Connection
     load_env: dict[str, str]
+    asked_size: int
+    """0: as many as there are GPUs."""
     asked_gpus: bool
     gpu_type: str = ""
     size: int = 0

@@ -231,22 +231,27 @@ class Holdings:
             name=f"{self.name}-c{next(self._crew_numbers)}",
             connection=connection,
             load_env=load_env,
+            asked_size=choosing.to_ask(size, gpus),
             asked_gpus=gpus,
             gpu_type=options.gpu_type or "",
         )
-        connection.crews[crew.name] = crew
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        connection.node.send(
-            OpenCrew(
-                crew=crew.name,
-                size=size or (0 if gpus else 2),
-                gpus=gpus,
-                load_env=load_env,
-                visible=None if visible is None else tuple(filter(None, visible.split(","))),
-                gpu_type=crew.gpu_type,
-                wait_s=options.wait_s or 0.0,
-            )
+        command = OpenCrew(
+            crew=crew.name,
+            size=crew.asked_size,
+            gpus=gpus,
+            load_env=load_env,
+            visible=None if visible is None else tuple(filter(None, visible.split(","))),
+            gpu_type=crew.gpu_type,
+            wait_s=options.wait_s or 0.0,
         )
+        try:
+            with blocking.Uninterrupted():
+                connection.crews[crew.name] = crew
+                connection.node.send(command)
+        except KeyboardInterrupt:
+            self.close_crew(crew)
+            raise
         return crew
 
     def wait_open(self, crew: Crew) -> None:
@@ -319,9 +324,10 @@ class Holdings:
 
     def close_crew(self, crew: Crew, by: str = NOTEBOOK) -> None:
         """End its ranks; a run on them ends, and says from where they were stopped."""
-        crew.connection.crews.pop(crew.name, None)
-        crew.close("it was stopped")
-        crew.connection.node.send(CloseCrew(crew=crew.name, reason=f"its ranks were stopped from {by}"))
+        with blocking.Uninterrupted():
+            crew.connection.crews.pop(crew.name, None)
+            crew.close("it was stopped")
+            crew.connection.node.send(CloseCrew(crew=crew.name, reason=f"its ranks were stopped from {by}"))
         self.changed()
 
     def use(self, pool: str | None) -> None:

@@ -10,9 +10,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-from jupyter_distrib import choosing, environment, payload, surroundings
+from jupyter_distrib import blocking, choosing, environment, payload, surroundings
 from jupyter_distrib.capture import Dropped
 from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import PoolError
@@ -89,12 +90,17 @@ class Session(Holdings):
                 run.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
+                command = self._command(run, crew, options, cell, parcel)
             except BaseException:
                 for each in fds:
                     os.close(each)
                 raise
-            command = self._command(run, crew, options, cell, parcel)
-            crew.connection.node.send(command, fds)
+            # Ranks that have the cell are told of an interrupt by the run.
+            inline = crew.connection.kind == "inline"  # there `send` is the run
+            with nullcontext() if inline else blocking.Uninterrupted(run.cancel):
+                crew.connection.runs[run.id] = crew.run = run
+                self._remember(run)
+                crew.connection.node.send(command, fds)
         return run
 
     def _command(self, run: Run, crew: Crew, options: Options, cell: Cell, inputs: Parcel) -> Execute:
@@ -137,10 +143,7 @@ class Session(Holdings):
             detached=options.detach,
             cell_id=cell_id,
         )
-        crew.connection.runs[run.id] = run
-        crew.run = run
         run.on_ended.append(lambda: self._after(crew, run))
-        self._remember(run)
         return run
 
     def _remember(self, run: Run) -> None:

@@ -368,6 +368,73 @@ def test_the_start_of_the_ranks_can_be_stopped(notebook: Notebook) -> None:
     assert notebook.cell(GOOD).result == "ranks 0-1: 2"
 
 
+LIBRARY = """
+import pathlib, sysconfig
+library = pathlib.Path(sysconfig.get_path("purelib")) / "{name}.py"
+library.write_text('''
+import os, sys, time
+assert not hasattr(sys, "{name}"), "registered twice"
+sys.{name} = "registered"
+print("ready", os.environ.get("RANK"), flush=True)
+until = time.monotonic() + {seconds}
+while time.monotonic() < until:
+    pass
+''')
+"""
+"""A module that a process can import once, as those of torch that register operators."""
+
+
+def test_a_stop_in_the_midst_of_the_import_of_a_library_leaves_it_whole(book: Notebook) -> None:
+    before = pids_in(book.cell(KEEP))
+    book.ok(LIBRARY.format(name="import_once", seconds=1.3))
+    try:
+        assert_stopped(stop(book, "%%distributed --ranks 2\nimport time, import_once\ntime.sleep(100)"))
+        book.ok("%%distributed --ranks 2\nimport import_once")
+    finally:
+        book.ok("library.unlink()")
+    assert pids_in(book.cell(READ)) == before
+
+
+def test_a_library_whose_import_does_not_end_is_stopped(book: Notebook) -> None:
+    book.ok(LIBRARY.format(name="import_endless", seconds=1000))
+    try:
+        assert_stopped(stop(book, "%%distributed --ranks 2\nimport import_endless"))
+    finally:
+        book.ok("library.unlink()")
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
+LEFT = """
+from jupyter_distrib import session
+from jupyter_distrib.options import Options
+crew = session.current()._choose(Options(ranks=8, pool="local", strategy="none"))
+"""
+"""Ranks that were asked for by a cell which an interrupt then ended."""
+
+
+def test_ranks_that_are_still_starting_are_not_taken_for_another_number(book: Notebook) -> None:
+    book.ok(LEFT)
+
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+    book.ok("session.current().close_crew(crew)")
+
+
+def test_an_interrupt_while_the_cell_is_sent_stops_its_ranks(book: Notebook) -> None:
+    before = pids_in(book.cell(KEEP))
+    book.ok(
+        "import signal\nfrom jupyter_distrib.pools.local import LocalNode\nfrom jupyter_distrib.events import Execute\n"
+        "send = LocalNode.send\ndef pressed(self, command, fds=()):\n    send(self, command, fds)\n"
+        "    if isinstance(command, Execute):\n        LocalNode.send = send\n"
+        "        signal.raise_signal(signal.SIGINT)\nLocalNode.send = pressed"
+    )
+
+    outcome = book.cell("%%distributed --ranks 2\nimport time\ntime.sleep(100)")
+
+    assert_stopped(outcome)
+    assert "Stopped by you after" in outcome.traceback
+    assert pids_in(book.cell(READ)) == before
+
+
 def test_the_packing_of_a_big_value_can_be_stopped(book: Notebook) -> None:
     slow = (
         f"class Slow:\n    def __reduce__(self):\n        {SAY}\n        time.sleep(100)\n"
@@ -410,7 +477,7 @@ kept, patched.{name} = patched.{name}, stopped
 @pytest.mark.parametrize(
     ("call", "module", "name"),
     [
-        ("%%distributed --ranks 2\n1", "settings", "load"),
+        ("%%distributed --ranks 2\n1", "settings", "state"),
         ("%%distributed --ranks 2\n1", "packing", "pack"),
         ("import jupyter_distrib as d\nd.distributed(ranks=2)(int)()", "packing", "pack"),
     ],

@@ -16,7 +16,6 @@ import os
 import queue
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
@@ -46,7 +45,7 @@ from jupyter_distrib.link import Link
 from jupyter_distrib.worker import cell, displaying, identity, last_words, leftovers, process, strategies, surroundings
 from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.late import LateThreads
-from jupyter_distrib.worker.modules import LocalModules, drop_orphans
+from jupyter_distrib.worker.modules import LocalModules, drop_orphans, importing_library
 from jupyter_distrib.worker.outcome import outcome
 from jupyter_distrib.worker.probe import Prober
 
@@ -107,6 +106,8 @@ class Worker:
         self._left = ""
         """Id of the run before: who left it early may still be told to `Cut` its connections."""
         self.interruptible = False
+        self._unheard = False
+        """An interrupt came while a library was being imported; it is tried again."""
         self.asked = threading.Event()
         """Set by the control thread: the current run is being stopped."""
         self._unannounced: deque[Started] = deque(maxlen=1)
@@ -334,7 +335,8 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ other threads
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        if self.interruptible:
+        self._unheard = importing_library(frame)
+        if self.interruptible and not self._unheard:
             raise KeyboardInterrupt
 
     def _control(self) -> None:
@@ -342,6 +344,8 @@ class Worker:
         while True:
             while self.running and not self.link.wait(FLUSH_EVERY_S):
                 process.flush_unfinished()
+                if self._unheard:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             try:
                 message, fds = self.link.receive()
             except (EOFError, OSError):
@@ -354,6 +358,7 @@ class Worker:
             else:
                 if isinstance(message, Execute):
                     self.asked.clear()
+                    self._unheard = False
                     self.running = message.run  # here, so that a stop right behind it finds its run
                 self.inbox.put((message, fds))
                 if isinstance(message, Execute) and not self.link.wait(ANNOUNCE_S):
@@ -372,21 +377,9 @@ class Worker:
             return
         if command.stop and command.run == self.running:
             self.asked.set()
-        shut_sockets(frozenset(command.inodes))
+        process.shut_sockets(frozenset(command.inodes))
         if command.inodes:
             self.group.abort()
-
-
-def shut_sockets(inodes: frozenset[int]) -> None:
-    """Shut down those of this process's connected sockets; a collective that waits on one returns with an error."""
-    for name in os.listdir("/proc/self/fd") if inodes else ():
-        try:
-            info = os.fstat(int(name))
-            if stat.S_ISSOCK(info.st_mode) and info.st_ino in inodes:
-                with socket.socket(fileno=os.dup(int(name))) as sock:
-                    sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            continue  # closed meanwhile, or not connected any more
 
 
 def _leave() -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import types
 
 _FOLDERS = tuple(
     {
@@ -17,6 +18,7 @@ _FOLDERS = tuple(
         if folder
     }
 )
+_IMPORT = "<frozen importlib._bootstrap>"
 _Stamp = tuple[int, int]
 
 
@@ -70,6 +72,24 @@ class LocalModules:
                 self._libraries.add(path)
             else:
                 del sys.path_importer_cache[path]
+
+
+def importing_library(frame: types.FrameType | None) -> bool:
+    """Whether this is part of an import of a module that is not local.
+
+    It is not to be interrupted: what its C code has registered by then stays (operators of torch, the core of numpy),
+    and every later import of it in this process fails ("Tried to register an operator ... twice").
+    """
+    while frame is not None and (outer := frame.f_back) is not None:
+        code, name = frame.f_code, frame.f_code.co_filename
+        if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and _is_library(name):
+            return True
+        frame = outer
+    return False
+
+
+def _is_library(path: str) -> bool:
+    return os.path.isabs(path) and os.path.realpath(path).startswith(_FOLDERS)
 
 
 def drop_orphans() -> None:
