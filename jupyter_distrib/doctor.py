@@ -6,7 +6,6 @@ No values of the environment are in it but those of this package's own variables
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import resource
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib import paths, widget
+from jupyter_distrib.environment import version
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.session import Session
 from jupyter_distrib.words import duration, size
@@ -91,11 +91,11 @@ class Report:
 
 def _versions() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    yield Finding(topic="jupyter_distrib", text=f"{_version('jupyter_distrib')} on Python {platform.python_version()}")
+    yield Finding(topic="jupyter_distrib", text=f"{version('jupyter_distrib')} on Python {platform.python_version()}")
     yield Finding(topic="system", text=system)
     yield Finding(topic="interpreter", text=sys.executable)
-    yield Finding(topic="packages", text=", ".join(f"{name} {_version(name)}" for name in PACKAGES if _version(name)))
-    if not _version("anywidget"):
+    yield Finding(topic="packages", text=", ".join(f"{name} {version(name)}" for name in PACKAGES if version(name)))
+    if not version("anywidget"):
         advice = "pip install anywidget, in the environment of this kernel, for the live view"
         yield Finding(topic="anywidget", text="is not installed", advice=advice)
 
@@ -142,7 +142,7 @@ def _sidebar() -> Iterator[Finding]:
         yield Finding(topic="sidebar", text=str(found))
         return
     text = "is not installed where this kernel looks; all else works without it"
-    advice = "install jupyter_distrib in the environment that JupyterLab runs in" if _version("jupyterlab") else ""
+    advice = "install jupyter_distrib in the environment that JupyterLab runs in" if version("jupyterlab") else ""
     yield Finding(topic="sidebar", text=text, advice=advice)
 
 
@@ -187,7 +187,7 @@ def _gpus() -> Iterator[Finding]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         chosen = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r}"
         advice = ""
-        if count and "+cpu" in _version("torch"):
+        if count and "+cpu" in version("torch"):
             advice = "this torch is built for the CPU: install one for CUDA to use the GPUs"
         yield Finding(topic="GPU driver", text=f"{driver}, {count} GPU{'s' * (count != 1)}{chosen}", advice=advice)
     finally:
@@ -204,11 +204,3 @@ def _machine() -> Iterator[Finding]:
         advice = "data loader workers and NCCL may fail: give the container a larger /dev/shm" if small else ""
         yield Finding(topic="shared memory", text=f"{size(free)} of {size(total)} free", advice=advice)
     yield Finding(topic="logs", text=str(paths.log_directory()))
-
-
-def _version(name: str) -> str:
-    """Empty if the package is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -1,7 +1,9 @@
-"""The environment of this process, without decoding all of it again each time. Standard library only."""
+"""What this process finds around it: its variables, without decoding all of them again each time, and what is
+installed. Standard library only."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from functools import lru_cache
 
@@ -11,6 +13,14 @@ def variables() -> dict[str, str]:
     what a cell may cost."""
     raw = getattr(os.environ, "_data", None)  # where CPython keeps it as the system gave it
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
+
+
+def version(package: str) -> str:
+    """Of an installed package; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,6 @@ Called from the thread that runs the cell; events of a pool arrive in that pool'
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import os
 import platform
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib import blocking, choosing, settings
+from jupyter_distrib import blocking, choosing, environment, settings
 from jupyter_distrib.connection import Connection, Crew
 from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.events import (
@@ -102,8 +101,8 @@ class Holdings:
             label=self.label,
             notebook=_notebook(),
             python=platform.python_version(),
-            torch=_version("torch"),
-            cloudpickle=_version("cloudpickle"),
+            torch=environment.version("torch"),
+            cloudpickle=environment.version("cloudpickle"),
         )
 
     # ------------------------------------------------------------------------------------------------ pools and crews
@@ -387,10 +386,3 @@ class Holdings:
 def _notebook() -> str:
     """Path of the notebook, as far as Jupyter tells (JPY_SESSION_NAME)."""
     return os.environ.get("JPY_SESSION_NAME", "")
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -17,3 +17,20 @@ class Client:
     hello: Hello | None = None
     pidfd: int = -1
     crews: dict[str, Crew] = field(default_factory=dict)
+
+    def described(self) -> list[dict[str, object]]:
+        """Its crews, for the status."""
+        if self.hello is None:
+            return []
+        return [
+            {
+                "crew": crew.name,
+                "holder": self.hello.label,
+                "session": self.hello.session,
+                "workers": crew.infos(),
+                "run": crew.run.command.run if crew.run else "",
+                "label": crew.run.command.label if crew.run else "",
+                "kept": dict(crew.kept),
+            }
+            for crew in self.crews.values()
+        ]

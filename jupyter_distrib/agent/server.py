@@ -11,10 +11,8 @@ detached run. Single-threaded, in one `Loop`.
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import os
 import platform
-import resource
 import socket
 import time
 import traceback
@@ -22,8 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib import paths
-from jupyter_distrib.agent import detached, devices, reap
+from jupyter_distrib import environment, paths
+from jupyter_distrib.agent import allotment, detached, devices, reap
 from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.crew import Crew
 from jupyter_distrib.agent.detached import DetachedRuns
@@ -61,9 +59,6 @@ from jupyter_distrib.link import Link, LinkError, encode, peer_uid
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
 DEFAULT_CPU_RANKS = 2
-MAX_RANKS = 1000
-FDS_PER_RANK = 6
-"""Both ends of its link and of two pipes while it is being started; half of them later."""
 EARLY_RAN_S = 2.0
 """Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
 
@@ -75,9 +70,9 @@ class Agent:
         self._listener, self._directory, self._name = listener, directory, name
         self._loop = Loop()
         self._templates = Templates(self._loop, self._exchange_early, launched)
-        self._leases = devices.Leases(directory)
         self._clients: list[Client] = []
         self._crews: list[Crew] = []
+        self._allotment = allotment.Allotment(directory, self._crews, lambda crew: self._close(crew, force=True))
         self._closing: list[Crew] = []
         self._waiting = WaitingCrews(self._loop, self._open, self._tell)
         self._detached = DetachedRuns(self._tell)
@@ -220,7 +215,7 @@ class Agent:
             with suppress(OSError):
                 client.pidfd = os.pidfd_open(hello.pid)
                 self._loop.watch(client.pidfd, lambda: self._gone(client))
-        versions = {name: _version(name) for name in ("torch", "cloudpickle")}
+        versions = {name: environment.version(name) for name in ("torch", "cloudpickle")}
         self._tell(client, Welcomed(pid=os.getpid(), python=platform.python_version(), **versions))
 
     # ------------------------------------------------------------------------------------------------ crews
@@ -232,9 +227,13 @@ class Agent:
         fitting = devices.of_type(found, command.gpu_type)
         wanted = command
         command = replace(command, gpus=bool(found), size=command.size or len(fitting) or DEFAULT_CPU_RANKS)
-        reason = _too_many(command.size) if fitting or not command.gpu_type else _no_such_type(command.gpu_type, found)
+        if fitting or not command.gpu_type:
+            reason = allotment.too_many(command.size)
+        else:
+            reason = allotment.no_such_type(command.gpu_type, found)
         if not reason and fitting:
-            gpus, reason, busy = self._lease(client, command, fitting)
+            assert client.hello is not None
+            gpus, reason, busy = self._allotment.take(command.size, fitting, client.hello.label)
             if busy and wanted.wait_s:
                 return self._waiting.add(client, wanted, reason)
         self._waiting.over(command.crew)
@@ -255,49 +254,6 @@ class Agent:
         self._crews.append(crew)
         crew.open()
 
-    def _lease(
-        self, client: Client, command: OpenCrew, found: list[devices.Gpu]
-    ) -> tuple[list[devices.Gpu], str, bool]:
-        """GPUs for a crew, taken from idle crews without kept values if need be; or a sentence that says who has them,
-        and whether waiting can help."""
-        assert client.hello is not None
-        if len(found) < command.size:
-            visible = f"{len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here"
-            return [], f"--gpus {command.size} but {visible}; ask for at most that many.", False
-        taken: list[devices.Gpu] = []
-        holders: list[str] = []
-        for gpu in found:
-            if len(taken) == command.size:
-                break
-            if self._leases.take(gpu, client.hello.label) and not self._yielded(gpu, client.hello.label):
-                holders.append(f"GPU {gpu.index}: {self._leases.holder(gpu)}{self._kept_on(gpu)}")
-            else:
-                taken.append(gpu)
-        if len(taken) == command.size:
-            return taken, "", False
-        for gpu in taken:
-            self._leases.give_back(gpu)
-        reason = f"--gpus {command.size} but only {len(taken)} of {len(found)} GPUs are free. {'; '.join(holders)}."
-        return [], reason, True
-
-    def _yielded(self, gpu: devices.Gpu, label: str) -> bool:
-        """Take a GPU from a crew that neither runs nor keeps anything."""
-        for crew in self._crews:
-            if gpu in crew.gpus and crew.idle and not crew.kept:
-                self._close(crew, force=True)
-                crew.tell(CrewClosed(crew=crew.name, reason=f"its GPUs went to {label}"), ())
-                return not self._leases.take(gpu, label)
-        return False
-
-    def _kept_on(self, gpu: devices.Gpu) -> str:
-        for crew in self._crews:
-            if gpu in crew.gpus:
-                if (current := crew.current) is not None:
-                    return f" (run {current.run} of {current.label} is on)"
-                names = ", ".join(sorted(key.partition("/")[2] for key in crew.kept))
-                return f" (keeps {names})" if names else ""
-        return ""
-
     def _close(self, crew: Crew, *, force: bool, reason: str = "") -> None:
         if crew.closed:
             return
@@ -312,8 +268,7 @@ class Agent:
 
     def _give_back(self, crew: Crew) -> None:
         """Its GPUs are free for others: the ranks are gone, or have been killed this moment."""
-        for gpu in crew.gpus:
-            self._leases.give_back(gpu)
+        self._allotment.give_back(crew.gpus)
         crew.gpus = []
         self._waiting.some_are_free()
 
@@ -373,30 +328,9 @@ class Agent:
             "pid": os.getpid(),
             "up_s": time.monotonic() - self._started_s,
             "template": self._templates.state,
-            "crews": tuple(self._describe(client, crew) for client in self._clients for crew in client.crews.values()),
+            "crews": tuple(crew for client in self._clients for crew in client.described()),
             "detached": self._detached.described(),
-            "gpus": tuple(self._describe_gpu(gpu) for gpu in devices.gpus()),
-        }
-
-    def _describe(self, client: Client, crew: Crew) -> dict[str, object]:
-        assert client.hello is not None
-        return {
-            "crew": crew.name,
-            "holder": client.hello.label,
-            "session": client.hello.session,
-            "workers": crew.infos(),
-            "run": crew.run.command.run if crew.run else "",
-            "label": crew.run.command.label if crew.run else "",
-            "kept": dict(crew.kept),
-        }
-
-    def _describe_gpu(self, gpu: devices.Gpu) -> dict[str, object]:
-        return {
-            "index": gpu.index,
-            "name": gpu.name,
-            "memory_bytes": gpu.memory_bytes,
-            "used_bytes": gpu.used_bytes,
-            "holder": self._leases.holder(gpu),
+            "gpus": self._allotment.described(),
         }
 
     def _reap(self) -> None:
@@ -474,28 +408,3 @@ class Agent:
     def _prune(self) -> None:
         self._detached.prune()
         self._loop.later(detached.KEEP_S / 24, self._prune)
-
-
-def _no_such_type(wanted: str, found: list[devices.Gpu]) -> str:
-    there = devices.types(found) or "no GPU at all"
-    return f"--gpu-type {wanted}, but this machine has {there}; leave it out, or use another pool."
-
-
-def _too_many(size: int) -> str:
-    """Why so many ranks cannot be started here; empty if they can."""
-    if not 0 < size <= MAX_RANKS:
-        return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and len(os.listdir("/dev/fd")) + size * FDS_PER_RANK > limit:
-        return (
-            f"{size} ranks need more open files than the {limit} that this system allows (ulimit -n): "
-            "raise it, or use fewer ranks."
-        )
-    return ""
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

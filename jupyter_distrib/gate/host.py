@@ -8,7 +8,6 @@ Runs in a process of the engine on that node; knows no engine.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import mmap
 import os
@@ -27,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib import shared_memory
+from jupyter_distrib import environment, shared_memory
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import PROTOCOL, Ended, Execute, Hello, OpenCrew, Returned, Welcomed
@@ -93,8 +92,8 @@ class Host:
             pid=os.getpid(),
             label=label,
             python=platform.python_version(),
-            torch=_version("torch"),
-            cloudpickle=_version("cloudpickle"),
+            torch=environment.version("torch"),
+            cloudpickle=environment.version("cloudpickle"),
         )
         try:
             self._link.send(hello)
@@ -363,10 +362,3 @@ def _expanded(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
         known[name] = re.sub(r"\$\{(\w+)\}", lambda match: known.get(match[1], ""), value)
     return {name: known[name] for name in env}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.metadata
 import os
 import resource
 import select
@@ -21,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_distrib import blocking, paths
+from jupyter_distrib import blocking, environment, paths
 from jupyter_distrib.agent import reap
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
@@ -264,8 +263,8 @@ def fingerprint(*more: object) -> str:
         sys.executable,
         sys.prefix,
         sys.version,
-        _version("torch"),
-        _version("cloudpickle"),
+        environment.version("torch"),
+        environment.version("cloudpickle"),
         *_sources(),
         *sorted(_load_time_environment()),
         *(
@@ -295,13 +294,6 @@ def _sources() -> Iterator[str]:
     for path in sorted(root.rglob("*.py")):
         info = path.stat()
         yield f"{path}:{info.st_mtime_ns}:{info.st_size}"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _try(path: Path) -> socket.socket | None:
