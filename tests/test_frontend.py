@@ -13,6 +13,7 @@ import pytest
 from jupyter_distrib import broadcast, frontend
 from jupyter_distrib.agent import devices
 from tests.notebook import Notebook, ask
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
 
@@ -393,7 +394,7 @@ WAITING = """import jupyter_distrib
 @jupyter_distrib.distributed(ranks=2)
 def wait(number):
     import os, time
-    print('run', number, flush=True)
+    print('turn', number, flush=True)
     while not os.path.exists("ENOUGH" + str(number)):
         time.sleep(0.05)
 for number in range(2):
@@ -405,9 +406,10 @@ def test_a_page_that_was_not_there_from_the_beginning_is_given_the_views_of_the_
 ) -> None:
     enough = tmp_path / "enough"
     book.start(WAITING.replace("ENOUGH", str(enough)), cell_id="c-2")
-    book.until("run 0")
+    book.until("turn 0")
     (tmp_path / "enough0").touch()
-    book.until("run 1")  # what has ended stands under the cell like the rest
+    book.until("turn 1")  # what has ended stands under the cell like the rest
+    assert wait_until(lambda: len(overview(book)["views"]) == 2)  # a widget says all that it holds before it is listed
     first, second = overview(book)["views"]
     over, live = (ask(book, op="view", run=each["run"])["view"] for each in (first, second))
     (tmp_path / "enough1").touch()
@@ -420,7 +422,7 @@ def test_a_page_that_was_not_there_from_the_beginning_is_given_the_views_of_the_
     assert first["model"] != second["model"]
     assert (over["head"]["ended"], live["head"]["ended"]) == (True, False)
     assert over["rank_1"]["state"] == "done"
-    assert live["lines_0"]["entries"][0]["text"] == "run 1"
+    assert live["lines_0"]["entries"][0]["text"] == "turn 1"
     assert live["clock"]["elapsed_s"] > 0
     assert "export default" in live["_esm"]
     assert ".jd-run" in live["_css"]
