@@ -206,21 +206,30 @@ class Connection:
         for crew in list(self.crews.values()):
             crew.close(reason)
         self.crews.clear()
-        now = time.monotonic()
         for run in list(self.runs.values()):
-            for rank in run.record.ranks.values():
-                if not rank.finished:
-                    gone = Exited(
-                        run=run.id,
-                        rank=rank.rank,
-                        pid=rank.pid,
-                        exit_code=None,
-                        asked=False,
-                        last_lines=(reason,),
-                        at_s=now,
-                    )
-                    self._run_event(gone, ())
-            self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
+            self._give_up(run)
+
+    def begin(self, run: Run) -> None:
+        """Have its events sorted to this run. It ends at once if the agent was lost a moment ago."""
+        self.runs[run.id] = run
+        if self.lost:
+            self._give_up(run)
+
+    def _give_up(self, run: Run) -> None:
+        now = time.monotonic()
+        for rank in run.record.ranks.values():
+            if not rank.finished:
+                gone = Exited(
+                    run=run.id,
+                    rank=rank.rank,
+                    pid=rank.pid,
+                    exit_code=None,
+                    asked=False,
+                    last_lines=(self.lost,),
+                    at_s=now,
+                )
+                self._run_event(gone, ())
+        self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
 
     def leave(self) -> None:
         """Have this kernel's ranks end, and follow runs that go on without it to their end."""

@@ -98,8 +98,9 @@ class Session(Holdings):
             # Ranks that have the cell are told of an interrupt by the run.
             inline = crew.connection.kind == "inline"  # there `send` is the run
             with nullcontext() if inline else blocking.Uninterrupted(run.cancel):
-                crew.connection.runs[run.id] = crew.run = run
+                crew.run = run
                 self._remember(run)
+                crew.connection.begin(run)
                 crew.connection.node.send(command, fds)
         return run
 

@@ -128,6 +128,34 @@ def test_a_killed_agent_takes_the_ranks_with_it_and_the_next_cell_works(tmp_path
             os.kill(pid, signal.SIGTERM)
 
 
+LOST_MEANWHILE = """
+import os, signal, time
+from jupyter_distrib.session import Session
+command = Session._command
+def with_the_agent_lost(self, run, crew, *more):
+    Session._command = command
+    os.kill(crew.connection.ask()["pid"], signal.SIGKILL)
+    while not crew.connection.lost or crew.connection.crews:
+        time.sleep(0.01)
+    return command(self, run, crew, *more)
+Session._command = with_the_agent_lost
+"""
+"""The agent ends after the ranks were found to be up, and before the cell is sent."""
+
+
+def test_an_agent_that_is_killed_just_before_a_cell_is_sent_ends_that_cell(tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
+    with Notebook(tmp_path, env={"JUPYTER_DISTRIB_RUNTIME_DIR": str(runtime)}) as book:
+        book.cell("%load_ext jupyter_distrib")
+        book.ok("%%distributed --ranks 2\nrank")
+        book.ok(LOST_MEANWHILE)
+
+        assert book.cell("%%distributed --ranks 2\nrank").ename == "RankLost"
+        assert book.cell("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+        for pid in agents(runtime):
+            os.kill(pid, signal.SIGTERM)
+
+
 def test_two_kernels_share_an_agent_and_do_not_disturb_each_other(notebook: Notebook, tmp_path: Path) -> None:
     notebook.cell("%%distributed --ranks 2 --keep thing\nthing = rank + 40")
     mine = _rank_pids(notebook)
