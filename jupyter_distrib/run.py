@@ -341,7 +341,8 @@ def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
 
 def _cell_name(filename: str) -> str:
     """`Cell In[2]` for the file name under which the kernel compiled that cell; any other name stays as it is."""
-    ipython = sys.modules.get("IPython.core.getipython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    # Asked in the node's thread, maybe while another one is importing IPython: its modules may be there in part only.
+    shells = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    shell = shells.instance() if shells is not None and shells.initialized() else None
     name = shell.compile.format_code_name(filename) if shell is not None else None
     return " ".join(name) if name else filename

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -522,3 +523,12 @@ def test_a_kept_prepared_model_trains_on_after_an_interrupt_inside_a_collective(
     outcome = book.ok(DDP + "step()")
 
     assert outcome.result.startswith("ranks 0-1: [["), outcome.result
+
+
+def test_a_failure_can_be_told_while_ipython_is_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jupyter_distrib import run as runs
+
+    monkeypatch.setitem(sys.modules, "IPython.core.getipython", types.ModuleType("IPython.core.getipython"))
+    monkeypatch.setitem(sys.modules, "IPython.core.interactiveshell", types.ModuleType("IPython.core.interactiveshell"))
+
+    assert runs._cell_name("train.py") == "train.py"
