@@ -646,6 +646,8 @@ class Returned:
     """Those of the kept names whose values are sharded over the ranks."""
     sequence: int = -1
     """Collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no group."""
+    started: Started | None = None
+    """The beginning, if the cell was over before that was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

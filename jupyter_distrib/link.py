@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
@@ -36,7 +36,14 @@ _MAX_FRAME_BYTES = 1 << 28
 """What is larger lies in shared memory, so a frame that says so is none."""
 _CLASSES = {name: value for name, value in vars(events).items() if isinstance(value, type) and is_dataclass(value)}
 _MESSAGES = frozenset(get_args(Message))
-_FIELDS: dict[type, tuple[str, ...]] = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
+_FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
+    cls: tuple((field.name, field.default) for field in fields(cls)) for cls in _CLASSES.values()
+}
+"""Of each class: names and defaults."""
+_SIMPLE = frozenset({str, int, float, bool, type(None)})
+"""What JSON has itself."""
+_CLASS = b'"$":"'
+_JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 class LinkError(ConnectionError):
@@ -52,7 +59,7 @@ class Link:
         self._fds: deque[int] = deque()
         self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
         self.frame = b""
-        """The last message that was read, as it came: a relay sends it on without encoding it again."""
+        """The last message that `read` gave, as it came: a relay sends it on without encoding it again."""
         self._send_lock = threading.Lock()
 
     def fileno(self) -> int:
@@ -69,7 +76,11 @@ class Link:
     def send(self, message: Message, fds: Iterable[int] = (), *, after: Iterable[Message] = ()) -> None:
         """Send one message, in one go with those that come before it; the caller keeps its own copies of `fds`."""
         fds = list(fds)
-        data = memoryview(b"".join((*map(encode, after), encode(message, len(fds)))))
+        self.pass_on(b"".join((*map(encode, after), encode(message, len(fds)))), fds)
+
+    def pass_on(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a frame as it is."""
+        data = memoryview(frame)
         with self._send_lock:
             while data:
                 sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
@@ -77,9 +88,14 @@ class Link:
 
     def receive(self) -> tuple[Message, list[int]]:
         """Wait for one message. Raises `EOFError` when the peer has gone."""
-        while (message := self._next()) is None:
+        frame, fds = self.receive_frame()
+        return decode_frame(frame)[0], fds
+
+    def receive_frame(self) -> tuple[bytes, list[int]]:
+        """The same, for somebody who passes it on."""
+        while (found := self._next()) is None:
             self._fill()
-        return message
+        return found
 
     def receive_one(self) -> Message:
         """Wait for one message and take not a byte more, for somebody who will read on with another `Link`."""
@@ -139,8 +155,9 @@ class Link:
 
     def _messages(self) -> Iterator[tuple[Message, list[int]]]:
         """One after another, so that `frame` is that of the message in hand; none after `close`."""
-        while self.sock.fileno() >= 0 and (message := self._next()) is not None:
-            yield message
+        while self.sock.fileno() >= 0 and (found := self._next()) is not None:
+            self.frame, fds = found
+            yield decode_frame(self.frame)[0], fds
 
     def _fill(self) -> None:
         try:
@@ -158,7 +175,8 @@ class Link:
             raise EOFError
         self._incoming += data
 
-    def _next(self) -> tuple[Message, list[int]] | None:
+    def _next(self) -> tuple[bytes, list[int]] | None:
+        """The next frame, if all of it is here."""
         incoming = self._incoming
         if len(incoming) < _PREFIX.size:
             return None
@@ -168,22 +186,16 @@ class Link:
         at = _PREFIX.size + _SIZE.size * blob_count
         if len(incoming) < at:
             return None
-        sizes = [_SIZE.unpack_from(incoming, _PREFIX.size + _SIZE.size * i)[0] for i in range(blob_count)]
-        if sum(sizes) > _MAX_FRAME_BYTES:
-            raise LinkError(f"a frame with {sum(sizes)} bytes is too long")
-        if len(incoming) < at + json_bytes + sum(sizes):
+        if (blob_bytes := sum(_sizes(incoming, blob_count))) > _MAX_FRAME_BYTES:
+            raise LinkError(f"a frame with {blob_bytes} bytes is too long")
+        end = at + json_bytes + blob_bytes
+        if len(incoming) < end:
             return None
-        text, at = bytes(incoming[at : at + json_bytes]), at + json_bytes
-        blobs = []
-        for size in sizes:
-            blobs.append(bytes(memoryview(incoming)[at : at + size]))
-            at += size
-        self.frame = bytes(memoryview(incoming)[:at])
-        del incoming[:at]
-        message = decode(text, blobs)
         if len(self._fds) < fd_count:
             raise LinkError(f"{fd_count - len(self._fds)} of {fd_count} descriptors have not arrived")
-        return message, [self._fds.popleft() for _ in range(fd_count)]
+        frame = bytes(memoryview(incoming)[:end])
+        del incoming[:end]
+        return frame, [self._fds.popleft() for _ in range(fd_count)]
 
 
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -192,22 +204,32 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 def encode(message: Message, fd_count: int = 0) -> bytes:
     """One frame; `fd_count` descriptors are expected to travel with it."""
     blobs: list[bytes] = []
-    text = json.dumps(_plain(message, blobs), separators=(",", ":")).encode()
+    text = _JSON.encode(_plain(message, blobs)).encode()
     sizes = b"".join(_SIZE.pack(len(blob)) for blob in blobs)
     return b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text, *blobs))
 
 
 def decode_frame(frame: bytes) -> tuple[Message, int]:
-    """One whole frame that came by another way than a link, and how many descriptors belong to it."""
+    """One whole frame, and how many descriptors belong to it."""
     json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
-    sizes = [_SIZE.unpack_from(frame, _PREFIX.size + _SIZE.size * i)[0] for i in range(blob_count)]
     at = _PREFIX.size + _SIZE.size * blob_count
     text, at = frame[at : at + json_bytes], at + json_bytes
     blobs = []
-    for size in sizes:
+    for size in _sizes(frame, blob_count):
         blobs.append(frame[at : at + size])
         at += size
     return decode(text, blobs), fd_count
+
+
+def kind_of(frame: bytes) -> str:
+    """The name of the class of a whole frame's message, which is the last of its text."""
+    json_bytes, blob_count, _ = _PREFIX.unpack_from(frame)
+    end = _PREFIX.size + _SIZE.size * blob_count + json_bytes
+    return frame[frame.rindex(_CLASS, 0, end) + len(_CLASS) : end].rstrip(b'"}').decode()
+
+
+def _sizes(frame: bytes | bytearray, blob_count: int) -> tuple[int, ...]:
+    return struct.unpack_from(f"!{blob_count}Q", frame, _PREFIX.size)
 
 
 def decode(text: bytes, blobs: list[bytes]) -> Message:
@@ -222,18 +244,22 @@ def decode(text: bytes, blobs: list[bytes]) -> Message:
 
 
 def _plain(value: object, blobs: list[bytes]) -> object:
-    names = _FIELDS.get(type(value))
-    if names is not None:
-        out = {name: _plain(getattr(value, name), blobs) for name in names}
-        out["$"] = type(value).__name__
+    kind = type(value)
+    if (known := _FIELDS.get(kind)) is not None:
+        out = {}
+        for name, default in known:
+            item = getattr(value, name)
+            if item is not default:  # else the reader has it too
+                out[name] = item if type(item) in _SIMPLE else _plain(item, blobs)
+        out["$"] = kind.__name__
         return out
     if isinstance(value, (bytes, memoryview)):
         blobs.append(bytes(value))
         return {"$b": len(blobs) - 1}
     if isinstance(value, (tuple, list)):
-        return [_plain(item, blobs) for item in value]
+        return [item if type(item) in _SIMPLE else _plain(item, blobs) for item in value]
     if isinstance(value, dict):
-        if all(type(item) is str for item in value.values()):  # an environment: nothing in it to look at
+        if all(type(item) in _SIMPLE for item in value.values()):  # an environment: nothing in it to look at
             return {"$t": value}
         return {"$d": {key: _plain(item, blobs) for key, item in value.items()}}
     return value
@@ -241,17 +267,17 @@ def _plain(value: object, blobs: list[bytes]) -> object:
 
 def _rich(value: Any, blobs: list[bytes]) -> Any:
     if isinstance(value, list):
-        return tuple(_rich(item, blobs) for item in value)
+        return tuple([item if type(item) in _SIMPLE else _rich(item, blobs) for item in value])
     if not isinstance(value, dict):
         return value
+    if (name := value.pop("$", None)) is not None:
+        given = {name: item if type(item) in _SIMPLE else _rich(item, blobs) for name, item in value.items()}
+        return _CLASSES[name](**given)
     if "$b" in value:
         return blobs[value["$b"]]
     if "$t" in value:
         return value["$t"]
-    if "$d" in value:
-        return {key: _rich(item, blobs) for key, item in value["$d"].items()}
-    cls = _CLASSES[value.pop("$")]
-    return cls(**{name: _rich(item, blobs) for name, item in value.items()})
+    return {key: _rich(item, blobs) for key, item in value["$d"].items()}
 
 
 def peer_uid(sock: socket.socket) -> int | None:

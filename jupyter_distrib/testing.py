@@ -88,6 +88,10 @@ class Outcome:
             event for event in self.events if isinstance(event, kind) and rank in (None, getattr(event, "rank", None))
         ]
 
+    def starts(self) -> list[Started]:
+        """Of all ranks, however they were told."""
+        return [*self.of(Started), *(event.started for event in self.of(Returned) if event.started is not None)]
+
     def text(self, rank: int, stream: str = "stdout") -> str:
         return "".join(event.text for event in self.of(Wrote, rank) if event.stream == stream)
 
@@ -229,8 +233,8 @@ class Client:
 
 
 def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
-    """Started and one end for each rank, whose output and samples may overtake its start but not its end; one Ended,
-    last."""
+    """Started, or an end that carries it, and one end for each rank, whose output and samples may overtake its start
+    but not its end; one Ended, last."""
     assert sum(isinstance(event, Ended) for event in events) == 1, events
     for rank in ranks:
         mine = [event for event in events if getattr(event, "rank", None) == rank]
@@ -242,7 +246,9 @@ def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
             if isinstance(event, Started)
         ]
         assert starts in ([0], []), f"rank {rank}: Started is not first: {mine}"
-        assert starts or isinstance(mine[ends[0]], (Interrupted, Exited)), f"rank {rank} ended without a start: {mine}"
+        end = mine[ends[0]]
+        known = starts or isinstance(end, (Interrupted, Exited)) or (isinstance(end, Returned) and end.started)
+        assert known, f"rank {rank} ended without a start: {mine}"
         assert ends[0] == len(mine) - 1, f"rank {rank} goes on after its end: {mine}"
     others = {event.rank for event in events if getattr(event, "rank", None) is not None} - set(ranks)  # type: ignore[union-attr]
     assert not others, f"events of ranks that were not asked: {others}"
@@ -308,7 +314,7 @@ def gives_values_in_rank_order(open_pool: OpenPool) -> None:
     with _crew(open_pool, 3) as (client, crew):
         outcome = client.run(crew, "(rank, local_rank, world_size)")
         assert outcome.values == {rank: (rank, rank, 3) for rank in range(3)}
-        assert [event.pid for event in outcome.of(Started)] != []
+        assert {start.pid for start in outcome.starts()} == {worker.pid for worker in crew.workers}
 
 
 def gives_no_value_for_a_statement(open_pool: OpenPool) -> None:

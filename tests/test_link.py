@@ -76,7 +76,22 @@ def test_every_class_comes_back_equal(cls: type, pair: tuple[Link, Link]) -> Non
     a, b = pair
     a.send(message)
     assert b.receive() == (message, [])
-    assert type(b.frame) is bytes
+    assert link.kind_of(encode(message)) == type(message).__name__
+
+
+def test_a_frame_may_be_passed_on_as_it_is(pair: tuple[Link, Link]) -> None:
+    a, b = pair
+    message, files = sample(events.Returned), pipe_fds(2)
+    a.send(message, files)
+    frame, fds = b.receive_frame()
+    assert (frame, len(fds)) == (encode(message, 2), 2)
+    b.pass_on(frame, fds)
+    b.send(events.Leave())
+    again, copies = a.receive()
+    assert (again, len(copies)) == (message, 2)
+    assert a.receive() == (events.Leave(), [])
+    for fd in (*files, *fds, *copies):
+        os.close(fd)
 
 
 def test_every_message_of_the_protocol_is_known() -> None:

@@ -50,6 +50,8 @@ FAILURE_GRACE_S = 0.1
 """How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
 FORK_AT_ONCE = 60
 """Four descriptors for each rank go with the order, and one message takes about 250."""
+COUNT_AFTER_S = 0.05
+"""Into a run: many are over by then."""
 LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
 
@@ -85,6 +87,7 @@ class Crew:
         self._last_output: RunOutput | None = None
         self._opened = False
         self._lost: set[int] = set()
+        self._count_kills()
         self._count = 0
 
     @property
@@ -268,7 +271,7 @@ class Crew:
             self._ranks[number].post_frame(frame, fds)
         for fd in fds:
             os.close(fd)
-        run.oom_kills = death.out_of_memory_kills()  # a slow read, so while the ranks are at it already
+        run.later(COUNT_AFTER_S, self._count_kills)
         run.begin_watching(self.gpus)
         if command.timeout_s is not None:
             run.later(command.timeout_s, partial(run.time_out, command.timeout_s))
@@ -333,6 +336,8 @@ class Crew:
         self.ran_s += time.monotonic() - run.started_s
         run.end()
         self.on_ended(run)
+        if not run.clean:
+            self._count_kills()
         if not self.closed:
             self._repair(run)
 
@@ -343,6 +348,10 @@ class Crew:
             self._start(gone)
         elif not self.spans and (not run.clean or len(run.sequences) > 1):
             self._regroup()
+
+    def _count_kills(self) -> None:
+        """Those that the out-of-memory killer has done by now are not of this run. A slow read."""
+        self._oom_kills = death.out_of_memory_kills()
 
     def _wrote(self, rank: Rank, stream: str, data: bytes) -> None:
         run = self.run
@@ -372,7 +381,7 @@ class Crew:
         self._lost.add(number)
         run = self.run
         if run is not None and number in run.pending:
-            run.lost(rank, code, peak_rss_bytes)
+            run.lost(rank, code, peak_rss_bytes, self._oom_kills)
             self.stop()
             self._finish_if_over(run)
         elif run is None:

@@ -51,8 +51,6 @@ class NodeRun:
         self.pending = set(command.ranks) & ranks.keys()
         """Ranks that have not come to the end of the cell."""
         self.started_s = time.monotonic()
-        self.oom_kills = 0
-        """The count of such kills when the run began."""
         self.stopping = False
         self.clean = True
         self.sequences: set[int] = set()
@@ -139,11 +137,11 @@ class NodeRun:
         if self._spans:
             self.tell(Connected(run=self.command.run, ends=reap.ends_outside([rank.pid])), ())
 
-    def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
-        """A rank's process has ended by itself: tell what is known of it."""
+    def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: int) -> None:
+        """A rank's process has ended by itself: tell what is known of it. `oom_kills`: how many there were before."""
         tail = rank.stderr_tail
         self.output.flush()
-        out_of_memory = code == -signal.SIGKILL and death.out_of_memory_kills() > self.oom_kills
+        out_of_memory = code == -signal.SIGKILL and death.out_of_memory_kills() > oom_kills
         exited = Exited(
             run=self.command.run,
             rank=rank.number,

@@ -29,8 +29,8 @@ from typing import Any
 from jupyter_distrib import environment, shared_memory
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import PROTOCOL, Ended, Execute, Hello, OpenCrew, Returned, Welcomed
-from jupyter_distrib.link import Link, decode_frame
+from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Welcomed
+from jupyter_distrib.link import Link, decode_frame, encode, kind_of
 from jupyter_distrib.worker import interfaces
 
 SOCKET = "agent.sock"
@@ -78,8 +78,8 @@ class Host:
         self._news, self._at_once = threading.Condition(self._lock), threading.Condition(self._lock)
         """For `receive`, and for `send`."""
         self._inbox: list[Entry] = []
-        self._last: object = None
-        """That has come."""
+        self._last = ""
+        """The class of what has come last."""
         self._answers = 0
         self._sending = False
         """What comes now is for `send` to answer."""
@@ -153,35 +153,40 @@ class Host:
 
     def send(self, frame: bytes, content: Any = None) -> Answer | None:
         """A command for the agent, with the content of its shared memory. Returns what has come of a cell at once."""
-        command, _ = decode_frame(frame)
-        match command:
-            case OpenCrew():
-                visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-                words = None if visible is None else tuple(filter(None, visible.split(",")))
-                command = replace(command, visible=words)
-            case Execute() if self._mapped:
-                command = self._in_project(command)
-        if not isinstance(command, Execute):
-            self._link.send(command)
+        kind = kind_of(frame)
+        if kind == "OpenCrew" or (kind == "Execute" and self._mapped):
+            frame = self._of_here(frame)
+        if kind != "Execute":
+            self._link.pass_on(frame)
             return None
         with self._lock:
-            self._sending, self._last = True, None
+            self._sending, self._last = True, ""
         try:
-            self._execute(command, content)
+            self._execute(frame, content)
             with self._lock:
-                self._at_once.wait_for(lambda: self._over or isinstance(self._last, Ended), AT_ONCE_S)
+                self._at_once.wait_for(lambda: self._over or self._last == "Ended", AT_ONCE_S)
                 return self._taken()
         finally:
             with self._lock:
                 self._sending = False
                 self._news.notify()
 
-    def _execute(self, command: Execute, content: Any) -> None:
+    def _of_here(self, frame: bytes) -> bytes:
+        """The same command, with what only this node knows."""
+        command, fd_count = decode_frame(frame)
+        if isinstance(command, Execute):
+            return encode(self._in_project(command), fd_count)
+        assert isinstance(command, OpenCrew)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        words = None if visible is None else tuple(filter(None, visible.split(",")))
+        return encode(replace(command, visible=words), fd_count)
+
+    def _execute(self, frame: bytes, content: Any) -> None:
         if content is None:
-            return self._link.send(command)
+            return self._link.pass_on(frame)
         fd = shared_memory.write([memoryview(content).cast("B")])
         try:
-            self._link.send(command, [fd])
+            self._link.pass_on(frame, [fd])
         finally:
             os.close(fd)
 
@@ -204,9 +209,7 @@ class Host:
         with self._lock:
             while True:
                 self._news.wait_for(lambda: (self._inbox or self._over) and not self._sending)
-                self._news.wait_for(
-                    lambda: self._over or self._sending or not isinstance(self._last, Returned), GATHER_S
-                )
+                self._news.wait_for(lambda: self._over or self._sending or self._last != "Returned", GATHER_S)
                 if (answer := self._taken()) is not None:
                     return answer
 
@@ -220,25 +223,23 @@ class Host:
     def _read(self) -> None:
         while True:
             try:
-                event, fds = self._link.receive()
+                frame, fds = self._link.receive_frame()
             except (EOFError, OSError):
                 with self._lock:
                     self._over = True
                     self._news.notify()
                     self._at_once.notify()
                 return
-            content = None
-            if fds:
-                assert isinstance(event, Returned)
-                content = self._content(fds[0])
+            content = self._content(fds[0]) if fds else None
+            kind = kind_of(frame)
             for fd in fds:
                 os.close(fd)
             with self._lock:
-                self._inbox.append((self._link.frame, content))
-                self._last = event
+                self._inbox.append((frame, content))
+                self._last = kind
                 if not self._sending:
                     self._news.notify()
-                elif isinstance(event, Ended):
+                elif kind == "Ended":
                     self._at_once.notify()
 
     def _content(self, fd: int) -> Any:

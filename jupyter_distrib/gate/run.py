@@ -130,7 +130,10 @@ class SpreadRun:
     def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         """Something of this run came from a node."""
         if hasattr(event, "at_s"):  # nodes have clocks of their own; the record wants one
-            event = replace(event, at_s=time.monotonic())  # type: ignore[arg-type]
+            now = time.monotonic()
+            if isinstance(event, Returned) and event.started is not None:
+                event = replace(event, started=replace(event.started, at_s=event.started.at_s + now - event.at_s))
+            event = replace(event, at_s=now)  # type: ignore[arg-type]
         match event:
             case Connected():
                 for other in self._going - {node}:

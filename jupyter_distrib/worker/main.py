@@ -20,7 +20,8 @@ import sys
 import threading
 import time
 import types
-from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from jupyter_distrib import payload, reporting, tensors
 from jupyter_distrib.errors import ValueLost
 from jupyter_distrib.events import (
     Cut,
+    Event,
     Execute,
     Forget,
     Leave,
@@ -37,6 +39,7 @@ from jupyter_distrib.events import (
     Probe,
     Ready,
     Regroup,
+    Returned,
     RunEvent,
     Started,
     WorkerOrder,
@@ -107,10 +110,13 @@ class Worker:
         """Id of the run before: who left it early may still be told to `Cut` its connections."""
         self.interruptible = False
         self._unheard = False
-        """An interrupt came while a library was being imported; it is tried again."""
+        """An interrupt came while a library was being imported, or something was being told; it is tried again."""
         self.asked = threading.Event()
         """Set by the control thread: the current run is being stopped."""
-        self._unannounced: deque[Started] = deque(maxlen=1)
+        self._telling = threading.Lock()
+        self._sending = False
+        """The main thread is at it."""
+        self._unannounced: Started | None = None
         """A cell that ends within `ANNOUNCE_S` says that it started and that it returned in one go."""
 
     # ------------------------------------------------------------------------------------------------ main thread
@@ -178,9 +184,8 @@ class Worker:
 
     def _execute(self, command: Execute, fds: list[int]) -> None:
         run, rank = command.run, self.order.rank
-        self._unannounced.append(
-            Started(run=run, rank=rank, pid=os.getpid(), device=self.order.device, at_s=time.monotonic())
-        )
+        pid, device = os.getpid(), self.order.device
+        self._unannounced = Started(run=run, rank=rank, pid=pid, device=device, at_s=time.monotonic())
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
         if error is not None:
@@ -193,7 +198,7 @@ class Worker:
             self._part(run)
         self.modules.remember()
         self.running, self._left = "", run
-        self.link.send(event, out_fds, after=self._take_unannounced())
+        self._tell(event, out_fds)
         for fd in out_fds:
             os.close(fd)
         self._clear(command, module.__dict__)
@@ -201,7 +206,7 @@ class Worker:
     def _part(self, run: str) -> None:
         """What processes write that go on after their cell is not to be seen under the next one."""
         ends = process.renew_streams()
-        self.link.send(Parted(run=run), ends, after=self._take_unannounced())
+        self._tell(Parted(run=run), ends)
         for fd in ends:
             os.close(fd)
 
@@ -322,20 +327,25 @@ class Worker:
         self.group.tidy()
         self._littered = True
 
-    def _tell(self, event: RunEvent) -> None:
-        self.link.send(event, after=self._take_unannounced())
-
-    def _take_unannounced(self) -> list[Started]:
-        """The start of the run, if it was not told yet; in whichever thread comes first."""
+    def _tell(self, event: Event, fds: Sequence[int] = ()) -> None:
+        """In one go with the start of the run, if that was not told yet; any thread. No interrupt cuts it in two."""
+        mine = threading.current_thread() is threading.main_thread()
+        if mine:
+            self._sending = True
         try:
-            return [self._unannounced.pop()]
-        except IndexError:
-            return []
+            with self._telling:
+                started, self._unannounced = self._unannounced, None
+                if started is not None and isinstance(event, Returned):
+                    event, started = replace(event, started=started), None
+                self.link.send(event, fds, after=() if started is None else (started,))
+        finally:
+            if mine:
+                self._sending = False
 
     # ------------------------------------------------------------------------------------------------ other threads
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        self._unheard = importing_library(frame)
+        self._unheard = self._sending or importing_library(frame)
         if self.interruptible and not self._unheard:
             raise KeyboardInterrupt
 
@@ -366,11 +376,13 @@ class Worker:
 
     def _answer(self, probe: Probe) -> None:
         if probe.run == self.running:
-            self.link.send(self.prober.look(deep=probe.deep), after=self._take_unannounced())
+            self._tell(self.prober.look(deep=probe.deep))
 
     def _announce(self) -> None:
-        for event in self._take_unannounced():
-            self.link.send(event)
+        with self._telling:
+            if self._unannounced is not None:
+                self.link.send(self._unannounced)
+            self._unannounced = None
 
     def _cut(self, command: Cut) -> None:
         if command.run not in (self.running, self._left):

@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 import time
+from functools import cache
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -182,6 +183,7 @@ def _line_buffer_c_stdout() -> None:
     _libc().setvbuf(stdout, None, _IOLBF, ctypes.c_size_t(0))
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
