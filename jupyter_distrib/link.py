@@ -178,23 +178,14 @@ class Link:
     def _next(self) -> tuple[bytes, list[int]] | None:
         """The next frame, if all of it is here."""
         incoming = self._incoming
-        if len(incoming) < _PREFIX.size:
+        length = _length(incoming)
+        if length is None or len(incoming) < length:
             return None
-        json_bytes, blob_count, fd_count = _PREFIX.unpack_from(incoming)
-        if json_bytes > _MAX_FRAME_BYTES:
-            raise LinkError(f"a frame of {json_bytes} bytes is too long")
-        at = _PREFIX.size + _SIZE.size * blob_count
-        if len(incoming) < at:
-            return None
-        if (blob_bytes := sum(_sizes(incoming, blob_count))) > _MAX_FRAME_BYTES:
-            raise LinkError(f"a frame with {blob_bytes} bytes is too long")
-        end = at + json_bytes + blob_bytes
-        if len(incoming) < end:
-            return None
+        _, _, fd_count = _PREFIX.unpack_from(incoming)
         if len(self._fds) < fd_count:
             raise LinkError(f"{fd_count - len(self._fds)} of {fd_count} descriptors have not arrived")
-        frame = bytes(memoryview(incoming)[:end])
-        del incoming[:end]
+        frame = bytes(memoryview(incoming)[:length])
+        del incoming[:length]
         return frame, [self._fds.popleft() for _ in range(fd_count)]
 
 
@@ -228,8 +219,32 @@ def kind_of(frame: bytes) -> str:
     return frame[frame.rindex(_CLASS, 0, end) + len(_CLASS) : end].rstrip(b'"}').decode()
 
 
-def _sizes(frame: bytes | bytearray, blob_count: int) -> tuple[int, ...]:
-    return struct.unpack_from(f"!{blob_count}Q", frame, _PREFIX.size)
+def split(frames: bytes) -> Iterator[bytes]:
+    """Whole frames that lie one behind another."""
+    at = 0
+    while (length := _length(frames, at)) is not None:
+        yield frames[at : at + length]
+        at += length
+
+
+def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
+    """Of the frame that begins there; None if too little of it is there to tell."""
+    if len(incoming) < at + _PREFIX.size:
+        return None
+    json_bytes, blob_count, _ = _PREFIX.unpack_from(incoming, at)
+    if json_bytes > _MAX_FRAME_BYTES:
+        raise LinkError(f"a frame of {json_bytes} bytes is too long")
+    head_bytes = _PREFIX.size + _SIZE.size * blob_count
+    if len(incoming) < at + head_bytes:
+        return None
+    if (blob_bytes := sum(_sizes(incoming, blob_count, at))) > _MAX_FRAME_BYTES:
+        raise LinkError(f"a frame with {blob_bytes} bytes is too long")
+    return int(head_bytes + json_bytes + blob_bytes)
+
+
+def _sizes(frame: bytes | bytearray, blob_count: int, at: int = 0) -> tuple[int, ...]:
+    """Of the raw bytes behind the text of the frame that begins there."""
+    return struct.unpack_from(f"!{blob_count}Q", frame, at + _PREFIX.size)
 
 
 def decode(text: bytes, blobs: list[bytes]) -> Message:

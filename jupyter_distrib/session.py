@@ -162,7 +162,8 @@ class Session(Holdings):
         self.changed()
 
     def _setting(self, options: Options, connection: Connection) -> Setting:
-        path = tuple(os.getcwd() if folder == "" else folder for folder in sys.path)
+        directory = os.getcwd()
+        path = tuple(folder or directory for folder in sys.path)
         return Setting(
             env={
                 **(surroundings.that_travel() if connection.remote else environment.variables()),
@@ -170,7 +171,7 @@ class Session(Holdings):
                 **options.env,
             },
             own_environment=connection.remote,
-            directory=os.getcwd(),
+            directory=directory,
             path=surroundings.without_own(path) if connection.elsewhere else path,
             own_libraries=connection.elsewhere,
             strategy=options.strategy or "none",

@@ -16,10 +16,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,8 @@ from jupyter_distrib.arguments import Declared, Option, any_of, check_choice, ga
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, parse_line
 
+LOOK_ROUND_S = 5.0
+"""A repository, or another owner, may be seen this much later; a new file with pools is seen at once."""
 REMEMBERED = 64
 """Magic lines."""
 PROJECT_FILE = "jupyter_distrib.toml"
@@ -219,23 +224,34 @@ def _files(directory: str) -> Iterator[_File]:
     user = os.path.expanduser(chosen) if chosen else os.path.join(base, "jupyter_distrib", "pools.toml")
     if chosen and not os.path.isfile(user):
         raise OptionsError(f"JUPYTER_DISTRIB_CONFIG names {user}, and there is no such file")
-    for path in (user, _project_file(directory)):
-        if path and os.path.isfile(path):
-            info = os.stat(path)
-            yield _File(path=path, mtime_ns=info.st_mtime_ns, size=info.st_size)
+    yield from filter(None, (_found(user),))
+    candidates = _project_files(directory, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S))
+    yield from islice(filter(None, map(_found, candidates)), 1)
 
 
-def _project_file(directory: str) -> str:
-    """In the notebook's folder, or in one above it: up to the top of the repository or the home folder, and never from
-    a folder that others own, such as /tmp. Empty if there is none."""
-    folder, home = directory, os.path.expanduser("~")
+def _found(path: str) -> _File | None:
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _File(path=path, mtime_ns=info.st_mtime_ns, size=info.st_size) if stat.S_ISREG(info.st_mode) else None
+
+
+@lru_cache(maxsize=2)
+def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
+    """Where the project's file may be: in the notebook's folder, or in one above it: up to the top of the repository or
+    the home folder, and never to one that others own or may write to, such as /tmp. `when` is there for the cache."""
+    found, folder = [os.path.join(directory, PROJECT_FILE)], directory
     while True:
-        if os.path.isfile(path := os.path.join(folder, PROJECT_FILE)):
-            return path
         is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
-        if is_top or os.path.dirname(folder) == folder or os.stat(folder).st_uid != os.getuid():
-            return ""
-        folder = os.path.dirname(folder)
+        if is_top or os.path.dirname(folder) == folder or not _is_ours(folder := os.path.dirname(folder)):
+            return tuple(found)
+        found.append(os.path.join(folder, PROJECT_FILE))
+
+
+def _is_ours(folder: str) -> bool:
+    info = os.stat(folder)
+    return info.st_uid == os.getuid() and not info.st_mode & stat.S_IWOTH
 
 
 def _over(settings: Settings, file: _File) -> Settings:

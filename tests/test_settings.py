@@ -39,6 +39,7 @@ class Place:
         for name in ("XDG_CONFIG_HOME", "JUPYTER_DISTRIB_CONFIG", "JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.chdir(self.notebooks)
+        monkeypatch.setattr(settings, "LOOK_ROUND_S", 1e-9)  # nothing is remembered from one look to the next
 
     def write(self, path: Path, text: str) -> None:
         path.write_text(textwrap.dedent(text))
@@ -121,6 +122,15 @@ def test_a_folder_of_somebody_else_is_not_asked(place: Place, monkeypatch: pytes
     place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
     monkeypatch.setattr(settings.os, "getuid", lambda: 4711)
     assert place.load().strategy_for() == "none"
+
+
+def test_a_folder_that_anybody_may_write_to_is_not_asked(place: Place) -> None:
+    """/tmp above a folder of one's own; for root it is one's own too."""
+    place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
+    place.repository.chmod(0o1777)
+    assert place.load().strategy_for() == "none"
+    place.repository.chmod(0o755)
+    assert place.load().strategy_for() == "ddp"
 
 
 def test_the_environment_wins_over_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -30,7 +31,7 @@ from jupyter_distrib import environment, shared_memory
 from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Welcomed
-from jupyter_distrib.link import Link, decode_frame, encode, kind_of
+from jupyter_distrib.link import Link, decode_frame, encode, kind_of, split
 from jupyter_distrib.worker import interfaces
 
 SOCKET = "agent.sock"
@@ -41,10 +42,12 @@ AT_ONCE_S = 0.02
 """A cell that is over so soon is answered by the call that brought it."""
 GATHER_S = 0.003
 """Behind the end of one rank, that of the others and of the run are close: they travel together."""
+_NUMBER = struct.Struct("!Q")
 Entry = tuple[bytes, Any]
 """A frame, with the content of its shared memory, or None."""
-Answer = tuple[int, list[Entry]]
-"""Entries in their order, and the number of this answer: the engine may tell of a later one first."""
+Answer = bytes | tuple[int, list[Entry]]
+"""Entries in their order, and the number of this answer: the engine may tell of a later one first. Bytes, which engines
+carry at less cost, if no entry has a content; see `opened`."""
 
 
 class Host:
@@ -216,9 +219,11 @@ class Host:
     def _taken(self) -> Answer | None:
         if not self._inbox and not self._over:
             return None
-        answer = self._answers, self._inbox
+        number, entries = self._answers, self._inbox
         self._answers, self._inbox = self._answers + 1, []
-        return answer
+        if any(content is not None for _, content in entries):
+            return number, entries
+        return _NUMBER.pack(number) + b"".join(frame for frame, _ in entries)
 
     def _read(self) -> None:
         while True:
@@ -312,6 +317,14 @@ class Host:
             "JUPYTER_DISTRIB_LOG_DIR": str(self._folder / "logs"),
             "JUPYTER_DISTRIB_IDLE_S": str(IDLE_S),
         }
+
+
+def opened(answer: Answer) -> tuple[int, list[Entry]]:
+    """Number and entries of an answer."""
+    if isinstance(answer, tuple):
+        return answer
+    (number,) = _NUMBER.unpack_from(answer)
+    return number, [(frame, None) for frame in split(answer[_NUMBER.size :])]
 
 
 def sweep(folder: Path) -> None:

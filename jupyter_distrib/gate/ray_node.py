@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_distrib import shared_memory
 from jupyter_distrib.events import Command, Ended, Execute, Failed, Failure, Noted
 from jupyter_distrib.gate.crew import Crew
-from jupyter_distrib.gate.host import Answer, Entry
+from jupyter_distrib.gate.host import Answer, Entry, opened
 from jupyter_distrib.gate.project import Project
 from jupyter_distrib.link import decode_frame, encode
 
@@ -87,7 +87,8 @@ class RayNode:
     def _handed_over(self, command: Execute, future: Any) -> None:
         error = future.exception()
         if error is None:
-            return self._take(future.result())
+            self._take(future.result())
+            return
 
         from ray.exceptions import RayTaskError
 
@@ -147,21 +148,22 @@ class RayNode:
             answer = future.result()
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the node is out of reach
             return crew.lost(self._number, cause(error))
-        self._take(answer)
-        if answer[1]:
+        if self._take(answer):
             self._ask()
 
-    def _take(self, answer: Answer | None) -> None:
-        """Hear what has come, in its order."""
-        crew = self._place.crew
+    def _take(self, answer: Answer | None) -> bool:
+        """Hear what has come, in its order. Whether there was anything."""
+        crew, there = self._place.crew, False
         if answer is not None:
-            number, self._answers[number] = answer
+            number, self._answers[number] = opened(answer)
+            there = bool(self._answers[number])
         while not crew.closed and (entries := self._answers.pop(self._heard, None)) is not None:
             self._heard += 1
             if not entries:
-                return crew.lost(self._number, "its agent has ended")
+                crew.lost(self._number, "its agent has ended")
             for frame, content in entries:
                 self._hear(crew, frame, content)
+        return there
 
     def _hear(self, crew: Crew, frame: bytes, content: Any) -> None:
         event, _ = decode_frame(frame)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+_handler = getattr(signal, "_signal", signal).getsignal
+"""Without the enumeration that `signal.getsignal` makes of each answer, which takes most of its time."""
 _SINGLETONS = {"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")}
 """By module: classes whose instances all have the class's `_shared_state` as their `__dict__`. The first fills it."""
 _HOLDER_DEPTH = 3
@@ -27,11 +29,11 @@ class Handlers:
 
     def __init__(self) -> None:
         named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
-        self._first = {number: signal.getsignal(number) for number in named}
+        self._first = [(int(number), _handler(number)) for number in named]
 
     def restore(self) -> None:
-        for number, handler in self._first.items():
-            if handler is not None and signal.getsignal(number) != handler:
+        for number, handler in self._first:
+            if handler is not None and _handler(number) != handler:
                 signal.signal(number, handler)
 
 

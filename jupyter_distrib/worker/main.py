@@ -104,6 +104,10 @@ class Worker:
         self._littered = False
         self._in_cycles = False
         """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
+        self._wanted: dict[str, str] = {}
+        """The environment of a cell."""
+        self._wanted_for: object = None
+        """What it follows from."""
         self.running = ""
         """Id of the run whose cell is being executed."""
         self._left = ""
@@ -292,13 +296,17 @@ class Worker:
     def _take_surroundings(self, command: Execute) -> None:
         """The kernel's directory, environment and path, as they are now, and this rank's own variables."""
         setting = command.setting
-        own = surroundings.environment if setting.own_environment else {}
-        given = identity.with_defaults({**own, **setting.env})
-        wanted = {**given, **identity.environment(), **self.group.environment()}
-        if wanted.get("MPLBACKEND", "module:").startswith("module:"):  # the kernel's own would find no kernel here
-            wanted["MPLBACKEND"] = displaying.BACKEND
-        surroundings.take(setting, wanted)
-        self._use_threads(wanted["OMP_NUM_THREADS"])
+        of_group = self.group.environment()
+        key = setting.own_environment, setting.env, of_group
+        if key != self._wanted_for:
+            own = surroundings.environment if setting.own_environment else {}
+            given = identity.with_defaults({**own, **setting.env})
+            self._wanted, self._wanted_for = {**given, **identity.environment(), **of_group}, key
+            # The kernel's own would find no kernel here.
+            if self._wanted.get("MPLBACKEND", "module:").startswith("module:"):
+                self._wanted["MPLBACKEND"] = displaying.BACKEND
+        surroundings.take(setting, self._wanted)
+        self._use_threads(self._wanted["OMP_NUM_THREADS"])
 
     def _use_threads(self, count: str) -> None:
         import torch

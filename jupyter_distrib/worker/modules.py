@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import types
+from typing import Any
 
 _FOLDERS = tuple(
     {
@@ -34,12 +35,14 @@ class LocalModules:
         self._others: set[str] = set()
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
         self._libraries: set[str] = set()
-        self._looked_at = len(sys.modules), next(reversed(sys.modules))
-        """How many modules there were when all had been looked at, and which was the newest."""
+        self._looked_at = _size_and_newest(sys.modules)
+        """When all modules had been looked at."""
+        self._listed = (0, "")
+        """The same of the folders in which Python has looked for modules."""
 
     def remember(self) -> None:
         """Note what the run has imported. Before the notebook hears of the end: its next cell may write the files."""
-        now = len(sys.modules), next(reversed(sys.modules))
+        now = _size_and_newest(sys.modules)
         if now == self._looked_at:
             return
         self._looked_at = now
@@ -67,11 +70,15 @@ class LocalModules:
     def _forget_listings(self) -> None:
         """What Python remembers of local folders: a file that was written since may be no younger than the folder, by
         the clock of the file system. Libraries have hundreds of folders, in which nobody writes between two cells."""
-        for path in sys.path_importer_cache.keys() - self._libraries:
+        cache = sys.path_importer_cache
+        if _size_and_newest(cache) == self._listed:
+            return
+        for path in cache.keys() - self._libraries:
             if (os.path.realpath(path) + os.sep).startswith(_FOLDERS):
                 self._libraries.add(path)
             else:
-                del sys.path_importer_cache[path]
+                del cache[path]
+        self._listed = _size_and_newest(cache)
 
 
 def importing_library(frame: types.FrameType | None) -> bool:
@@ -99,6 +106,11 @@ def drop_orphans() -> None:
         package = name.rpartition(".")[0]
         if package and package not in sys.modules:
             del sys.modules[name]
+
+
+def _size_and_newest(entries: dict[str, Any]) -> tuple[int, str]:
+    """What changes when one is added."""
+    return len(entries), next(reversed(entries), "")
 
 
 def _stamp(path: str) -> _Stamp | None:

@@ -23,11 +23,12 @@ environment = dict(os.environ)
 def take(setting: Setting, env: dict[str, str]) -> None:
     """Be where the kernel is, with exactly this environment."""
     here = variables()
-    for name in here.keys() - env.keys():
-        del os.environ[name]
-    for name, value in env.items():
-        if here.get(name) != value:
-            os.environ[name] = value
+    if here != env:
+        for name in here.keys() - env.keys():
+            del os.environ[name]
+        for name, value in env.items():
+            if here.get(name) != value:
+                os.environ[name] = value
     os.chdir(setting.directory or ".")
     sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
     sys.argv[:] = [""]

@@ -18,7 +18,6 @@ import pkgutil
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.arguments import Declared, Option
@@ -120,7 +119,7 @@ def load(name: str) -> type[Strategy]:
         DistributedError: There is none, or its package cannot be imported; says which and why.
     """
     if name in _built_in():
-        return _class_in(importlib.import_module(f"{__name__}.{name}"))
+        return _class_of(name)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
         try:
             return _checked(point.load())
@@ -157,7 +156,9 @@ def _built_in() -> Sequence[str]:
     return sorted(names, key=lambda name: (name != "none", name))
 
 
-def _class_in(module: ModuleType) -> type[Strategy]:
+@cache
+def _class_of(built_in: str) -> type[Strategy]:
+    module = importlib.import_module(f"{__name__}.{built_in}")
     here = (value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__)
     return next(value for value in here if issubclass(value, Strategy))
 
