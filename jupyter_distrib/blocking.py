@@ -53,23 +53,28 @@ class Uninterrupted:
         instead: Called then for the interrupt; without it, whoever had it before has it.
     """
 
+    _inside = False
+    """Of such a block, which is the one that waits."""
+
     def __init__(self, instead: Callable[[], object] | None = None) -> None:
         self._instead = instead
         self._before: Callable[[int, types.FrameType | None], object] | None = None
         self._pressed = False
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread() and callable(
-            before := signal.getsignal(signal.SIGINT)
-        ):
+        if Uninterrupted._inside or threading.current_thread() is not threading.main_thread():
+            return
+        if callable(before := signal.getsignal(signal.SIGINT)):
             self._before = before
             signal.signal(signal.SIGINT, self._note)
+            Uninterrupted._inside = True
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
         self._pressed = True
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
+            Uninterrupted._inside = False
             signal.signal(signal.SIGINT, self._before)
             if self._pressed:
                 self._instead() if self._instead else self._before(signal.SIGINT, None)

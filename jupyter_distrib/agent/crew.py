@@ -253,7 +253,14 @@ class Crew:
             self._queued = Queued(command=command, fds=fds, tell=tell)
             return
         for rank in self._ranks.values():
-            rank.drain()
+            rank.drain()  # what has come so far is of the run before
+        frame = frame or encode(command, len(fds))
+        for number in self._ranks.keys() & command.ranks:
+            self._ranks[number].state = "running"
+            self._ranks[number].post_frame(frame, fds)
+        for fd in fds:
+            os.close(fd)
+        # The rest while they are at it already.
         if self._last_output is not None:
             self._last_output.close()
         run = NodeRun(
@@ -265,12 +272,6 @@ class Crew:
             spans=self.spans,
         )
         self.run, self._last_output = run, run.output
-        frame = frame or encode(command, len(fds))
-        for number in run.pending:
-            self._ranks[number].state = "running"
-            self._ranks[number].post_frame(frame, fds)
-        for fd in fds:
-            os.close(fd)
         run.later(COUNT_AFTER_S, self._count_kills)
         run.begin_watching(self.gpus)
         if command.timeout_s is not None:

@@ -86,6 +86,8 @@ class SpreadRun:
         """Nodes that have not said that they have ended."""
         self._fetching: set[int] = set()
         """Nodes whose logs are on their way."""
+        self._asked_for = False
+        """Logs of some node."""
         self._timers: list[Timer] = []
         self._watch = SpreadWatch(
             command,
@@ -98,7 +100,8 @@ class SpreadRun:
 
     @property
     def log_directory(self) -> str:
-        return str(self._logs) if any(self._logs.glob("rank*.log")) else ""
+        """Empty if nobody wrote anything, or none of it could be brought."""
+        return str(self._logs) if self._asked_for and any(self._logs.glob("rank*.log")) else ""
 
     def start(self, fds: Sequence[int]) -> None:
         """Hand the cell to the nodes of its ranks."""
@@ -129,11 +132,7 @@ class SpreadRun:
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         """Something of this run came from a node."""
-        if hasattr(event, "at_s"):  # nodes have clocks of their own; the record wants one
-            now = time.monotonic()
-            if isinstance(event, Returned) and event.started is not None:
-                event = replace(event, started=replace(event.started, at_s=event.started.at_s + now - event.at_s))
-            event = replace(event, at_s=now)  # type: ignore[arg-type]
+        _set_clock(event)
         match event:
             case Connected():
                 for other in self._going - {node}:
@@ -167,6 +166,7 @@ class SpreadRun:
 
     def _fetch(self, node: int) -> None:
         self._fetching.add(node)
+        self._asked_for = True
         self._nodes[node].fetch_logs(self.command.run, self._logs, lambda: self._fetched(node))
 
     def _fetched(self, node: int) -> None:
@@ -220,3 +220,12 @@ class SpreadRun:
             )
             self.tell(gone, ())
         self.ranks[node].clear()
+
+
+def _set_clock(event: Event) -> None:
+    """Nodes have clocks of their own; the record wants one. In place, since nobody else has this event."""
+    if (there_s := getattr(event, "at_s", None)) is not None:
+        now_s = time.monotonic()
+        object.__setattr__(event, "at_s", now_s)
+        if isinstance(event, Returned) and event.started is not None:
+            object.__setattr__(event.started, "at_s", event.started.at_s + now_s - there_s)
