@@ -3,7 +3,6 @@ installed. Standard library only."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from functools import lru_cache
 
@@ -17,6 +16,8 @@ def variables() -> dict[str, str]:
 
 def version(package: str) -> str:
     """Of an installed package; empty if it is not installed."""
+    import importlib.metadata  # with all that it needs it takes longer than the rest of an agent
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
