@@ -6,9 +6,11 @@ Importing this package loads neither torch nor IPython.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""Checkers take it for true. `typing` itself takes longer to import than all that an agent needs to begin."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_distrib.api import DistributedFunction, distributed, prepare, total

@@ -354,6 +354,11 @@ class Fork:
 
 
 @message
+class Grow:
+    """Agent to template: fork the fuller one, which goes on to import what an optimizer or FSDP needs."""
+
+
+@message
 class Regroup:
     """Agent to worker: the store is a new one; drop every process group made with the old one.
 
@@ -794,6 +799,7 @@ Command = (
     | Ask
     | Attach
     | Fork
+    | Grow
     | Regroup
     | Cut
     | Probe

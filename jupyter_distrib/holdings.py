@@ -32,6 +32,9 @@ from jupyter_distrib.results import RankValue
 from jupyter_distrib.settings import NOTEBOOK, NamedPool, Settings
 from jupyter_distrib.words import duration
 
+HEAD_START_S = 0.1
+"""What gets the pool ready has the kernel for itself for so long, if it takes that long."""
+
 
 class Holdings:
     """The pools of one kernel, and its crews there."""
@@ -135,7 +138,9 @@ class Holdings:
             except (DistributedError, OSError):
                 return  # the first cell meets the same trouble, and tells it
 
-        threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True).start()
+        thread = threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True)
+        thread.start()
+        thread.join(HEAD_START_S)  # beside the imports that follow it would take three times as long
 
     def _drop_connection(self, connection: Connection) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ import pytest
 from jupyter_distrib.agent import templates as module
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.agent.templates import Templates
-from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
+from jupyter_distrib.events import Fork, Forked, Grow, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link
 
 
@@ -121,6 +121,36 @@ def test_the_fuller_template_takes_over(stage: Stage) -> None:
         stage.early.receive()
     stage.order(0)
     stage.take(stage.fuller)
+
+
+def test_the_fuller_template_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They, and their first cell, have the processor for themselves."""
+    monkeypatch.setattr(module, "GROW_AFTER_S", 0.0)
+    stage.order(0)
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [0]
+    stage.early.send(Forked(pids=(10,)))
+    stage.turn()
+    stage.loop._fire()
+    assert stage.early.receive() == (Grow(), [])
+    stage.order(1)
+    assert [order.rank for order in stage.take(stage.early).orders] == [1]
+    stage.early.send(Forked(pids=(11,)))
+    stage.turn()
+    stage.loop._fire()
+    assert not stage.early.wait(0), "once is enough"
+
+
+def test_without_use_for_it_there_is_no_fuller_template(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GROW_AFTER_S", 0.0)
+    stage.templates.start()
+    stage.templates.growing = False
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.loop._fire()
+    assert not stage.early.wait(0)
+    assert stage.templates.state == "ready"
 
 
 def test_answers_of_two_templates_are_not_mixed_up(stage: Stage) -> None:

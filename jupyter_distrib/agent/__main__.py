@@ -4,30 +4,32 @@ which has bound the socket. With `--alone` it leaves its parent, and removes the
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
-from pathlib import Path
 
-from jupyter_distrib.agent import reap
-from jupyter_distrib.agent.launch import launch
-from jupyter_distrib.worker.process import become_subreaper
+from jupyter_distrib.agent.launch import AGENT, launch, own_mark
 
 
 def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> None:
     os.umask(0o077)
     if alone and os.fork():
         os._exit(0)
-    become_subreaper()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # threads of an engine block signals, and ranks would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's or a kernel's, never meant for us
         signal.signal(number, signal.SIG_IGN)
-    os.environ[reap.AGENT] = reap.own_mark()
+    os.environ[AGENT] = own_mark()
     launched = launch()
 
-    from jupyter_distrib.agent.server import Agent  # while the template imports torch
+    # While the template imports torch:
+    import shutil
+    from pathlib import Path
 
+    from jupyter_distrib.agent import reap
+    from jupyter_distrib.agent.server import Agent
+    from jupyter_distrib.worker.process import become_subreaper
+
+    become_subreaper()
     reap.kill_orphans()
     agent = Agent(socket.socket(fileno=socket_fd), Path(directory), name, launched)
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())

@@ -1,5 +1,5 @@
-"""Execs an agent, and for an agent its template. Imports next to nothing: an agent does it before it imports itself,
-since torch takes a second."""
+"""Execs an agent, and for an agent its template. Imports next to nothing, not even `typing`: an agent does it before it
+imports itself, since torch takes a second."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
-from typing import IO, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+AGENT = "JUPYTER_DISTRIB_AGENT"
+"""The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
+Launched = tuple["subprocess.Popen[bytes]", tuple[socket.socket, socket.socket], "IO[bytes]"]
+"""A template that is importing torch; links to it and to the fuller one that replaces it; its log."""
 
 
 def exec_agent(
@@ -48,18 +55,9 @@ def exec_agent(
     return process
 
 
-class Launched(NamedTuple):
-    """A template that is importing torch."""
-
-    process: subprocess.Popen[bytes]
-    links: tuple[socket.socket, socket.socket]
-    """To the early template, and to the fuller one that replaces it."""
-    log: IO[bytes]
-
-
 def launch(log: IO[bytes] | None = None) -> Launched:
-    """It ends with this process; what it has to say goes into `log`, or a new file."""
-    log = log or tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the template
+    """A template, which ends with this process. What it has to say goes into `log`, or a new file."""
+    log = log or new_log()
     (early, its), (fuller, their) = socket.socketpair(), socket.socketpair()
     fds = its.fileno(), their.fileno()
     process = subprocess.Popen(
@@ -72,4 +70,28 @@ def launch(log: IO[bytes] | None = None) -> Launched:
     )
     its.close()
     their.close()
-    return Launched(process, (early, fuller), log)
+    return process, (early, fuller), log
+
+
+def new_log() -> IO[bytes]:
+    """A file without a name."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("template.log"), "w+b")
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def own_mark() -> str:
+    """Names this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
+    return f"{os.getpid()}.{began(os.getpid())}"
+
+
+def began(pid: int) -> str:
+    """When a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZX" else fields[18]

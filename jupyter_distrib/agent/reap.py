@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from jupyter_distrib.agent.launch import AGENT, began
 from jupyter_distrib.agent.loop import Loop
 
-AGENT = "JUPYTER_DISTRIB_AGENT"
-"""The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
 WORKER = "JUPYTER_DISTRIB_WORKER"
 """The variable by which what a rank starts is known, whatever session it is in."""
 _PROC = Path("/proc")
@@ -56,11 +55,6 @@ def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]
             _kill(pid)
 
 
-def own_mark() -> str:
-    """Names this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
-    return f"{os.getpid()}.{_began(os.getpid())}"
-
-
 def kill_orphans() -> None:
     """Kill what agents have left that were killed themselves: everything that carries the mark of one which is gone."""
     for _ in range(_SWEEPS):
@@ -72,17 +66,8 @@ def kill_orphans() -> None:
 
 
 def _is_orphan(pid: int) -> bool:
-    agent, _, began = mark_of(pid, AGENT).partition(".")
-    return agent.isdecimal() and _began(int(agent)) != began and _pid_namespace(pid) == _pid_namespace(os.getpid())
-
-
-def _began(pid: int) -> str:
-    """When a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
-    try:
-        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return ""
-    return "" if state in "ZX" else fields[18]
+    agent, _, since = mark_of(pid, AGENT).partition(".")
+    return agent.isdecimal() and began(int(agent)) != since and _pid_namespace(pid) == _pid_namespace(os.getpid())
 
 
 def _pid_namespace(pid: int) -> str:

@@ -239,6 +239,8 @@ class Agent:
         self._waiting.over(command.crew)
         if reason:
             return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
+        if command.world_size > command.size:  # such ranks are not exchanged, see `Crew.early`
+            self._templates.growing = False
         crew = Crew(
             command,
             loop=self._loop,

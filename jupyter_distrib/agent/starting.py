@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from jupyter_distrib.agent import reap
 from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.launch import AGENT
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.events import OpenCrew, WorkerOrder
 
@@ -28,7 +28,7 @@ def order(command: OpenCrew, local_rank: int, count: int, gpus: Sequence[Gpu]) -
         crew=command.crew,
         worker=f"{command.crew}.{local_rank}.{count}",
         agent_pid=os.getpid(),
-        agent=os.environ.get(reap.AGENT, ""),
+        agent=os.environ.get(AGENT, ""),
         rank=command.first_rank + local_rank,
         world_size=command.world_size or size,
         local_rank=local_rank,

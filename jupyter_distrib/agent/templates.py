@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jupyter_distrib.agent.launch import Launched, launch
-from jupyter_distrib.agent.loop import Loop
-from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
+from jupyter_distrib.agent.launch import Launched, launch, new_log
+from jupyter_distrib.agent.loop import Loop, Timer
+from jupyter_distrib.events import Fork, Forked, Grow, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link, encode
+
+GROW_AFTER_S = 0.2
+"""The first ranks and their first cell have the processor for themselves."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +50,10 @@ class Templates:
         self._link: Link | None = None
         self._pending: list[Link] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = launched.log if launched else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the agent
+        self._log = launched[2] if launched else new_log()
+        self.growing = True
+        """Whether there is to be a fuller one."""
+        self._grow_timer: Timer | None = None
         self.session = 0
         """Session of the templates and of what they have just forked."""
 
@@ -65,7 +70,7 @@ class Templates:
     def state(self) -> str:
         if self._link is None:
             return "importing torch" if self._process else "not running"
-        return "ready" if self.fuller else "ready (still importing)"
+        return "ready" if self.fuller or not self.growing else "ready (still importing)"
 
     def start(self) -> None:
         """Exec the template, unless one is up or on its way."""
@@ -146,7 +151,9 @@ class Templates:
         old, self._link, self._proved = self._link, link, True
         self._pending.remove(link)
         self._send()
-        if not early:
+        if early:
+            self._grow_soon()
+        else:
             self.fuller = True
             if old is not None:
                 self._drop_unless_forking(old)
@@ -159,6 +166,19 @@ class Templates:
         entry[1].forked(pids)
         if link is not self._link:
             self._drop_unless_forking(link)
+        elif self._grow_timer is not None:
+            self._grow_soon()
+
+    def _grow_soon(self) -> None:
+        if self._grow_timer is not None:
+            self._grow_timer.cancel()
+        self._grow_timer = self._loop.later(GROW_AFTER_S, self._grow)
+
+    def _grow(self) -> None:
+        self._grow_timer = None
+        if self._link is not None and self._pending and self.growing:
+            self._link.post(encode(Grow()))
+            self._flush(self._link)
 
     def _drop_unless_forking(self, link: Link) -> None:
         if not any(other is link for other, _ in self._forking):

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,7 @@ def explained(address: Address, text: str) -> str:
     return f"the Ray cluster at {address.shown} cannot be joined: {first}"
 
 
+@cache
 def package_archive() -> bytes:
     """This package, compiled as far as it is here, for nodes that do not have it or have another version."""
     import io

@@ -75,6 +75,7 @@ class RayPlace:
     def _look(self, command: OpenCrew) -> None:
         """In a thread of its own."""
         try:
+            cluster.package_archive()  # will be needed, and takes longer than a cluster that has been joined
             address = self._wait_until_joined()
             cluster.check_port(address)
             need = Need.of(command, self._wanted, _alive())

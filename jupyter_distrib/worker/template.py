@@ -3,9 +3,9 @@
     agent --Fork + descriptors--> template --fork--> helper --fork--> rank, rank, ... ; helper exits
                                                                        (the agent, a subreaper, becomes their parent)
 
-Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and at the same time
+Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and
 forks a second template that goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small
-machine); the agent changes over when that one is ready.
+machine), when the agent says so; it changes over when that one is ready.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 
-from jupyter_distrib.events import Fork, Forked, TemplateReady, WorkerOrder
+from jupyter_distrib.events import Fork, Forked, Grow, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link
 from jupyter_distrib.worker import modules, process
 
@@ -34,7 +34,7 @@ FULLER = (
 
 
 def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
-    """Serve on the first link; a forked twin serves on the second once it has imported more."""
+    """Serve on the first link; a forked twin will serve on the second once it has imported more."""
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
@@ -42,23 +42,24 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
     from jupyter_distrib.worker import group  # noqa: F401 - preloaded for the ranks
     from jupyter_distrib.worker import main as worker_main  # noqa: F401
 
-    early = Link(socket.socket(fileno=first_fd))
-    if process.fork_orphan() == 0:
-        early.sock.close()
-        process.die_with_parent(agent_pid)
-        for name in FULLER:
-            importlib.import_module(name)
-        from jupyter_distrib.worker import strategies
-
-        strategies.load_built_in()
-        serve(Link(socket.socket(fileno=fuller_fd)), agent_pid, early=False)
-    else:
-        os.close(fuller_fd)
-        serve(early, agent_pid, early=True)
+    serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=fuller_fd))
 
 
-def serve(link: Link, agent_pid: int, *, early: bool) -> None:
-    """Fork what is asked for until the agent closes the link."""
+def grow(agent_pid: int, fuller: socket.socket) -> None:
+    """What the twin does."""
+    process.die_with_parent(agent_pid)
+    gc.disable()
+    for name in FULLER:
+        importlib.import_module(name)
+    from jupyter_distrib.worker import strategies
+
+    strategies.load_built_in()
+    serve(Link(fuller), agent_pid)
+
+
+def serve(link: Link, agent_pid: int, fuller: socket.socket | None = None) -> None:
+    """Fork what is asked for until the agent closes the link; on `fuller` a fuller template is to serve."""
+    early = fuller is not None
     modules.of_template = frozenset(sys.modules)
     if not early:
         gc.collect()
@@ -71,11 +72,18 @@ def serve(link: Link, agent_pid: int, *, early: bool) -> None:
             command, fds = link.receive()
         except EOFError:
             return
-        assert isinstance(command, Fork)
-        _fork_ranks(link, command.orders, fds, early)
+        if isinstance(command, Grow) and fuller is not None:
+            if process.fork_orphan() == 0:
+                link.sock.close()
+                return grow(agent_pid, fuller)
+            fuller.close()
+        elif isinstance(command, Fork):
+            _fork_ranks(link, fuller, command.orders, fds, early)
 
 
-def _fork_ranks(link: Link, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool) -> None:
+def _fork_ranks(
+    link: Link, fuller: socket.socket | None, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool
+) -> None:
     helper = os.fork()
     if helper == 0:
         pids = []
@@ -84,6 +92,8 @@ def _fork_ranks(link: Link, orders: tuple[WorkerOrder, ...], fds: list[int], ear
             pid = os.fork()
             if pid == 0:
                 link.sock.close()
+                if fuller is not None:
+                    fuller.close()
                 os.close(here)
                 _become_rank(order, fds, index, early=early, gone=gone)
             pids.append(pid)
