@@ -224,14 +224,19 @@ class Run:
         with self._lock:
             self.record.apply(event)
         if isinstance(event, Ended):
-            self._ended_s = time.monotonic()
-            for call in self.on_ended:
-                call()
-            self.on_ended.clear()  # with all that they hold
-            self._ended.set()
+            self._end()
         if not self._rung and not isinstance(event, _QUIET):
             self._rung = True
             self._bell.put(None)
+
+    def _end(self) -> None:
+        self._ended_s = time.monotonic()
+        calls, self.on_ended = self.on_ended, []  # nothing that they hold is held any longer
+        try:
+            for call in calls:
+                call()
+        finally:
+            self._ended.set()
 
     def _conclude(self) -> Any:
         """The values if all is well, else the exception, raised outside any `except` block."""

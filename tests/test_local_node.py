@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import pytest
 
 from jupyter_distrib import link as links
-from jupyter_distrib.events import Command, Event, Forget, Probe
+from jupyter_distrib.events import Command, Ended, Event, Forget, Noted, Probe
 from jupyter_distrib.link import Link
 from jupyter_distrib.pools.local import LocalNode
+from jupyter_distrib.record import RunRecord
+from jupyter_distrib.run import Run
 
 BIG = "k" * 100_000
 """Two of them are more than a unix socket takes at once."""
@@ -36,7 +38,7 @@ def ends() -> Iterator[Ends]:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def sink(event: Event, fds: object) -> None:
-        raise AssertionError("nothing is said here")
+        raise ValueError("cannot take this")
 
     theirs.settimeout(60)
     both = Ends(node=LocalNode(Link(mine), sink, lost.put), agent=Link(theirs), lost=lost)
@@ -93,6 +95,25 @@ def test_an_agent_that_is_gone_is_told_once_and_takes_descriptors_with_it(ends: 
         os.fstat(write_fd)
     os.close(read_fd)
     assert ends.lost.empty()
+
+
+def test_an_event_on_which_the_notebook_breaks_ends_the_link_and_says_so(ends: Ends) -> None:
+    """Whoever waits for a run would wait for ever if only the thread that reads ended."""
+    ends.agent.send(Noted(run="r", rank=None, text="hello"))
+
+    assert "ValueError: cannot take this" in ends.lost.get(timeout=60)
+    with pytest.raises(EOFError):
+        ends.agent.receive()
+
+
+def test_who_waits_for_a_run_hears_of_its_end_though_what_follows_from_it_breaks() -> None:
+    run = Run(RunRecord(run="r", label="Cell In[1]", ranks=[0], world_size=1), lambda force: None, pool="local")
+    run.on_ended.append(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        run.deliver(Ended(run="r", at_s=1.0), ())
+
+    assert run.done()
 
 
 def test_an_interrupt_cuts_no_command_in_two(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

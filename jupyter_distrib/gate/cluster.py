@@ -231,8 +231,10 @@ def explained(address: Address, text: str) -> str:
 
 @cache
 def package_archive() -> bytes:
-    """This package, compiled as far as it is here, for nodes that do not have it or have another version. Python imports
-    it as it is: to make files of it takes a third of a second where a disk is busy."""
+    """This package, compiled as far as it is here, for nodes that do not have it or have another version.
+
+    Python imports it as it is: to make files of it takes a third of a second where the disk is busy.
+    """
     import io
     import zipfile
 

@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ class LocalNode:
             self._flush()
 
     def _read(self) -> None:
-        agent = -1
+        agent, reason = -1, "the agent that looks after the ranks has ended"
         while True:
             try:
                 event, fds = self._link.receive()
@@ -144,11 +145,16 @@ class LocalNode:
                 break
             if isinstance(event, Welcomed):
                 agent = _opened(event.pid)
-            self._sink(event, fds)  # type: ignore[arg-type]
+            try:
+                self._sink(event, fds)  # type: ignore[arg-type]
+            except Exception as error:  # noqa: BLE001 - who waits for a run must hear of its end whatever breaks here
+                traceback.print_exc()
+                reason = f"the notebook broke on what its ranks have told it ({type(error).__name__}: {error})"
+                break
         with self._sending:
             self._link.close()
         if not self._closed:
-            self._lost("the agent that looks after the ranks has ended")
+            self._lost(reason)
             _sweep(agent)
         if agent >= 0:
             os.close(agent)
