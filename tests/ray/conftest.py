@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
+from tests.processes import wait_until
 
 HERE = Path(__file__).parent
 INSTALL = "Ray is not installed here: pip install 'jupyter_distrib[ray]' (sh .ci/ray does it)"
@@ -39,7 +40,7 @@ class Cluster:
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.2", port))
-            port = free.getsockname()[1]
+            port = self.client_port = free.getsockname()[1]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "cluster.py"), str(port), str(CPUS), str(nodes)],
             stdin=subprocess.PIPE,
@@ -49,7 +50,13 @@ class Cluster:
             text=True,
         )
         self.address = self._line()
-        self.client_address = f"ray://127.0.0.2:{port}"
+
+    @property
+    def client_address(self) -> str:
+        """When somebody listens there: Ray's own start does not wait for the side of Ray Client."""
+        with socket.socket() as probe:
+            assert wait_until(lambda: probe.connect_ex(("127.0.0.2", self.client_port)) == 0, 60)
+        return f"ray://127.0.0.2:{self.client_port}"
 
     def _line(self) -> str:
         assert self.process.stdout is not None

@@ -146,11 +146,12 @@ def test_values_that_the_object_store_cannot_take_fail_their_cell_alone(tmp_path
     try:
         with Notebook(tmp_path) as book:
             book.ok("%load_ext jupyter_distrib")
-            rank = book.cell(f"{line}import os\nos.getpid()", timeout_s=150).result
+            first = book.cell(f"{line.rstrip()} --keep pid\nimport os\npid = os.getpid()", timeout_s=150)
+            assert first.status == "ok", first.text
             book.ok("large = bytearray(300 << 20)")
             outcome = book.cell(f"{line}len(large)", timeout_s=100)
             assert "could not be put into Ray's object store" in outcome.traceback, outcome.text
-            assert book.ok(f"{line}import os\nos.getpid()").result == rank
+            assert book.ok(f"{line}import os\npid == os.getpid()").result == "rank 0: True"
     finally:
         own.close()
 
