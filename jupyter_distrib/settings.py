@@ -232,7 +232,7 @@ def _files(directory: str) -> Iterator[_File]:
 def _found(path: str) -> _File | None:
     try:
         info = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # nor is one that cannot be reached
         return None
     return _File(path=path, mtime_ns=info.st_mtime_ns, size=info.st_size) if stat.S_ISREG(info.st_mode) else None
 

@@ -165,6 +165,12 @@ def test_a_pools_own_strategy_is_for_that_pool(place: Place) -> None:
     assert found.origins(Options(pool="big")) == "strategy fsdp from ~/.config/jupyter_distrib/pools.toml"
 
 
+def test_a_file_that_cannot_be_reached_is_none(place: Place) -> None:
+    place.user.parent.rmdir()
+    place.user.parent.symlink_to(place.user.parent)
+    assert list(place.load().pools) == ["local", "inline", "ray"]
+
+
 def test_a_changed_file_is_read_again(place: Place) -> None:
     place.write(place.user, 'strategy = "ddp"')
     assert place.load().strategy_for() == "ddp"
