@@ -369,6 +369,14 @@ class Regroup:
 
 
 @message
+class Split:
+    """Agent to worker: what an earlier run has left keeps the rank's pipes, and is not its child. Answered by
+    `Parted`."""
+
+    run: str
+
+
+@message
 class Cut:
     """Agent to worker: shut down these connected sockets, so that a blocked collective returns."""
 
@@ -570,6 +578,8 @@ class Parted:
     """
 
     run: str
+    late: bool = False
+    """The run has ended: what is still in the old pipes comes too late for its cell."""
 
 
 @message
@@ -801,6 +811,7 @@ Command = (
     | Fork
     | Grow
     | Regroup
+    | Split
     | Cut
     | Probe
     | Leave

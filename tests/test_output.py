@@ -220,6 +220,8 @@ def test_a_late_thread_logs_into_its_own_runs_log(book: Notebook) -> None:
     [
         "import subprocess\nsubprocess.Popen(['sh', 'wait.sh'])",
         "import os\nif os.fork() == 0: os.execlp('sh', 'sh', 'wait.sh')",
+        "!sh wait.sh &",
+        "!setsid sh wait.sh &",
     ],
 )
 def test_a_child_process_that_goes_on_writes_into_its_own_runs_log(book: Notebook, tmp_path: Path, start: str) -> None:

@@ -41,6 +41,7 @@ from jupyter_distrib.events import (
     Regroup,
     Regrouped,
     Returned,
+    Split,
     WorkerInfo,
     Wrote,
 )
@@ -87,6 +88,8 @@ class Crew:
         self._last_output: RunOutput | None = None
         self._opened = False
         self._lost: set[int] = set()
+        self._children: frozenset[int] = frozenset()
+        """Of this process, ranks and others, at the last look."""
         self._count_kills()
         self._count = 0
 
@@ -341,6 +344,7 @@ class Crew:
             self._count_kills()
         if not self.closed:
             self._repair(run)
+            self._loop.soon(lambda: self._split_from_adopted(run.command.run))  # when the notebook has its answer
 
     def _repair(self, run: NodeRun) -> None:
         """Make the crew fit for the next run: replace ranks that are gone, and the store if groups may be broken."""
@@ -349,6 +353,16 @@ class Crew:
             self._start(gone)
         elif not self.spans and (not run.clean or len(run.sequences) > 1):
             self._regroup()
+
+    def _split_from_adopted(self, run: str) -> None:
+        """What a cell has left running behind a shell (`command &`) is no child of its rank, but ours since the shell
+        has ended; it keeps the rank's pipes, and is not to be seen under the next cell."""
+        now = frozenset(reap.children(os.getpid()))
+        new, self._children = now - self._children - set(self.pids), now
+        for rank in self._ranks.values() if new else ():
+            mine = {pid for pid in new if rank.pid == reap.session_of(pid)}
+            if mine or any(rank.order.worker == reap.mark_of(pid, reap.WORKER) for pid in new):
+                rank.post(Split(run=run))
 
     def _count_kills(self) -> None:
         """Those that the out-of-memory killer has done by now are not of this run. A slow read."""

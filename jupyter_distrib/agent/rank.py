@@ -141,7 +141,7 @@ class Rank:
         try:
             for message, fds in self._link.read():
                 if isinstance(message, Parted):
-                    self._part(message.run, fds)
+                    self._part(message, fds)
                 else:
                     self._heard(self, message, tuple(fds))
                 for fd in fds:
@@ -150,12 +150,13 @@ class Rank:
             return False
         return True
 
-    def _part(self, run: str, fds: Sequence[int]) -> None:
+    def _part(self, event: Parted, fds: Sequence[int]) -> None:
         """What comes through the old pipes from now on is late output of that run."""
-        self.drain()
+        if not event.late:
+            self.drain()
         self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
         for (name, pipe), fd in zip(self._pipes.items(), fds, strict=True):
-            pipe.on_data = self._late(run, name)
+            pipe.on_data = self._late(event.run, name)
             self._pipes[name] = self._pipe(name, os.dup(fd))
 
     def _late(self, run: str, name: str) -> Callable[[bytes], None]:

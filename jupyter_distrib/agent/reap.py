@@ -82,8 +82,9 @@ def children(pid: int) -> list[int]:
     """Direct children of a process."""
     found: list[int] = []
     with suppress(OSError):
-        for task in (_PROC / str(pid) / "task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+        for task in os.listdir(f"{_PROC}/{pid}/task"):
+            with open(f"{_PROC}/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
     return found
 
 

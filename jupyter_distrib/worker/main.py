@@ -41,6 +41,7 @@ from jupyter_distrib.events import (
     Regroup,
     Returned,
     RunEvent,
+    Split,
     Started,
     WorkerOrder,
 )
@@ -179,6 +180,8 @@ class Worker:
                 self._execute(command, fds)
             case Regroup():
                 self.group.regroup(command.host, command.port, fds[0] if fds else -1)
+            case Split():
+                self._part(command.run, late=True)
             case Forget():
                 for key in command.keys:
                     payload.kept_values.pop(key, None)
@@ -207,10 +210,10 @@ class Worker:
             os.close(fd)
         self._clear(command, module.__dict__)
 
-    def _part(self, run: str) -> None:
+    def _part(self, run: str, *, late: bool = False) -> None:
         """What processes write that go on after their cell is not to be seen under the next one."""
         ends = process.renew_streams()
-        self._tell(Parted(run=run), ends)
+        self._tell(Parted(run=run, late=late), ends)
         for fd in ends:
             os.close(fd)
 
