@@ -578,8 +578,6 @@ class Parted:
     """
 
     run: str
-    late: bool = False
-    """The run has ended: what is still in the old pipes comes too late for its cell."""
 
 
 @message

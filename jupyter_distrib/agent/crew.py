@@ -41,7 +41,6 @@ from jupyter_distrib.events import (
     Regroup,
     Regrouped,
     Returned,
-    Split,
     WorkerInfo,
     Wrote,
 )
@@ -360,9 +359,11 @@ class Crew:
         now = frozenset(reap.children(os.getpid()))
         new, self._children = now - self._children - set(self.pids), now
         for rank in self._ranks.values() if new else ():
-            mine = {pid for pid in new if rank.pid == reap.session_of(pid)}
-            if mine or any(rank.order.worker == reap.mark_of(pid, reap.WORKER) for pid in new):
-                rank.post(Split(run=run))
+            if any(self._may_be_of(rank, pid) for pid in new):
+                rank.split(run)
+
+    def _may_be_of(self, rank: Rank, pid: int) -> bool:
+        return reap.session_of(pid) == rank.pid or reap.mark_of(pid, reap.WORKER) in (rank.order.worker, None)
 
     def _count_kills(self) -> None:
         """Those that the out-of-memory killer has done by now are not of this run. A slow read."""

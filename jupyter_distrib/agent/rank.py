@@ -14,7 +14,7 @@ from typing import TypeAlias
 from jupyter_distrib.agent import reap, usage
 from jupyter_distrib.agent.loop import Loop
 from jupyter_distrib.agent.output import Pipe
-from jupyter_distrib.events import Leave, Message, Parted, WorkerInfo, WorkerOrder, Wrote
+from jupyter_distrib.events import Leave, Message, Parted, Split, WorkerInfo, WorkerOrder, Wrote
 from jupyter_distrib.link import Link, LinkError, encode
 from jupyter_distrib.worker import last_words
 
@@ -141,7 +141,7 @@ class Rank:
         try:
             for message, fds in self._link.read():
                 if isinstance(message, Parted):
-                    self._part(message, fds)
+                    self._part(message.run, fds)
                 else:
                     self._heard(self, message, tuple(fds))
                 for fd in fds:
@@ -150,13 +150,19 @@ class Rank:
             return False
         return True
 
-    def _part(self, event: Parted, fds: Sequence[int]) -> None:
+    def split(self, run: str) -> None:
+        """Have it part with its pipes, which something that this run has left writes into. It is idle: what comes
+        before it has done so is late output of that run."""
+        for name, pipe in self._pipes.items():
+            pipe.on_data = self._late(run, name)
+        self.post(Split(run=run))
+
+    def _part(self, run: str, fds: Sequence[int]) -> None:
         """What comes through the old pipes from now on is late output of that run."""
-        if not event.late:
-            self.drain()
+        self.drain()
         self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
         for (name, pipe), fd in zip(self._pipes.items(), fds, strict=True):
-            pipe.on_data = self._late(event.run, name)
+            pipe.on_data = self._late(run, name)
             self._pipes[name] = self._pipe(name, os.dup(fd))
 
     def _late(self, run: str, name: str) -> Callable[[bytes], None]:

@@ -66,7 +66,7 @@ def kill_orphans() -> None:
 
 
 def _is_orphan(pid: int) -> bool:
-    agent, _, since = mark_of(pid, AGENT).partition(".")
+    agent, _, since = (mark_of(pid, AGENT) or "").partition(".")
     return agent.isdecimal() and began(int(agent)) != since and _pid_namespace(pid) == _pid_namespace(os.getpid())
 
 
@@ -93,12 +93,14 @@ def session_of(pid: int) -> int:
     return _session(pid)
 
 
-def mark_of(pid: int, name: str) -> str:
-    """A variable of the environment that a process was exec'd with; empty if it has none."""
-    for entry in _environment(pid).split(b"\0"):
+def mark_of(pid: int, name: str) -> str | None:
+    """A variable of the environment that a process was exec'd with; empty if it has none. None if it shows no
+    environment at all: so look all processes in the moment of their exec, and few others."""
+    environment = _environment(pid)
+    for entry in environment.split(b"\0"):
         if entry.startswith(f"{name}=".encode()):
             return entry.partition(b"=")[2].decode("utf-8", "replace")
-    return ""
+    return "" if environment else None
 
 
 def rss_bytes(pid: int) -> int:

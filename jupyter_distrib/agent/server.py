@@ -58,6 +58,7 @@ from jupyter_distrib.link import Link, LinkError, encode, peer_uid
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
+AGAIN_S = 0.05
 DEFAULT_CPU_RANKS = 2
 EARLY_RAN_S = 2.0
 """Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
@@ -356,20 +357,28 @@ class Agent:
                 self._give_back(crew)
             self._kill_adopted()
 
-    def _kill_adopted(self) -> None:
-        """Children that are neither ranks nor templates: daemons of a rank. Those of living ranks stay."""
+    def _kill_adopted(self, seen: frozenset[int] = frozenset()) -> None:
+        """Children that are neither ranks nor templates: daemons of a rank. Those of living ranks stay, and so does at
+        the first look what does not show whose it is; `seen` are those of that look."""
         if self._templates.busy:
-            self._loop.later(0.05, self._kill_adopted)
+            self._loop.later(AGAIN_S, self._kill_adopted)
             return
         crews = (*self._crews, *self._closing)
         ranks = {pid for crew in crews for pid in crew.pids}
         sessions = ranks | {self._templates.session}
         marks = {mark for crew in crews for mark in crew.marks}
 
+        bare: set[int] = set()
+
         def belongs_to_living(pid: int) -> bool:
-            return reap.session_of(pid) in sessions or reap.mark_of(pid, reap.WORKER) in marks
+            mark = reap.mark_of(pid, reap.WORKER)
+            if mark is None and pid not in seen:
+                bare.add(pid)
+            return reap.session_of(pid) in sessions or mark in marks or pid in bare
 
         reap.kill_adopted(frozenset(ranks), belongs_to_living)
+        if bare:
+            self._loop.later(AGAIN_S, lambda: self._kill_adopted(frozenset(bare)))
 
     def _maybe_idle(self) -> None:
         """Start or stop counting the idle minutes."""

@@ -181,7 +181,7 @@ class Worker:
             case Regroup():
                 self.group.regroup(command.host, command.port, fds[0] if fds else -1)
             case Split():
-                self._part(command.run, late=True)
+                self._part(command.run)
             case Forget():
                 for key in command.keys:
                     payload.kept_values.pop(key, None)
@@ -210,10 +210,10 @@ class Worker:
             os.close(fd)
         self._clear(command, module.__dict__)
 
-    def _part(self, run: str, *, late: bool = False) -> None:
+    def _part(self, run: str) -> None:
         """What processes write that go on after their cell is not to be seen under the next one."""
         ends = process.renew_streams()
-        self._tell(Parted(run=run, late=late), ends)
+        self._tell(Parted(run=run), ends)
         for fd in ends:
             os.close(fd)
 
