@@ -359,7 +359,7 @@ class Crew:
         now = frozenset(reap.children(os.getpid()))
         new, self._children = now - self._children - set(self.pids), now
         for rank in self._ranks.values() if new else ():
-            if any(self._may_be_of(rank, pid) for pid in new):
+            if rank.state == "idle" and any(self._may_be_of(rank, pid) for pid in new):
                 rank.split(run)
 
     def _may_be_of(self, rank: Rank, pid: int) -> bool:
