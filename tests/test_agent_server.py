@@ -32,6 +32,7 @@ from jupyter_distrib.events import (
     CrewChanged,
     CrewRefused,
     Exited,
+    Interrupted,
     OpenCrew,
     Started,
     Stop,
@@ -341,6 +342,21 @@ def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_m
     client.close_crew(crew)
 
 
+def test_a_rank_that_leaves_finishes_what_its_cells_have_left_to_do_and_nothing_of_torch(
+    client: Client, tmp_path: Path
+) -> None:
+    crew = client.crew(1)
+    source = f"""
+    import atexit, pathlib, sys, weakref
+    of_libraries = len(weakref.finalize._registry)
+    weakref.finalize(sys, pathlib.Path({str(tmp_path / "finalized")!r}).touch)
+    atexit.register(pathlib.Path({str(tmp_path / "at exit")!r}).touch)
+    of_libraries"""
+    assert client.run(crew, textwrap.dedent(source)).values == {0: 0}
+    client.close_crew(crew)
+    assert wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"finalized", "at exit"}, 10)
+
+
 def test_load_time_variables_get_ranks_of_their_own(client: Client) -> None:
     """Read when a program loads, so the ranks are exec'd."""
     crew = client.crew(2, load_env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"})
@@ -420,6 +436,30 @@ def test_an_idle_agent_whose_detached_run_went_with_its_ranks_waits_for_it_no_mo
     client.close()
 
     assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
+
+
+def test_ranks_of_a_detached_run_that_is_stopped_before_it_began_go_with_it_if_their_kernel_has_gone(
+    folder: Path,
+) -> None:
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    crew = client.crew(2)
+    templates = set(tree(agent)) - {worker.pid for worker in crew.workers} - {agent}
+    for pid in templates:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(crew.workers[0].pid, signal.SIGKILL)
+    assert wait_until_gone([crew.workers[0].pid], 10) == []
+    run = client.start(crew, "rank", detached=True)  # waits for a new rank 0
+    client.close()
+
+    other = Client(LocalPool())
+    other.send(Attach(run=run))
+    other.send(Stop(run=run))
+    assert len(other.finish(run, (0, 1)).of(Interrupted)) == 2
+    for pid in templates:
+        os.kill(pid, signal.SIGCONT)
+    assert wait_until(lambda: not ranks(folder, client.session), 10)
+    other.close()
 
 
 def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(

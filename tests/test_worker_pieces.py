@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,10 +168,32 @@ def test_a_package_is_one_unit_and_a_deleted_file_a_change(folder: Path) -> None
 
 def test_installed_modules_stay() -> None:
     modules = LocalModules()
-    modules._baseline = frozenset()
+    modules._baseline, modules._last, modules._looked_at = frozenset(), "", (0, "")  # as if nothing had been imported
     modules.remember()
-    names = set(modules._known)
-    assert not names & {"json", "pytest", "jupyter_distrib", "jupyter_distrib.link", "numpy"}
+    assert {"json", "pytest", "jupyter_distrib", "jupyter_distrib.link"} <= modules._others
+    assert "tests" in modules._known
+
+
+@pytest.mark.parametrize("many", [1, 63, 64, 65, 1000])
+def test_what_came_last_is_found_whatever_was_taken_away(folder: Path, many: int) -> None:
+    modules = LocalModules()
+    write(folder / "helper_a.py", "value = 1")
+    import helper_a  # type: ignore[import-not-found]
+
+    for number in range(many):
+        sys.modules[f"helper_{number}"] = types.ModuleType(f"helper_{number}")
+    modules.remember()
+    assert list(modules._known) == ["helper_a"]
+    assert len(modules._others) == many
+
+    modules = LocalModules()
+    del sys.modules[modules._last]
+    write(folder / "helper_b.py", "value = 1")
+    import helper_b
+
+    modules.remember()
+    assert list(modules._known) == ["helper_b"]
+    del helper_a, helper_b
 
 
 # ---------------------------------------------------------------------------------------------------- shell

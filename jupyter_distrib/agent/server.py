@@ -304,13 +304,19 @@ class Agent:
         self._tell(client, Ended(run=command.run, at_s=now))
 
     def _stop_run(self, command: Stop) -> None:
-        for crew in self._crews:
+        for crew in list(self._crews):
             if crew.is_for(command.run):
                 crew.stop(force=command.force)
+                self._close_if_left(crew)
+
+    def _close_if_left(self, crew: Crew) -> None:
+        """Its kernel has gone, and so is now the detached run for which it stayed."""
+        if crew.idle and not any(crew in client.crews.values() for client in self._clients):
+            self._close(crew, force=False)
 
     def _run_ended(self, client: Client, crew: Crew, run: NodeRun) -> None:
         if run.command.detached and client not in self._clients:
-            self._loop.later(0, lambda: self._close(crew, force=False))
+            self._loop.later(0, lambda: self._close_if_left(crew))
         elif crew.early:
             self._loop.later(0, self._exchange_if_fuller)
 

@@ -46,10 +46,19 @@ from jupyter_distrib.events import (
     WorkerOrder,
 )
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import cell, displaying, identity, last_words, leftovers, process, strategies, surroundings
+from jupyter_distrib.worker import (
+    cell,
+    displaying,
+    identity,
+    last_words,
+    leftovers,
+    modules,
+    process,
+    strategies,
+    surroundings,
+)
 from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.late import LateThreads
-from jupyter_distrib.worker.modules import LocalModules, drop_orphans, importing_library
 from jupyter_distrib.worker.outcome import outcome
 from jupyter_distrib.worker.probe import Prober
 
@@ -99,7 +108,7 @@ class Worker:
         self.order = order
         self.link = link
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
-        self.modules = LocalModules()
+        self.modules = modules.of_template or modules.LocalModules()
         self.prober = Prober(order.rank)
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
@@ -196,7 +205,7 @@ class Worker:
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
         if error is not None:
-            drop_orphans()
+            modules.drop_orphans()
         event, out_fds = self._outcome(command, module.__dict__, value, error)
         del value, error
         self.late.end(run)
@@ -356,7 +365,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ other threads
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        self._unheard = self._sending or importing_library(frame)
+        self._unheard = self._sending or modules.importing_library(frame)
         if self.interruptible and not self._unheard:
             raise KeyboardInterrupt
 

@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import types
+from itertools import islice
 from typing import Any
 
 _FOLDERS = tuple(
@@ -23,22 +24,25 @@ _IMPORT = "<frozen importlib._bootstrap>"
 _Stamp = tuple[int, int]
 
 
-of_template: frozenset[str] = frozenset()
-"""What was imported before this process was forked: to go through two thousand names would copy their memory."""
-
-
 class LocalModules:
-    """Remembers which local modules a rank has imported, and what their files were then."""
+    """Remembers which local modules a rank has imported, and what their files were then.
+
+    What there is when it is made is not local. What is added to a dictionary comes last in it: only that is looked at,
+    since a look at each of two thousand names would copy the memory that a rank shares with the template.
+    """
 
     def __init__(self) -> None:
-        self._baseline = of_template or frozenset(sys.modules)
+        self._baseline = frozenset(sys.modules)
+        self._last = next(reversed(sys.modules))
         self._others: set[str] = set()
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
-        self._libraries: set[str] = set()
         self._looked_at = _size_and_newest(sys.modules)
         """When all modules had been looked at."""
+        self._libraries: set[str] = set()
+        self._last_library = ""
         self._listed = (0, "")
-        """The same of the folders in which Python has looked for modules."""
+        """As `_looked_at`, of the folders in which Python has looked for modules."""
+        self._forget_listings()
 
     def remember(self) -> None:
         """Note what the run has imported. Before the notebook hears of the end: its next cell may write the files."""
@@ -46,7 +50,7 @@ class LocalModules:
         if now == self._looked_at:
             return
         self._looked_at = now
-        for name in sys.modules.keys() - self._baseline - self._others - self._known.keys():
+        for name in _since(self._last, sys.modules) - self._baseline - self._others - self._known.keys():
             path = getattr(sys.modules[name], "__file__", None)
             if isinstance(path, str) and not os.path.realpath(path).startswith(_FOLDERS):
                 self._known[name] = (path, _stamp(path))
@@ -73,12 +77,13 @@ class LocalModules:
         cache = sys.path_importer_cache
         if _size_and_newest(cache) == self._listed:
             return
-        for path in cache.keys() - self._libraries:
+        for path in _since(self._last_library, cache) - self._libraries:
             if (os.path.realpath(path) + os.sep).startswith(_FOLDERS):
                 self._libraries.add(path)
             else:
                 del cache[path]
         self._listed = _size_and_newest(cache)
+        self._last_library = self._listed[1]
 
 
 def importing_library(frame: types.FrameType | None) -> bool:
@@ -106,6 +111,20 @@ def drop_orphans() -> None:
         package = name.rpartition(".")[0]
         if package and package not in sys.modules:
             del sys.modules[name]
+
+
+of_template: LocalModules | None = None
+"""Of the process that this one was forked from."""
+
+
+def _since(last: str, entries: dict[str, Any]) -> set[str]:
+    """The names that were added after `last`, and some before; all, if that is not there any more."""
+    count = 64
+    while True:
+        newest = list(islice(reversed(entries), count))  # in one go: other threads may add to them
+        if last in newest or len(newest) < count:
+            return set(newest)
+        count *= 4
 
 
 def _size_and_newest(entries: dict[str, Any]) -> tuple[int, str]:

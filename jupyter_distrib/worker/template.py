@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import weakref
 
 from jupyter_distrib.events import Fork, Forked, Grow, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link
@@ -39,7 +40,7 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
 
-    from jupyter_distrib.worker import group  # noqa: F401 - preloaded for the ranks
+    from jupyter_distrib.worker import group, randomness, refusals, saving  # noqa: F401 - preloaded for the ranks
     from jupyter_distrib.worker import main as worker_main  # noqa: F401
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=fuller_fd))
@@ -60,7 +61,8 @@ def grow(agent_pid: int, fuller: socket.socket) -> None:
 def serve(link: Link, agent_pid: int, fuller: socket.socket | None = None) -> None:
     """Fork what is asked for until the agent closes the link; on `fuller` a fuller template is to serve."""
     early = fuller is not None
-    modules.of_template = frozenset(sys.modules)
+    modules.of_template = modules.LocalModules()
+    _leave_libraries_in_place()
     if not early:
         gc.collect()
         process.gather_memory()
@@ -79,6 +81,12 @@ def serve(link: Link, agent_pid: int, fuller: socket.socket | None = None) -> No
             fuller.close()
         elif isinstance(command, Fork):
             _fork_ranks(link, fuller, command.orders, fds, early)
+
+
+def _leave_libraries_in_place() -> None:
+    """When Python ends, torch takes its operators out of its tables one by one; a rank, whose whole memory goes at that
+    moment, would copy the tables for it: 50 ms a rank."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to all of them
 
 
 def _fork_ranks(
