@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from jupyter_distrib.events import Ended
 from jupyter_distrib.gate.nodes import described
+from jupyter_distrib.gate.placing import is_shared
 from jupyter_distrib.gate.ray_node import RayNode
 from jupyter_distrib.link import encode
 
@@ -44,8 +47,8 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
         heard=lambda number, event, fds=(): heard.append(event.run),
         lost=lambda number, why: lost.append(why),
     )
-    about = {"host": "n", "interface": "eth0", "shared": True}
-    node = RayNode(SimpleNamespace(crew=crew, remark=""), 0, None, about)  # type: ignore[arg-type]
+    about = {"host": "n", "interface": "eth0"}
+    node = RayNode(SimpleNamespace(crew=crew, remark=""), 0, None, about, shared=True)  # type: ignore[arg-type]
 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
         return number, [(encode(Ended(run=run, at_s=0.0), 0), None) for run in runs]
@@ -60,3 +63,26 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
     node._take(answer(2, "d"))
     assert heard == ["a", "b", "c", "d"]
     assert lost == ["its agent has ended"]
+
+
+@pytest.mark.parametrize(
+    ("there", "before", "after", "shared"),
+    [
+        ((7, 100), (7, 100), (7, 100), True),
+        ((7, 150), (7, 100), (7, 200), True),  # the notebook was saved meanwhile, twice
+        ((7, 100), (7, 100), (7, 200), True),
+        ((7, 200), (7, 100), (7, 200), True),
+        ((7, 99), (7, 100), (7, 200), False),
+        ((7, 201), (7, 100), (7, 200), False),
+        ((7, 101), (7, 100), (7, 100), False),
+        ((8, 100), (7, 100), (7, 100), False),
+        ((7, 100), (7, 100), (8, 100), False),  # another folder of that name has taken its place
+        (None, (7, 100), (7, 100), False),
+        ((7, 100), None, (7, 100), False),
+        ((7, 100), (7, 100), None, False),
+    ],
+)
+def test_a_folder_is_shared_if_it_is_the_same_at_the_same_time(
+    there: tuple[int, int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None, shared: bool
+) -> None:
+    assert is_shared(there, before, after) is shared

@@ -293,8 +293,8 @@ def actor_class() -> Any:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
 
-        def describe(self, others: list[str], directory: str, stamp: tuple[int, int]) -> str:
-            return str(self._host.describe(others, directory, stamp))
+        def describe(self, others: list[str], directory: str) -> str:
+            return str(self._host.describe(others, directory))
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def send(self, frame: bytes, content: Any = None) -> Any:

@@ -88,6 +88,7 @@ class Host:
         """What comes now is for `send` to answer."""
         self._over = False
         self._mapped = False
+        """Folders of the notebook are copies here, see `bring`."""
         self._plain = plain
         hello = Hello(
             protocol=PROTOCOL,
@@ -108,15 +109,13 @@ class Host:
         self._welcomed = welcomed
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
-    def describe(self, others: Sequence[str], directory: str, stamp: tuple[int, int]) -> str:
+    def describe(self, others: Sequence[str], directory: str) -> str:
         """What whoever placed it must know, as JSON.
 
         Args:
             others: Addresses of the crew's other nodes.
             directory: The notebook's folder.
-            stamp: Of that folder, on the kernel's machine.
         """
-        self._mapped = _stamp(directory) != tuple(stamp)
         about = {
             "pid": os.getpid(),
             "agent": self._welcomed.pid,
@@ -126,14 +125,15 @@ class Host:
             "host": self._address,
             "interface": interfaces.towards(others, self._address),
             "machine": _machine(),
-            "shared": not self._mapped,
+            "folder": stamp(directory),
             "gpus": _gpu_names(),
         }
         return json.dumps(about)
 
     def bring(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
         """The project's files that have changed, by path, time of change and content; and those that are gone. Returns
-        those that could not be written, and why."""
+        those that could not be written, and why. From now on cells run in these copies."""
+        self._mapped = True
         failed = []
         for name in gone:
             self._take_away(self._project / name)
@@ -347,8 +347,8 @@ def _is_deserted(path: Path) -> bool:
     return False
 
 
-def _stamp(directory: str) -> tuple[int, int] | None:
-    """Tells a folder that both machines share from one of the same name."""
+def stamp(directory: str) -> tuple[int, int] | None:
+    """Tells a folder that machines share from one of the same name; None if there is none here."""
     try:
         info = os.stat(directory)
     except OSError:

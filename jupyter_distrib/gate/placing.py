@@ -24,6 +24,7 @@ from jupyter_distrib.events import Hello, OpenCrew, Welcomed
 from jupyter_distrib.gate import cluster
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
+from jupyter_distrib.gate.host import stamp
 from jupyter_distrib.gate.ray_node import RayNode, cause
 from jupyter_distrib.gate.shapes import Need, Wanted, have_gpus
 from jupyter_distrib.worker import interfaces
@@ -180,17 +181,21 @@ class RayPlace:
                 more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
-        addresses = self._addresses(len(sizes))
+        addresses, before = self._addresses(len(sizes)), stamp(self._directory)
         asked = [
-            actor.describe.remote(addresses[:number] + addresses[number + 1 :], self._directory, self._stamp())
+            actor.describe.remote(addresses[:number] + addresses[number + 1 :], self._directory)
             for number, actor in enumerate(self._actors)
         ]
         if ray.wait(asked, num_returns=len(asked), timeout=TELL_S)[1]:
             self._say("Ray starts processes on the nodes.")
         abouts = [json.loads(text) for text in ray.get(asked, timeout=START_S)]
+        after = None if self._wanted.copy_files else stamp(self._directory)
         differing = list(map(self._check_parity, abouts))
         self.remark = " ".join(filter(None, (*differing, no_way(abouts))))
-        return [RayNode(self, number, self._actors[number], about) for number, about in enumerate(abouts)]
+        return [
+            RayNode(self, number, self._actors[number], about, shared=is_shared(about["folder"], before, after))
+            for number, about in enumerate(abouts)
+        ]
 
     def _addresses(self, count: int) -> list[str]:
         """Of the nodes that have the bundles, in their order."""
@@ -199,11 +204,6 @@ class RayPlace:
         of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _alive()}
         there = placement_group_table(self._group)["bundles_to_node_id"]
         return [of_nodes[there[number]] for number in range(count) if there[number] in of_nodes]
-
-    def _stamp(self) -> tuple[int, int]:
-        """Of the notebook's folder; equal on nodes that share it."""
-        info = os.stat(self._directory)
-        return (0, 0) if self._wanted.copy_files else (info.st_ino, info.st_mtime_ns)
 
     @property
     def _directory(self) -> str:
@@ -245,6 +245,14 @@ class RayPlace:
                 remove_placement_group(group)
         except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
             traceback.print_exc()  # into the gate's log
+
+
+def is_shared(there: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+    """Whether a node's folder is that of the notebook, by what `stamp` gives there, and here before and after that:
+    meanwhile something may have been written into it, if only the notebook."""
+    if there is None or before is None or after is None:
+        return False
+    return there[0] == before[0] == after[0] and before[1] <= there[1] <= after[1]
 
 
 def no_way(abouts: Sequence[Mapping[str, Any]]) -> str:

@@ -27,14 +27,19 @@ AHEAD = 2
 
 
 class RayNode:
-    """One actor, and through it one agent."""
+    """One actor, and through it one agent.
 
-    def __init__(self, place: RayPlace, number: int, actor: Any, about: Mapping[str, Any]) -> None:
+    Args:
+        about: What `Host.describe` says.
+        shared: The node has the notebook's folder; if not, its files are brought there.
+    """
+
+    def __init__(self, place: RayPlace, number: int, actor: Any, about: Mapping[str, Any], *, shared: bool) -> None:
         self._place, self._number, self.actor = place, number, actor
         self.host, self.interface = str(about["host"]), str(about["interface"])
         self.name = f"node {self.host}"
-        self._shared = bool(about["shared"])
-        self._project, self._told = Project(), ""
+        self._project, self._told = None if shared else Project(), ""
+        self._has_files = False
         self._remark = place.remark if number == 0 else ""
         self._answers: dict[int, list[Entry]] = {}
         """Told of by Ray before earlier ones, by their number."""
@@ -48,8 +53,8 @@ class RayNode:
             if self._remark:
                 self._note(command.run, self._remark)
                 self._remark = ""
-            if not self._shared:
-                self._bring(command)
+            if self._project is not None:
+                self._bring(command, self._project)
         frame = encode(command, len(fds))
         if fds:
             assert isinstance(command, Execute)
@@ -103,26 +108,28 @@ class RayNode:
             self._place.crew.heard(self._number, failed)
         self._place.crew.heard(self._number, Ended(run=command.run, at_s=now))
 
-    def _bring(self, command: Execute) -> None:
-        """The notebook's files that are new or changed; says what is not there then."""
-        files, gone = self._project.changes(command.setting.directory, command.setting.path)
-        if (files or gone) and (answer := self._order("bring", files, gone)) is not None:
+    def _bring(self, command: Execute, project: Project) -> None:
+        """The notebook's files that are new or changed, before the first cell also if there are none; says what is not
+        there then."""
+        files, gone = project.changes(command.setting.directory, command.setting.path)
+        first, self._has_files = not self._has_files, True
+        if (first or files or gone) and (answer := self._order("bring", files, gone)) is not None:
             answer.future().add_done_callback(
-                lambda future: self._place.calls.put(lambda: self._brought(command.run, files, future))
+                lambda future: self._place.calls.put(lambda: self._brought(command.run, project, files, future))
             )
-        left_out = self._project.left_out
+        left_out = project.left_out
         if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
             self._told = left_out
             self._note(command.run, left_out)
 
-    def _brought(self, run: str, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+    def _brought(self, run: str, project: Project, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
         try:
             failed = future.result()
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
             failed = [(name, cause(error)) for name, _, _ in files]
         if not failed:
             return
-        self._project.forget([name for name, _ in failed])
+        project.forget([name for name, _ in failed])
         name, reason = failed[0]
         more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
         self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")

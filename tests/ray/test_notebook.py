@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,38 @@ def test_code_reaches_nodes_that_do_not_share_the_folder(cluster: Cluster, tmp_p
             (tmp_path / "results" / str(number)).touch()
         assert "has more than 5000 files or 100 MB: not all of it is on the nodes" in book.ok(cell).text
         assert "has more than" not in book.ok(cell).text, "said once"
+
+
+def test_cells_run_in_a_shared_folder_also_if_the_notebook_is_saved_while_the_nodes_start(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    over = threading.Event()
+
+    def save() -> None:
+        while not over.wait(0.001):
+            (tmp_path / ".saved").write_text("")
+            (tmp_path / ".saved").rename(tmp_path / "notebook.ipynb")
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    try:
+        with Notebook(tmp_path) as book:
+            book.ok("%load_ext jupyter_distrib")
+            book.ok(f"%distributed_pool add lab --kind ray --address {cluster.address} --insecure --ranks 2 --nodes 2")
+            book.ok("%distributed_pool use lab")
+            book.ok("%%distributed\nopen(f'of rank {rank}', 'w').close()")
+    finally:
+        over.set()
+        saving.join()
+    assert {path.name for path in tmp_path.glob("of rank *")} == {"of rank 0", "of rank 1"}
+
+
+def test_cells_do_not_run_in_an_empty_folder_that_is_not_to_be_shared(cluster: Cluster, tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os\nhome = os.getcwd()")
+        book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
+        book.ok("%distributed_pool use far")
+        assert book.ok("%%distributed\nimport os\nos.getcwd() == home").result == "rank 0: False"
 
 
 def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) -> None:
