@@ -101,6 +101,8 @@ def _skipped() -> Figure | None:
     return None
 
 
+_WARM_UP = 5
+"""Turns."""
 _LINE = "%%distributed --ranks 4"
 _POOLS = """\
 pool = "lab"
@@ -144,10 +146,10 @@ def noop(plan: Plan) -> Iterator[Figure]:
     with _cluster() as address, _warm(plan, address) as notebook:
         notebook.good(f"{_ACTORS.format(address=address)}actors += start(2)\n{_LOOP}")
         loop_s = notebook.value("loop_s")
-        for turn in range(5 + len(plan.times(60, 20))):
+        for turn in range(_WARM_UP + len(plan.times(60, 20))):
             for name, code in cells.items():
                 took_s = notebook.good(code).wall_s
-                if turn >= 5:
+                if turn >= _WARM_UP:
                     times[name].append(took_s)
     added = {name: [mine - plain for mine, plain in zip(times[name], times["plain"], strict=True)] for name in cells}
     cell_s, bare_s = statistics.median(added["cell"]), statistics.median(added["bare"])
@@ -187,17 +189,18 @@ def first(plan: Plan) -> Iterator[Figure]:
 
 
 def value(plan: Plan) -> Iterator[Figure]:
-    """512 MB of the notebook on four ranks of two nodes, and the same by Ray alone in the same kernel, by turns."""
+    """512 MB of the notebook on four ranks of two nodes, and the same by Ray alone in the same kernel, by turns. The
+    first turns are slow for both: Ray's stores take their memory from the system when it is first used."""
     if skipped := _skipped():
         yield skipped
         return
     times, bare = [], []
     with _cluster() as address, _warm(plan, address) as notebook:
         notebook.good(f"{_ACTORS.format(address=address)}import torch\nbig = torch.ones({512 * MB // 4})")
-        for turn in range(1 + len(plan.times(5, 2))):
+        for turn in range(_WARM_UP + len(plan.times(5, 2))):
             took_s = notebook.good(f"{_LINE}\nbig[-1].item()").wall_s
             bare_s = notebook.good(_COPY).wall_s
-            if turn:
+            if turn >= _WARM_UP:
                 times.append(took_s)
                 bare.append(bare_s)
     yield Figure(

@@ -57,18 +57,49 @@ def write(buffers: Sequence[memoryview]) -> int:
         PayloadError: There is not enough room for them; says how much is needed and free.
     """
     starts, total = offsets([view.nbytes for view in buffers])
-    fd = _create(total)
-    try:
-        os.ftruncate(fd, total)
+    with Unfinished(total) as memory:
         for start, view in zip(starts, buffers, strict=True):
-            _write_at(fd, view, start)
+            memory.add(view, start)
+        return memory.finish()
+
+
+class Unfinished:
+    """Shared memory that is being written. Left as a context before it is finished, it is gone.
+
+    Raises:
+        PayloadError: When it is made or added to: there is not enough room.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._fd = _create(size_bytes)
+        os.ftruncate(self._fd, size_bytes)
+
+    def add(self, view: memoryview, start: int) -> None:
+        """Bytes that have their place at `start`."""
+        try:
+            _write_at(self._fd, view, start)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise _no_room(self.size_bytes) from error
+            raise
+
+    def finish(self) -> int:
+        """Its descriptor, which the caller closes. Nobody can change it any more."""
+        fd, self._fd = self._fd, -1
         _seal(fd)
-    except BaseException as error:
-        os.close(fd)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-            raise _no_room(total) from error
-        raise
-    return fd
+        return fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Unfinished:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.events import Ended
+from jupyter_distrib.events import Cell, Ended, Execute, Failed, Forget, Interrupted, Parcel, Setting, Stop
 from jupyter_distrib.gate.nodes import described
 from jupyter_distrib.gate.placing import is_shared
 from jupyter_distrib.gate.ray_node import RayNode
+from jupyter_distrib.gate.transfer import PART_BYTES, Part, Receive
 from jupyter_distrib.link import encode
 
 NODES = [
@@ -63,6 +65,78 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
     node._take(answer(2, "d"))
     assert heard == ["a", "b", "c", "d"]
     assert lost == ["its agent has ended"]
+
+
+class Asked:
+    """An actor that notes what it is asked, by name and arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        def remote(*arguments: object) -> SimpleNamespace:
+            self.calls.append((name, arguments))
+            return SimpleNamespace(future=Future)
+
+        return SimpleNamespace(remote=remote)
+
+
+class Sending:
+    """A node, and a cell on its way to it whose content comes in parts."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.actor = Asked()
+        self.receive: Receive
+        crew = SimpleNamespace(closed=False, heard=lambda number, event, fds=(): self.heard.append(event))
+        place = SimpleNamespace(crew=crew, remark="", put=self._put, calls=SimpleNamespace(put=lambda call: call()))
+        about = {"host": "n", "interface": "eth0"}
+        self.node = RayNode(place, 0, self.actor, about, shared=True)  # type: ignore[arg-type]
+        cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
+        self.node.send(Execute(crew="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0])
+
+    def _put(self, run: str, fd: int, receive: Receive) -> None:
+        self.receive = receive
+
+    @property
+    def asked(self) -> list[str]:
+        return [name for name, _ in self.actor.calls]
+
+
+def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> None:
+    sending, size = Sending(), 2 * PART_BYTES + 1
+    assert sending.receive(Part("a", 0, size)) is not None
+    sending.node.send(Forget(crew="c", keys=()))
+    assert sending.receive(Part("b", PART_BYTES, size)) is not None
+    assert sending.asked == ["take", "take"]
+    sending.receive(Part("c", 2 * PART_BYTES, size))
+    assert sending.asked == ["take", "take", "send", "send"]
+    assert sending.actor.calls[1][1] == ("b", PART_BYTES, size)
+    assert sending.actor.calls[2][1][1:] == ("c", 2 * PART_BYTES, size)
+    assert not sending.heard
+
+
+def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> None:
+    sending, size = Sending(), 3 * PART_BYTES
+    sending.receive(Part("a", 0, size))
+    sending.node.send(Forget(crew="c", keys=()))
+    sending.node.send(Stop(run="other"))
+    sending.node.send(Stop(run="r"))
+    assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
+    assert sending.asked == ["take", "discard", "send", "send"], "what was behind it goes on"
+    assert sending.receive(Part("b", PART_BYTES, size)) is None
+    assert sending.receive(ValueError("full")) is None
+    assert len(sending.actor.calls) == 4
+
+
+def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
+    sending = Sending()
+    sending.receive(Part("a", 0, 3 * PART_BYTES))
+    sending.node.send(Forget(crew="c", keys=()))
+    sending.receive(ValueError("the store is full"))
+    assert [type(event) for event in sending.heard] == [Failed, Failed, Ended]
+    assert "could not be put into Ray's object store: the store is full" in str(sending.heard[0])
+    assert sending.asked == ["take", "discard", "send"]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,14 @@ def test_nothing_at_all_can_be_written_and_read() -> None:
     assert [bytes(view) for view in shared_memory.read(shared_memory.write(views(b"")), [0])] == [b""]
 
 
+def test_memory_that_is_not_finished_is_gone() -> None:
+    with shared_memory.Unfinished(10) as memory:
+        memory.add(memoryview(b"12345"), 0)
+        fd = memory._fd
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 def test_readers_may_write_without_seeing_each_other() -> None:
     fd = shared_memory.write(views(b"x" * 10_000))
     one = shared_memory.read(os.dup(fd), [10_000])[0]

@@ -297,8 +297,16 @@ def actor_class() -> Any:
             return str(self._host.describe(others, directory))
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
-        def send(self, frame: bytes, content: Any = None) -> Any:
-            return self._host.send(frame, content)
+        def send(self, frame: bytes, *part: Any) -> Any:
+            return self._host.send(frame, *part)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def take(self, part: Any, start: int, size_bytes: int) -> None:
+            self._host.take(part, start, size_bytes)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def discard(self) -> None:
+            self._host.discard()
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def bring(self, files: Any, gone: Any) -> Any:

@@ -29,7 +29,7 @@ from typing import Any
 
 from jupyter_distrib import environment, shared_memory
 from jupyter_distrib.agent.launch import exec_agent
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.events import PROTOCOL, Execute, Hello, OpenCrew, Welcomed
 from jupyter_distrib.link import Link, decode_frame, encode, kind_of, split
 from jupyter_distrib.worker import interfaces
@@ -89,6 +89,10 @@ class Host:
         self._over = False
         self._mapped = False
         """Folders of the notebook are copies here, see `bring`."""
+        self._incoming: shared_memory.Unfinished | None = None
+        """Content of the next cell, as far as it is here."""
+        self._refusal: Exception = PayloadError("the parts before this one have not come.")
+        """Why it is not."""
         self._plain = plain
         hello = Hello(
             protocol=PROTOCOL,
@@ -154,8 +158,30 @@ class Host:
             while (path := path.parent).parent != self._project:
                 path.rmdir()
 
-    def send(self, frame: bytes, content: Any = None) -> Answer | None:
-        """A command for the agent, with the content of its shared memory. Returns what has come of a cell at once."""
+    def take(self, part: Any, start: int, size_bytes: int) -> None:
+        """A part of the content of the next cell's shared memory, which has this size; from its begin to its end, the
+        last one with the cell. Raises `PayloadError` if there is no room for it."""
+        try:
+            if start == 0:
+                self.discard()
+                self._incoming = shared_memory.Unfinished(size_bytes)
+            if self._incoming is None:
+                raise self._refusal
+            self._incoming.add(memoryview(part).cast("B"), start)
+        except Exception as error:
+            self.discard()
+            self._refusal = error
+            raise
+
+    def discard(self) -> None:
+        """The cell for which parts have come will not."""
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None
+
+    def send(self, frame: bytes, *part: Any) -> Answer | None:
+        """A command for the agent, with the last part of the content of its shared memory, see `take`. Returns what has
+        come of a cell at once."""
         kind = kind_of(frame)
         if kind == "OpenCrew" or (kind == "Execute" and self._mapped):
             frame = self._of_here(frame)
@@ -165,7 +191,7 @@ class Host:
         with self._lock:
             self._sending, self._last = True, ""
         try:
-            self._execute(frame, content)
+            self._execute(frame, *part)
             with self._lock:
                 self._at_once.wait_for(lambda: self._over or self._last == "Ended", AT_ONCE_S)
                 return self._taken()
@@ -184,10 +210,12 @@ class Host:
         words = None if visible is None else tuple(filter(None, visible.split(",")))
         return encode(replace(command, visible=words), fd_count)
 
-    def _execute(self, frame: bytes, content: Any) -> None:
-        if content is None:
+    def _execute(self, frame: bytes, *part: Any) -> None:
+        if not part:
             return self._link.pass_on(frame)
-        fd = shared_memory.write([memoryview(content).cast("B")])
+        self.take(*part)
+        assert self._incoming is not None
+        fd, self._incoming = self._incoming.finish(), None
         try:
             self._link.pass_on(frame, [fd])
         finally:

@@ -7,9 +7,7 @@ Ray reports arrives in threads of Ray's. Both come back to the loop through `Cal
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import pickle
 import threading
 import time
 import traceback
@@ -27,6 +25,7 @@ from jupyter_distrib.gate.crew import Crew, Share
 from jupyter_distrib.gate.host import stamp
 from jupyter_distrib.gate.ray_node import RayNode, cause
 from jupyter_distrib.gate.shapes import Need, Wanted, have_gpus
+from jupyter_distrib.gate.transfer import Receive, Transfer
 from jupyter_distrib.worker import interfaces
 
 TELL_S = 5.0
@@ -56,16 +55,13 @@ class RayPlace:
         self._attempts = 0
         self._said = ""
         self._actors: list[Any] = []
-        self._put: tuple[str, Future[Any]] = ("", Future())
+        self._transfer: Transfer | None = None
 
-    def put(self, run: str, fd: int, done: Callable[[Future[Any]], None]) -> None:
-        """The content behind a descriptor in Ray's object store, once for all nodes of a run. It takes its time; then
-        `done` is called in the loop."""
-        if self._put[0] != run:
-            self._put = (run, Future())
-            arguments = (os.dup(fd), self._put[1])
-            threading.Thread(target=_put, args=arguments, name="jupyter_distrib-put", daemon=True).start()
-        self._put[1].add_done_callback(lambda future: self.calls.put(lambda: done(future)))
+    def put(self, run: str, fd: int, receive: Receive) -> None:
+        """Bring the content behind a descriptor by way of Ray's object store, once for all nodes of a run."""
+        if self._transfer is None or self._transfer.run != run:
+            self._transfer = Transfer(run, fd, self.calls, self._given_back)
+        self._transfer.add(receive)
 
     # ------------------------------------------------------------------------------------------------ looking
 
@@ -265,17 +261,6 @@ def no_way(abouts: Sequence[Mapping[str, Any]]) -> str:
         "start Ray there with --node-ip-address and an address that the others reach, or name the interface by --env "
         "NCCL_SOCKET_IFNAME=NAME and GLOO_SOCKET_IFNAME=NAME."
     )
-
-
-def _put(fd: int, reference: Future[Any]) -> None:
-    """In a thread of its own. Takes the descriptor."""
-    import ray
-
-    try:
-        with open(fd, "rb") as file, mmap.mmap(fd, os.fstat(file.fileno()).st_size, access=mmap.ACCESS_READ) as content:
-            reference.set_result(ray.put(pickle.PickleBuffer(content)))
-    except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-        reference.set_exception(error)
 
 
 def _alive() -> list[Any]:

@@ -9,14 +9,17 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib import shared_memory
-from jupyter_distrib.events import Command, Ended, Execute, Failed, Failure, Noted
+from jupyter_distrib.agent.queued import Queued
+from jupyter_distrib.events import Command, Ended, Execute, Failed, Failure, Noted, Stop
 from jupyter_distrib.gate.crew import Crew
 from jupyter_distrib.gate.host import Answer, Entry, opened
 from jupyter_distrib.gate.project import Project
+from jupyter_distrib.gate.transfer import Part
 from jupyter_distrib.link import decode_frame, encode
 
 if TYPE_CHECKING:
@@ -24,6 +27,14 @@ if TYPE_CHECKING:
 
 AHEAD = 2
 """Questions for events that each node has at a time."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A cell whose content is on its way, and what is to be sent behind it."""
+
+    command: Execute
+    behind: list[Callable[[], None]] = field(default_factory=list)
 
 
 class RayNode:
@@ -45,8 +56,7 @@ class RayNode:
         """Told of by Ray before earlier ones, by their number."""
         self._heard = 0
         """Answers."""
-        self._held: list[Callable[[], None]] | None = None
-        """What is to be sent when the content before it is in Ray's object store."""
+        self._held: _Held | None = None
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, Execute):
@@ -55,27 +65,49 @@ class RayNode:
                 self._remark = ""
             if self._project is not None:
                 self._bring(command, self._project)
+        if isinstance(command, Stop) and self._held is not None and self._held.command.run == command.run:
+            return self._cancel(self._held)
         frame = encode(command, len(fds))
         if fds:
             assert isinstance(command, Execute)
-            self._held = []
-            self._place.put(command.run, fds[0], lambda content: self._put(command, frame, content))
+            self._held = held = _Held(command)
+            self._place.put(command.run, fds[0], lambda part: self._take_over(held, frame, part))
         elif self._held is not None:
-            self._held.append(lambda: self._hand_over(command, frame))
+            self._held.behind.append(lambda: self._hand_over(command, frame))
         else:
             self._hand_over(command, frame)
 
-    def _put(self, command: Execute, frame: bytes, content: Any) -> None:
-        held, self._held = self._held or [], None
-        try:
-            self._hand_over(command, frame, content.result())
-        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-            self._fail(command, f"the values for this cell could not be put into Ray's object store: {cause(error)}")
-        for hand_over in held:
+    def _take_over(self, held: _Held, frame: bytes, part: Part | Exception) -> Any:
+        """A part of the content of a cell, see `transfer.Receive`."""
+        if self._held is not held:
+            return None  # it was stopped
+        if isinstance(part, Exception):
+            self._order("discard")
+            self._fail(
+                held.command, f"the values for this cell could not be put into Ray's object store: {cause(part)}"
+            )
+        elif part.last:
+            self._hand_over(held.command, frame, *part)
+        else:
+            return self._order("take", *part)
+        self._release(held)
+        return None
+
+    def _cancel(self, held: _Held) -> None:
+        """Stop a cell that is still on its way."""
+        self._order("discard")
+        crew = self._place.crew
+        queued = Queued(command=held.command, fds=[], tell=lambda event, fds: crew.heard(self._number, event))
+        self._place.calls.put(queued.cancel)  # not in the midst of what stops it
+        self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        self._held = None
+        for hand_over in held.behind:
             hand_over()
 
-    def _hand_over(self, command: Command, frame: bytes, *content: Any) -> None:
-        sent = self._order("send", frame, *content)
+    def _hand_over(self, command: Command, frame: bytes, *part: Any) -> None:
+        sent = self._order("send", frame, *part)
         if sent is not None and isinstance(command, Execute):
             sent.future().add_done_callback(
                 lambda future: self._place.calls.put(lambda: self._handed_over(command, future))
