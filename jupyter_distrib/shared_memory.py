@@ -73,7 +73,11 @@ class Unfinished:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._fd = _create(size_bytes)
-        os.ftruncate(self._fd, size_bytes)
+        try:
+            os.ftruncate(self._fd, size_bytes)
+        except OSError:
+            self.close()
+            raise
 
     def add(self, view: memoryview, start: int) -> None:
         """Bytes that have their place at `start`."""

@@ -342,6 +342,22 @@ def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_m
     client.close_crew(crew)
 
 
+def test_no_fuller_template_is_made_for_ranks_that_are_not_exchanged(folder: Path) -> None:
+    """Those of a crew that spans nodes, whose group the others are in."""
+
+    def template(client: Client) -> object:
+        client.send(Ask(question=1))
+        return client.wait(Answered).answer["template"]
+
+    client, other = Client(LocalPool()), Client(LocalPool())
+    client.crew(1)
+    assert template(client) == "ready (still importing)"
+    other.crew(1, world_size=2)
+    assert template(other) == "ready"
+    other.close()
+    client.close()
+
+
 def test_a_rank_that_leaves_finishes_what_its_cells_have_left_to_do_and_nothing_of_torch(
     client: Client, tmp_path: Path
 ) -> None:

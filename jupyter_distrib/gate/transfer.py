@@ -23,7 +23,6 @@ from jupyter_distrib.gate.calls import Calls
 PART_BYTES = 64 << 20
 AHEAD = 2
 """Parts in the store that some node has not taken yet, beside the one that is being put."""
-
 ROOM_S = 3.0
 """Ray gives room back some time after it could (`free_objects_period_milliseconds`)."""
 AGAIN_S = 0.1
