@@ -41,6 +41,8 @@ class Rendezvous:
         """The cell itself has called `init_process_group`."""
         self._hidden: Any = None
         """The strategy's group, while a cell runs that has asked for none."""
+        self.apart = False
+        """In this run, this rank is cut off from the others and from the store, or will be in a moment."""
         self._store: Any = None
         self._host, self._port, self._listen_fd = HOST, 0, -1
         self._run, self._inits, self._runs = "", 0, 0
@@ -54,7 +56,7 @@ class Rendezvous:
     def regroup(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""
         self.drop()
-        self._store, self._host, self._port = None, host, port
+        self._store, self._host, self._port, self.apart = None, host, port, False
         self._board = self._board_before = None
         if self._listen_fd >= 0:
             os.close(self._listen_fd)
@@ -62,7 +64,7 @@ class Rendezvous:
 
     def begin(self, run: str) -> None:
         """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
-        self._run, self._inits, self.asked = run, 0, False
+        self._run, self._inits, self.asked, self.apart = run, 0, False, False
         self._board, self._board_before = None, self._board
         self._runs += 1
         self.hide()
@@ -91,7 +93,10 @@ class Rendezvous:
         return _PrefixStore(f"{self._run}/{self._inits}", self._store)
 
     def board(self) -> Board | None:
-        """A place for words between the ranks of this run; None if they have never met."""
+        """A place for words between the ranks of this run; None if they have never met, or are apart: torch would print
+        the stack of its C++ for each word."""
+        if self.apart:
+            return None
         if self._board is None and self._store is not None:
             self._board = Board(_PrefixStore(f"{self._run}/board", self._store))
         return self._board
@@ -99,7 +104,7 @@ class Rendezvous:
     def tidy(self) -> None:
         """Between runs: wipe off what no rank will read any more."""
         before, self._board_before = self._board_before, None
-        if before is not None:
+        if before is not None and not self.apart:
             with suppress(RuntimeError):  # the rank that holds the store has died: so have the words
                 before.wipe_mine()
 

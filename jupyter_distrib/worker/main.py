@@ -409,6 +409,7 @@ class Worker:
             return
         if command.stop and command.run == self.running:
             self.asked.set()
+        self.group.apart = self.group.apart or self.asked.is_set() or bool(command.inodes)
         process.shut_sockets(frozenset(command.inodes))
         if command.inodes:
             self.group.abort()
