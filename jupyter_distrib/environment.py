@@ -6,6 +6,10 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+CODE = os.path.dirname(os.path.abspath((lambda: 0).__code__.co_filename)) + os.sep
+"""Where the code of this package says that it is, as tracebacks and frames have it. On a node of a cluster that is the
+folder of the machine on which it was compiled."""
+
 
 def variables() -> dict[str, str]:
     """What `os.environ` holds. Every cell asks, in the kernel and on each rank, and to decode it all takes a tenth of

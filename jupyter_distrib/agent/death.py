@@ -8,9 +8,9 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from jupyter_distrib import environment
 from jupyter_distrib.events import Frame
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _REPORT = "Fatal Python error: "
 """How faulthandler begins."""
@@ -49,7 +49,7 @@ def frames_in(report: str) -> tuple[Frame, ...]:
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches
-        if found and not found["file"].startswith((_OURS, "<frozen "))
+        if found and not found["file"].startswith((environment.CODE, "<frozen "))
     ]
     return tuple(reversed(frames))
 

@@ -8,6 +8,7 @@ the port and the token are tried first (measured with Ray 2.60).
 from __future__ import annotations
 
 import importlib.util
+import marshal
 import os
 import platform
 import re
@@ -244,23 +245,24 @@ def package_archive() -> bytes:
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root.parent).as_posix()
             archive.write(path, name)
-            if code := compiled(path):
-                archive.writestr(f"{name}c", code)
+            archive.writestr(f"{name}c", compiled(path))
     return buffer.getvalue()
 
 
 def compiled(path: Path) -> bytes:
-    """What Python has made of a source file, to be used wherever it comes; nothing if it is older than the file.
+    """What Python makes of a source file, to be used wherever it comes. Of every file, since all of the package must
+    say that it is at `environment.CODE`.
 
     The header says that its source need not be looked at (PEP 552); another version of Python passes it over.
     """
+    magic, info = importlib.util.MAGIC_NUMBER, path.stat()
     try:
         content = Path(importlib.util.cache_from_source(str(path))).read_bytes()
     except OSError:
-        return b""
-    info = path.stat()
-    is_of_source = content[4:16] == struct.pack("<III", 0, int(info.st_mtime), info.st_size)
-    return content[:4] + struct.pack("<IQ", 1, 0) + content[16:] if is_of_source else b""
+        content = b""
+    if content[:16] != magic + struct.pack("<III", 0, int(info.st_mtime), info.st_size):  # none, or of another source
+        content = bytes(16) + marshal.dumps(compile(path.read_bytes(), str(path), "exec", dont_inherit=True))
+    return magic + struct.pack("<IQ", 1, 0) + content[16:]
 
 
 def actor_class() -> Any:

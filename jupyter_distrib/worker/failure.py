@@ -8,12 +8,11 @@ import os
 import types
 from collections.abc import Iterator, Mapping
 
-from jupyter_distrib import payload
+from jupyter_distrib import environment, payload
 from jupyter_distrib.events import Failure, Frame
 from jupyter_distrib.worker.interfaces import nccl_hint
 from jupyter_distrib.worker.process import NO_KEYBOARD
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_FRAMES = 60
 _MAX_CAUSES = 5
 _MAX_MESSAGE = 20_000
@@ -116,7 +115,7 @@ def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     """The frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
-    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(_OURS)]
+    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(environment.CODE)]
     frames = [_frame(tb) for tb in theirs or tracebacks]  # ours only if the mistake is ours
     if len(frames) > _MAX_FRAMES:
         frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]

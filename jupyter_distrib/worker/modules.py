@@ -13,10 +13,16 @@ import types
 from itertools import islice
 from typing import Any
 
+from jupyter_distrib import environment
+
 _FOLDERS = tuple(
     {
         os.path.realpath(folder) + os.sep
-        for folder in (*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        for folder in (
+            *sysconfig.get_paths().values(),
+            os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+            environment.CODE,
+        )
         if folder
     }
 )

@@ -16,12 +16,12 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from jupyter_distrib import environment
 from jupyter_distrib.events import GroupLook, Probed
 
 DEEP_AFTER_S = 2.5
 BUSY_S = 0.01
 """Less processor time than this between two probes is no work."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _COMMUNICATION = tuple(
     os.path.join("torch", "distributed", name)
     for name in ("distributed_c10d.py", "c10d_logger.py", "rendezvous.py", "_functional_collectives.py")
@@ -129,7 +129,7 @@ def _function(frames: list[types.FrameType], filename: str) -> str:
         code = frame.f_code
         if code.co_filename == filename:
             return called or ("" if code.co_name == "<module>" else f"{code.co_name}()")
-        if not code.co_filename.endswith(_COMMUNICATION) and not code.co_filename.startswith(_OURS):
+        if not code.co_filename.endswith(_COMMUNICATION) and not code.co_filename.startswith(environment.CODE):
             called = f"{code.co_name}() ({os.path.basename(code.co_filename)})"
     return called
 
@@ -141,7 +141,7 @@ def _call(frames: list[types.FrameType]) -> str:
         code = frame.f_code
         if code.co_filename.endswith(_COMMUNICATION):
             called = called if code.co_name.startswith("_") or code.co_name == "wrapper" else code.co_name
-        elif not code.co_filename.startswith(_OURS):
+        elif not code.co_filename.startswith(environment.CODE):
             break
     return called
 

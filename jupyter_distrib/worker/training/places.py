@@ -7,7 +7,8 @@ import sys
 import sysconfig
 from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+from jupyter_distrib import environment
+
 _FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")]
 _LIBRARIES = tuple({folder + os.sep for each in _FOLDERS for folder in (each, os.path.realpath(each))})
 
@@ -31,7 +32,7 @@ def here(cell: str) -> str:
 
 def in_library(filename: str) -> bool:
     """Whether the file is one of this package, of Python or of an installed package, as far as its name tells."""
-    return filename.startswith((_PACKAGE, *_LIBRARIES))
+    return filename.startswith((environment.CODE, *_LIBRARIES))
 
 
 def _is_users(filename: str) -> bool:
