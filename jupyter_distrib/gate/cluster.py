@@ -8,7 +8,6 @@ the port and the token are tried first (measured with Ray 2.60).
 from __future__ import annotations
 
 import importlib.util
-import marshal
 import os
 import platform
 import re
@@ -232,7 +231,7 @@ def explained(address: Address, text: str) -> str:
 
 @cache
 def package_archive() -> bytes:
-    """This package, compiled as far as it is here, for nodes that do not have it or have another version.
+    """This package, compiled if it is here, for nodes that do not have it or have another version.
 
     Python imports it as it is: to make files of it takes a third of a second where the disk is busy.
     """
@@ -242,27 +241,27 @@ def package_archive() -> bytes:
     root = Path(__file__).parent.parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for path in sorted(root.rglob("*.py")):
-            name = path.relative_to(root.parent).as_posix()
+        files = {path.relative_to(root.parent).as_posix(): path for path in sorted(root.rglob("*.py"))}
+        codes = {f"{name}c": compiled(path) for name, path in files.items()}
+        for name, path in files.items():
             archive.write(path, name)
-            archive.writestr(f"{name}c", compiled(path))
+        for name, code in codes.items() if all(codes.values()) else ():  # all are to be at one `environment.CODE`
+            archive.writestr(name, code)
     return buffer.getvalue()
 
 
 def compiled(path: Path) -> bytes:
-    """What Python makes of a source file, to be used wherever it comes. Of every file, since all of the package must
-    say that it is at `environment.CODE`.
+    """What Python has made of a source file, to be used wherever it comes; nothing if it is older than the file.
 
     The header says that its source need not be looked at (PEP 552); another version of Python passes it over.
     """
-    magic, info = importlib.util.MAGIC_NUMBER, path.stat()
     try:
         content = Path(importlib.util.cache_from_source(str(path))).read_bytes()
     except OSError:
-        content = b""
-    if content[:16] != magic + struct.pack("<III", 0, int(info.st_mtime), info.st_size):  # none, or of another source
-        content = bytes(16) + marshal.dumps(compile(path.read_bytes(), str(path), "exec", dont_inherit=True))
-    return magic + struct.pack("<IQ", 1, 0) + content[16:]
+        return b""
+    info = path.stat()
+    is_of_source = content[4:16] == struct.pack("<III", 0, int(info.st_mtime), info.st_size)
+    return content[:4] + struct.pack("<IQ", 1, 0) + content[16:] if is_of_source else b""
 
 
 def actor_class() -> Any:
