@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib.util
 import os
 import py_compile
+import shutil
 import socket
 import subprocess
 import sys
@@ -425,6 +427,33 @@ def test_other_threads_are_heard_in_the_loop_also_where_there_is_no_pipe2(monkey
     assert heard == [1, 2]
     for fd in calls._read_fd, calls._write_fd:
         os.close(fd)
+
+
+def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewhere(tmp_path: Path) -> None:
+    package = Path(cluster.__file__).parent.parent
+    there = tmp_path / "there" / package.name
+    shutil.copytree(package, there, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    compileall.compile_dir(there, quiet=2)
+    pack = (
+        "import pathlib, sys\nfrom jupyter_distrib.gate import cluster\n"
+        "pathlib.Path(sys.argv[1]).write_bytes(cluster.package_archive())"
+    )
+    archive = tmp_path / "source.zip"
+    subprocess.run([sys.executable, "-c", pack, archive], cwd=there.parent, check=True)
+    shutil.rmtree(there)
+    look = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom jupyter_distrib import environment, payload\n"
+        "from jupyter_distrib.worker import failure\nfrom jupyter_distrib.worker.training import places\n"
+        "code = environment.variables.__code__.co_filename\n"
+        "print(code, places.in_library(code), environment.__file__, places.in_library(environment.__file__))\n"
+        "try:\n    payload.from_parcel(None, None)\nexcept AttributeError as error:\n"
+        "    print([frame.filename for frame in failure.frames_of(error.__traceback__)])"
+    )
+    done = subprocess.run([sys.executable, "-c", look, archive], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{there / 'environment.py'} True {archive}/{package.name}/environment.pyc True",
+        "['<string>']",
+    ]
 
 
 def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> None:

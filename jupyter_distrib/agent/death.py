@@ -49,7 +49,7 @@ def frames_in(report: str) -> tuple[Frame, ...]:
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches
-        if found and not found["file"].startswith((environment.CODE, "<frozen "))
+        if found and not found["file"].startswith((*environment.OWN, "<frozen "))
     ]
     return tuple(reversed(frames))
 

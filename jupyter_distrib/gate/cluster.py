@@ -245,7 +245,7 @@ def package_archive() -> bytes:
         codes = {f"{name}c": compiled(path) for name, path in files.items()}
         for name, path in files.items():
             archive.write(path, name)
-        for name, code in codes.items() if all(codes.values()) else ():  # all are to be at one `environment.CODE`
+        for name, code in codes.items() if all(codes.values()) else ():  # all are to be in `environment.OWN`
             archive.writestr(name, code)
     return buffer.getvalue()
 

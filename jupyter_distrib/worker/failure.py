@@ -115,7 +115,7 @@ def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     """The frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
-    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(environment.CODE)]
+    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(environment.OWN)]
     frames = [_frame(tb) for tb in theirs or tracebacks]  # ours only if the mistake is ours
     if len(frames) > _MAX_FRAMES:
         frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]

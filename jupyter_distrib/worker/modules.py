@@ -16,15 +16,7 @@ from typing import Any
 from jupyter_distrib import environment
 
 _FOLDERS = tuple(
-    {
-        os.path.realpath(folder) + os.sep
-        for folder in (
-            *sysconfig.get_paths().values(),
-            os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-            environment.CODE,
-        )
-        if folder
-    }
+    {os.path.realpath(folder) + os.sep for folder in (*sysconfig.get_paths().values(), *environment.OWN) if folder}
 )
 _IMPORT = "<frozen importlib._bootstrap>"
 _Stamp = tuple[int, int]

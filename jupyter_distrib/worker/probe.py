@@ -129,7 +129,7 @@ def _function(frames: list[types.FrameType], filename: str) -> str:
         code = frame.f_code
         if code.co_filename == filename:
             return called or ("" if code.co_name == "<module>" else f"{code.co_name}()")
-        if not code.co_filename.endswith(_COMMUNICATION) and not code.co_filename.startswith(environment.CODE):
+        if not code.co_filename.endswith(_COMMUNICATION) and not code.co_filename.startswith(environment.OWN):
             called = f"{code.co_name}() ({os.path.basename(code.co_filename)})"
     return called
 
@@ -141,7 +141,7 @@ def _call(frames: list[types.FrameType]) -> str:
         code = frame.f_code
         if code.co_filename.endswith(_COMMUNICATION):
             called = called if code.co_name.startswith("_") or code.co_name == "wrapper" else code.co_name
-        elif not code.co_filename.startswith(environment.CODE):
+        elif not code.co_filename.startswith(environment.OWN):
             break
     return called
 

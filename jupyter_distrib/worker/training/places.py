@@ -32,7 +32,7 @@ def here(cell: str) -> str:
 
 def in_library(filename: str) -> bool:
     """Whether the file is one of this package, of Python or of an installed package, as far as its name tells."""
-    return filename.startswith((environment.CODE, *_LIBRARIES))
+    return filename.startswith((*environment.OWN, *_LIBRARIES))
 
 
 def _is_users(filename: str) -> bool:
