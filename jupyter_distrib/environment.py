@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-OWN = tuple({os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, (lambda: 0).__code__.co_filename)})
+OWN = tuple({os.path.dirname(path) + os.sep for path in (os.path.abspath(__file__), (lambda: 0).__code__.co_filename)})
 """Where this package is, and where its code says that it is, as tracebacks and frames have it: on a node of a cluster
-that is the folder of the machine on which it was compiled."""
+that is the folder of the machine on which it was compiled, or whatever it was compiled as."""
 
 
 def variables() -> dict[str, str]:

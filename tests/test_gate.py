@@ -429,11 +429,15 @@ def test_other_threads_are_heard_in_the_loop_also_where_there_is_no_pipe2(monkey
         os.close(fd)
 
 
-def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewhere(
+    tmp_path: Path, relative: bool
+) -> None:
     package = Path(cluster.__file__).parent.parent
     there = tmp_path / "there" / package.name
     shutil.copytree(package, there, ignore=shutil.ignore_patterns("__pycache__", "static"))
-    compileall.compile_dir(there, quiet=2)
+    compiled_as = Path(package.name) if relative else there  # as `python -m compileall jupyter_distrib` does
+    compileall.compile_dir(there, quiet=2, ddir=str(compiled_as))
     pack = (
         "import pathlib, sys\nfrom jupyter_distrib.gate import cluster\n"
         "pathlib.Path(sys.argv[1]).write_bytes(cluster.package_archive())"
@@ -444,14 +448,14 @@ def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewh
     look = (
         "import sys\nsys.path.insert(0, sys.argv[1])\nfrom jupyter_distrib import environment, payload\n"
         "from jupyter_distrib.worker import failure\nfrom jupyter_distrib.worker.training import places\n"
-        "code = environment.variables.__code__.co_filename\n"
-        "print(code, places.in_library(code), environment.__file__, places.in_library(environment.__file__))\n"
+        "code, file = environment.variables.__code__.co_filename, environment.__file__\n"
+        "print(code, places._is_users(code), file, places._is_users(file), places.in_library(file))\n"
         "try:\n    payload.from_parcel(None, None)\nexcept AttributeError as error:\n"
         "    print([frame.filename for frame in failure.frames_of(error.__traceback__)])"
     )
     done = subprocess.run([sys.executable, "-c", look, archive], cwd="/", capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"{there / 'environment.py'} True {archive}/{package.name}/environment.pyc True",
+        f"{compiled_as / 'environment.py'} False {archive}/{package.name}/environment.pyc False True",
         "['<string>']",
     ]
 

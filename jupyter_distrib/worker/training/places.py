@@ -36,4 +36,4 @@ def in_library(filename: str) -> bool:
 
 
 def _is_users(filename: str) -> bool:
-    return not filename.startswith("<") and not in_library(os.path.realpath(filename))
+    return not filename.startswith(("<", *environment.OWN)) and not in_library(os.path.realpath(filename))
