@@ -173,7 +173,7 @@ def first(plan: Plan) -> Iterator[Figure]:
     bare, times, imports = [], [], []
     with _cluster() as address:
         _joined_s(address)  # into the page cache
-        for _ in plan.times(5, 2):
+        for _ in plan.times(8, 2):
             imports.append(import_torch_s())
             bare.append(_joined_s(address))
             with _notebook(plan, address) as notebook:
@@ -185,6 +185,20 @@ def first(plan: Plan) -> Iterator[Figure]:
         target=f"<= {limit_s:.2f} s (1.3 x that + a template: import torch {min(imports):.2f} s + 0.3 s)",
         ok=min(times) <= limit_s,
         numbers={"times_s": times, "bare_s": bare, "import_torch_s": imports},
+    )
+
+
+def fresh(plan: Plan) -> Iterator[Figure]:
+    """New ranks in place of those that are up."""
+    if skipped := _skipped():
+        yield skipped
+        return
+    with _cluster() as address, _warm(plan, address) as notebook:
+        times = [notebook.good(f"{_LINE} --fresh\npass").wall_s for _ in plan.times(10, 3)]
+    yield Figure(
+        what="`--fresh`, 4 ranks on 2 nodes of a Ray cluster",
+        measured=spread(times),
+        numbers={"times_s": times},
     )
 
 

@@ -46,6 +46,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "frames": rows_browser.frames,
     "ray-noop": rows_ray.noop,
     "ray-first": rows_ray.first,
+    "ray-fresh": rows_ray.fresh,
     "ray-value": rows_ray.value,
     "ray-prints": rows_ray.prints,
     "many": rows_ray.many,

@@ -116,7 +116,7 @@ class LightPlace:
 
 def main(socket_fd: int, directory: str, name: str) -> None:
     gate = Gate(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=600.0)
-    gate.make_place = lambda client: LightPlace(gate.loop)
+    gate.make_place = lambda client, command: LightPlace(gate.loop)
     signal.signal(signal.SIGTERM, lambda *_: gate.stop())
     gate.run()
 

@@ -59,7 +59,7 @@ class Uninterrupted:
     def __init__(self, instead: Callable[[], object] | None = None) -> None:
         self._instead = instead
         self._before: Callable[[int, types.FrameType | None], object] | None = None
-        self._pressed = False
+        self.pressed = False
 
     def __enter__(self) -> None:
         if Uninterrupted._inside or threading.current_thread() is not threading.main_thread():
@@ -70,11 +70,11 @@ class Uninterrupted:
             Uninterrupted._inside = True
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
-        self._pressed = True
+        self.pressed = True
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             Uninterrupted._inside = False
             signal.signal(signal.SIGINT, self._before)
-            if self._pressed:
+            if self.pressed:
                 self._instead() if self._instead else self._before(signal.SIGINT, None)

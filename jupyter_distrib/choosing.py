@@ -20,6 +20,8 @@ def to_ask(size: int, gpus: bool) -> int:
 def fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
     if crew.state == "closed" or crew.load_env != load_env:
         return False
+    if crew.asked_gpus and crew.visible != crew.connection.visible:
+        return False
     if gpu_type and gpu_type.lower() != crew.gpu_type.lower():
         return False
     if crew.state == "opening":

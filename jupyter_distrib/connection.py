@@ -31,6 +31,7 @@ from jupyter_distrib.events import (
     Event,
     Exited,
     Hello,
+    Leaving,
     NotAttached,
     RunEvent,
     Welcomed,
@@ -54,6 +55,8 @@ class Crew:
     """0: as many as there are GPUs."""
     asked_gpus: bool
     gpu_type: str = ""
+    visible: tuple[str, ...] | None = None
+    """The kernel's CUDA_VISIBLE_DEVICES when it was asked for, split; None if that was unset."""
     size: int = 0
     gpus: bool = False
     workers: tuple[WorkerInfo, ...] = ()
@@ -122,6 +125,8 @@ class Connection:
         self.runs: dict[str, Run] = {}
         self.has_gpus: bool | None = None
         """None: no ranks are up yet."""
+        self.visible: tuple[str, ...] | None = None
+        """The kernel's CUDA_VISIBLE_DEVICES, split; None if that is unset."""
         self.lost = ""
         self.on_change: Callable[[], object] = lambda: None
         """Called when a crew has come, changed or gone."""
@@ -134,7 +139,14 @@ class Connection:
         there = open_pool(kind, options)
         self.meaningless: Mapping[str, str] = getattr(there, "meaningless", {})
         """Options that change nothing there, by name, and why."""
+        self.early: bool = getattr(there, "early", False)
+        """It takes content that is still being written."""
         self.node: Node = there.connect(hello, self.take, self._lose)
+
+    def look_through(self, visible: tuple[str, ...] | None) -> None:
+        """The kernel's CUDA_VISIBLE_DEVICES is this now."""
+        if visible != self.visible:
+            self.visible, self.has_gpus = visible, None
 
     @property
     def elsewhere(self) -> bool:
@@ -161,6 +173,8 @@ class Connection:
                     self._attachments.put(run)
             case NotAttached():
                 self._attachments.put(event)
+            case Leaving():
+                self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
             case Welcomed():
                 self.refusal = parity.refusal(self._hello, event, self.pool)
                 self.remark = parity.remark(self._hello, event)

@@ -413,6 +413,11 @@ class Welcomed:
 
 
 @message
+class Leaving:
+    """Whoever holds the pool cannot reach it any more, and takes no more crews: the next one is for its successor."""
+
+
+@message
 class Probed:
     """Worker to agent: where its main thread is."""
 
@@ -835,6 +840,7 @@ RunEvent = (
 """What a `RunRecord` folds."""
 Event = (
     Welcomed
+    | Leaving
     | TemplateReady
     | Forked
     | Ready

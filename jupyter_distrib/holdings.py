@@ -188,6 +188,7 @@ class Holdings:
     def _choose(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
         connection = self.connect(options.pool or self.pool, options.pool_options)
         load_env = load_time_changes(options.env)
+        connection.look_through(_visible())
         size, gpus = self._size(options, connection)
         if handles:
             return choosing.of_handles(handles, connection, size, options.on)
@@ -238,14 +239,14 @@ class Holdings:
             asked_size=choosing.to_ask(size, gpus),
             asked_gpus=gpus,
             gpu_type=options.gpu_type or "",
+            visible=connection.visible,
         )
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         command = OpenCrew(
             crew=crew.name,
             size=crew.asked_size,
             gpus=gpus,
             load_env=load_env,
-            visible=None if visible is None else tuple(filter(None, visible.split(","))),
+            visible=crew.visible,
             gpu_type=crew.gpu_type,
             wait_s=options.wait_s or 0.0,
         )
@@ -386,6 +387,12 @@ class Holdings:
                     self.close_crew(crew)
                 crew.close("the extension was unloaded")
             connection.leave()
+
+
+def _visible() -> tuple[str, ...] | None:
+    """The GPUs that the notebook wants seen; None for all."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if words is None else tuple(filter(None, words.split(",")))
 
 
 def _notebook() -> str:

@@ -248,6 +248,12 @@ def load(shell: InteractiveShell) -> None:
     completion.install(shell)
     frontend.install(shell)
     comment.install(shell)
+    shell.events.register("post_run_cell", _pass_on)
+
+
+def _pass_on(_: object) -> None:
+    """What a cell of the notebook has dropped is freed on the ranks when it ends."""
+    session.current().pass_on()
 
 
 def _home(magic: Callable[..., Any]) -> str:
@@ -263,6 +269,7 @@ def unload(shell: InteractiveShell) -> None:
     frontend.remove()
     completion.remove(shell)
     comment.remove(shell)
+    shell.events.unregister("post_run_cell", _pass_on)
     for kind, names in {
         "cell": _OURS,
         "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool"),

@@ -371,13 +371,19 @@ def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
     Raises:
         PayloadError: There is not enough memory.
     """
+    parcel, views = laid_out(packed)
+    return parcel, shared_memory.write(views) if views else None
+
+
+def laid_out(packed: Packed) -> tuple[Parcel, Sequence[memoryview]]:
+    """The parcel, and what of `packed` must travel beside it, in shared memory: nothing if it is small."""
     data, views = packed.data, packed.buffers
     if len(data) > _STREAM_LIMIT:
         data, views = b"", (memoryview(data), *views)
     lengths = tuple(view.nbytes for view in views)
     if data and sum(lengths) <= INLINE_LIMIT:
-        return Parcel(data=data, sizes=lengths, inline=tuple(map(bytes, views))), None
-    return Parcel(data=data, sizes=lengths), shared_memory.write(views)
+        return Parcel(data=data, sizes=lengths, inline=tuple(map(bytes, views))), ()
+    return Parcel(data=data, sizes=lengths), views
 
 
 def from_parcel(parcel: Parcel, fd: int | None) -> tuple[bytes | memoryview, list[memoryview]]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from jupyter_distrib import blocking, choosing, environment, payload, surroundings
+from jupyter_distrib import blocking, choosing, environment, payload, shared_memory, surroundings
 from jupyter_distrib.capture import Dropped
 from jupyter_distrib.connection import Connection, Crew
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.events import (
     Attached,
     Cell,
@@ -38,6 +38,8 @@ from jupyter_distrib.words import rank_list
 
 HISTORY = 20
 """Runs that are remembered; more only while more go on."""
+STOPPED_S = 5.0
+"""How long a cell that cannot be sent whole is waited for."""
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Has torch compare what the ranks call before each collective."""
 GATHER = "from jupyter_distrib.worker import whole\nwhole.of(__kept__)"
@@ -78,31 +80,42 @@ class Session(Holdings):
         """
         here = known or self.settings
         options, asked = self._filled(options, here), options
-        self._keeper.pass_on()
+        self.pass_on()
         with self.taking(options, handles) as crew:
             for text in _meaningless(options, crew.connection):
                 print(text)
-            parcel, fd = payload.to_parcel(packed)
-            fds = [] if fd is None else [fd]
-            try:
+            parcel, views = payload.laid_out(packed)
+            content = shared_memory.Content(views) if views else None
+            with content or nullcontext():
+                if content is not None and not crew.connection.early:
+                    content.fill()
                 self.wait_open(crew)
                 run = self._run(crew, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
                 run.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
-                command = self._command(run, crew, options, cell, parcel)
-            except BaseException:
-                for each in fds:
-                    os.close(each)
-                raise
-            # Ranks that have the cell are told of an interrupt by the run.
-            inline = crew.connection.kind == "inline"  # there `send` is the run
-            with nullcontext() if inline else blocking.Uninterrupted(run.cancel):
+                self._send(run, crew, self._command(run, crew, options, cell, parcel), content)
+        return run
+
+    def _send(self, run: Run, crew: Crew, command: Execute, content: shared_memory.Content | None) -> None:
+        """Ranks that have the cell, or some of its content, are told of an interrupt by the run."""
+        connection = crew.connection
+        inline = connection.kind == "inline"  # there `send` is the run
+        early = content is not None and connection.early
+        guard = blocking.Uninterrupted(run.cancel)
+        try:
+            with nullcontext() if inline else guard:
+                fds = [] if content is None else content.early() if early else [content.finish()]
                 crew.run = run
                 self._remember(run)
-                crew.connection.begin(run)
-                crew.connection.node.send(command, fds)
-        return run
+                connection.begin(run)
+                connection.node.send(command, fds)
+                if content is not None and early:
+                    content.fill(given_up=lambda: guard.pressed or run.interrupted)
+        except PayloadError:
+            run.cancel()
+            run.wait_ended(STOPPED_S)
+            raise
 
     def _command(self, run: Run, crew: Crew, options: Options, cell: Cell, inputs: Parcel) -> Execute:
         return Execute(
@@ -179,6 +192,10 @@ class Session(Holdings):
             keep=options.keep,
             by_value=options.detach,
         )
+
+    def pass_on(self) -> None:
+        """Have the ranks free what nobody here has a handle to any more."""
+        self._keeper.pass_on()
 
     def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
         """Handles to what a run has kept, for those names that some rank defined."""

@@ -1,8 +1,9 @@
 """Large buffers between processes of one machine: written once into anonymous memory, mapped by every reader.
 
 `write` copies buffers into a memfd and returns its file descriptor, which travels over a unix socket; `read` maps it
-copy-on-write, so that readers may change what they got without a copy in advance and without seeing each other. Any
-process, any thread; no state. Nothing here has a name in a file system, so nothing is left behind by a crash.
+copy-on-write, so that readers may change what they got without a copy in advance and without seeing each other. A
+reader that takes one step after another may have it while it is written (`Content.early`, `Arriving`). Any process, any
+thread; no state. Nothing here has a name in a file system, so nothing is left behind by a crash.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +28,7 @@ ALIGNMENT = 64
 its own memory to. Whole pages (4096) were measured too and gain nothing: 0.23 s for 512 MB either way, and for a
 model of 2000 tensors of 1.2 kB 73 instead of 67 ms in 8 instead of 2.5 MB."""
 
-_CHUNK_BYTES = 64 << 20
+STEP_BYTES = 64 << 20
 """Written per system call: below the 2 GiB that Linux takes at once, and short enough (20 ms) for an interrupt."""
 _CHECK_FROM_BYTES = 64 << 20
 """Smaller payloads are not worth the 0.1 ms of asking the system how much memory is free."""
@@ -45,22 +46,106 @@ def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def write(buffers: Sequence[memoryview]) -> int:
-    """Copy the buffers into new shared memory.
+    """Copy the buffers into new shared memory. Raises what `Content` raises.
+
+    Returns:
+        A file descriptor, close-on-exec, which the caller closes.
+    """
+    with Content(buffers) as content:
+        content.fill()
+        return content.finish()
+
+
+class Content:
+    """Buffers on their way into shared memory. Left as a context before it is finished, it is given up.
 
     Args:
         buffers: One-dimensional views of bytes.
 
-    Returns:
-        A file descriptor, close-on-exec, which the caller closes.
-
     Raises:
-        PayloadError: There is not enough room for them; says how much is needed and free.
+        PayloadError: When it is made or filled: there is not enough room; says how much is needed and free.
     """
-    starts, total = offsets([view.nbytes for view in buffers])
-    with Unfinished(total) as memory:
-        for start, view in zip(starts, buffers, strict=True):
-            memory.add(view, start)
-        return memory.finish()
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+        self._starts, total = offsets([view.nbytes for view in buffers])
+        self._memory = Unfinished(total)
+        self._told, self._telling = 0, -1
+        """Steps, and where to."""
+
+    def early(self) -> list[int]:
+        """Descriptors for an `Arriving`, to be sent before it is filled; the caller closes them."""
+        memory = self._memory.duplicate()
+        reading, self._telling = os.pipe()
+        return [memory, reading]
+
+    def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Copy the buffers, as long as nobody gives it up."""
+        for start, view in zip(self._starts, self._buffers, strict=True):
+            for at in range(0, view.nbytes, STEP_BYTES):
+                piece = view[at : at + STEP_BYTES]
+                if given_up():
+                    return
+                self._memory.add(piece, start + at)
+                self._tell((start + at + piece.nbytes) // STEP_BYTES)
+        self._tell(-(-self._memory.size_bytes // STEP_BYTES))
+
+    def _tell(self, steps: int) -> None:
+        if self._telling >= 0 and steps > self._told:
+            with contextlib.suppress(BrokenPipeError):  # nobody wants it any more, who is heard by another way
+                os.write(self._telling, bytes(steps - self._told))
+            self._told = steps
+
+    def finish(self) -> int:
+        """See `Unfinished.finish`."""
+        return self._memory.finish()
+
+    def close(self) -> None:
+        self._memory.close()
+        if self._telling >= 0:
+            os.close(self._telling)
+            self._telling = -1
+
+    def __enter__(self) -> Content:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class GivenUp(Exception):
+    """There will not be more of a content than is here."""
+
+
+class Arriving:
+    """The reader's side of a content: tells how much of it is there.
+
+    Args:
+        fds: As `Content.early` gave them, or the memory alone: then all is there. Taken over.
+    """
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._memory, self._telling = fds[0], fds[1:]
+        self.size_bytes = os.fstat(self._memory).st_size
+        self._here = 0 if self._telling else self.size_bytes
+        """Bytes."""
+
+    def mapped(self) -> mmap.mmap:
+        return mmap.mmap(self._memory, self.size_bytes, access=mmap.ACCESS_READ)
+
+    def wait(self, end: int) -> None:
+        """Until everything before `end` is there. Raises `GivenUp`."""
+        while self._here < min(end, self.size_bytes):
+            if not (steps := os.read(self._telling[0], 4096)):
+                raise GivenUp
+            self._here += len(steps) * STEP_BYTES
+
+    def __enter__(self) -> Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self._memory, *self._telling):
+            os.close(fd)
 
 
 class Unfinished:
@@ -87,6 +172,10 @@ class Unfinished:
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise _no_room(self.size_bytes) from error
             raise
+
+    def duplicate(self) -> int:
+        """A descriptor, which the caller closes."""
+        return os.dup(self._fd)
 
     def finish(self) -> int:
         """Its descriptor, which the caller closes. Nobody can change it any more."""
@@ -152,7 +241,7 @@ def _spool_directory() -> str:
 def _write_at(fd: int, view: memoryview, start: int) -> None:
     done = 0
     while done < view.nbytes:
-        done += os.pwrite(fd, view[done : done + _CHUNK_BYTES], start + done)
+        done += os.pwrite(fd, view[done : done + STEP_BYTES], start + done)
 
 
 def _seal(fd: int) -> None:

@@ -7,15 +7,20 @@ from collections.abc import Iterable
 
 def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
     """Name ranks shortly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
+    return numbered("Rank" if sentence else "rank", ranks)
+
+
+def numbered(word: str, numbers: Iterable[int]) -> str:
+    """`GPU 3`, `GPUs 0-2, 5`."""
     runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            runs.append([rank, rank])
+            runs.append([number, number])
     single = len(runs) == 1 and runs[0][0] == runs[0][1]
-    word = ("Rank" if sentence else "rank") + ("" if single else "s")
-    return f"{word} " + ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    told = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    return f"{word}{'' if single else 's'} {told}"
 
 
 def duration(seconds: float) -> str:

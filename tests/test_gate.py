@@ -52,7 +52,7 @@ from jupyter_distrib.events import (
     TimedOut,
     WorkerInfo,
 )
-from jupyter_distrib.gate import cluster, host, placing
+from jupyter_distrib.gate import cluster, host, package, placing
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
 
@@ -211,6 +211,14 @@ def test_the_far_ends_of_cut_connections_are_cut(gathering: Gathering) -> None:
     assert not any(isinstance(command, Part) for command in gathering.nodes[0].got)
 
 
+def test_what_a_node_says_of_the_crew_it_had_before_is_not_for_this_one(gathering: Gathering) -> None:
+    before = list(gathering.told)
+    gathering.crew.heard(0, CrewClosed(crew="b", reason="it was stopped"))
+    gathering.crew.heard(0, CrewChanged(crew="b", workers=(), lost=(0,)))
+    assert gathering.told == before
+    assert len(gathering.crew.infos()) == 4
+
+
 def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gathering) -> None:
     gathering.run()
     gathering.end(0, clean=False)
@@ -285,6 +293,15 @@ def test_nodes_that_do_not_answer_any_more_hold_up_the_end_for_seconds_only(gath
     assert [event.reason for event in gathering.told if isinstance(event, CrewClosed)] == [
         "node b was lost: it was switched off"
     ]
+
+
+def test_all_ranks_of_a_cluster_that_is_lost_are_lost(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.crew.lose("the cluster has gone")
+    assert gone(gathering) == [(0, 100, False), (1, 101, False), (2, 102, False), (3, 103, False)]
+    gathering.loop.pass_s(1.0)
+    assert len(gathering.ends()) == 1
+    assert [event.reason for event in gathering.told if isinstance(event, CrewClosed)] == ["the cluster has gone"]
 
 
 def test_ranks_that_cannot_be_killed_are_given_up(gathering: Gathering) -> None:
@@ -433,14 +450,14 @@ def test_other_threads_are_heard_in_the_loop_also_where_there_is_no_pipe2(monkey
 def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewhere(
     tmp_path: Path, relative: bool
 ) -> None:
-    package = Path(cluster.__file__).parent.parent
-    there = tmp_path / "there" / package.name
-    shutil.copytree(package, there, ignore=shutil.ignore_patterns("__pycache__", "static"))
-    compiled_as = Path(package.name) if relative else there  # as `python -m compileall jupyter_distrib` does
+    root = Path(cluster.__file__).parent.parent
+    there = tmp_path / "there" / root.name
+    shutil.copytree(root, there, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    compiled_as = Path(root.name) if relative else there  # as `python -m compileall jupyter_distrib` does
     compileall.compile_dir(there, quiet=2, ddir=str(compiled_as))
     pack = (
-        "import pathlib, sys\nfrom jupyter_distrib.gate import cluster\n"
-        "pathlib.Path(sys.argv[1]).write_bytes(cluster.package_archive())"
+        "import pathlib, sys\nfrom jupyter_distrib.gate import package\n"
+        "pathlib.Path(sys.argv[1]).write_bytes(package.archive())"
     )
     archive = tmp_path / "source.zip"
     subprocess.run([sys.executable, "-c", pack, archive], cwd=there.parent, check=True)
@@ -455,9 +472,32 @@ def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewh
     )
     done = subprocess.run([sys.executable, "-c", look, archive], cwd="/", capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"{compiled_as / 'environment.py'} False {archive}/{package.name}/environment.pyc False True",
+        f"{compiled_as / 'environment.py'} False {archive}/{root.name}/environment.pyc False True",
         "['<string>']",
     ]
+
+
+@pytest.mark.parametrize("make", ["make", "lambda: os._exit(3) if os.getpid() != here else make()"])
+def test_what_is_made_in_another_process_is_made_here_if_that_dies(make: str) -> None:
+    code = (
+        "import os\nfrom jupyter_distrib.gate.beside import beside\n"
+        "here, make = os.getpid(), lambda: (os.getpid(), bytes(100_000))\nreading, writing = os.pipe()\n"
+        f"made = beside({make}, writing)\nos.close(writing)\nassert os.read(reading, 1) == b'', 'closed there, too'\n"
+        "pid, content = made.result(60)\nassert len(content) == 100_000\nprint(pid == here)\n"
+        "try:\n    os.wait()\nexcept ChildProcessError:\n    print('no zombie')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(make != "make"), "no zombie"]
+
+
+def test_what_another_process_raises_is_raised_here() -> None:
+    code = (
+        "from jupyter_distrib.gate import cluster\nfrom jupyter_distrib.gate.beside import beside\n"
+        "try:\n    beside(lambda: cluster.look('nonsense', insecure=True)).result(60)\n"
+        "except cluster.PoolError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "address = 'nonsense' is not an address of a Ray cluster" in done.stdout
 
 
 def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> None:
@@ -465,15 +505,15 @@ def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> 
     for path in (here, there):
         path.parent.mkdir()
     here.write_text("x = 'here'\n")
-    assert cluster.compiled(here) == b"", "there is none yet"
+    assert package.compiled(here) == b"", "there is none yet"
     py_compile.compile(str(here))
     there.write_text("x = 'compiled there'\n")
     cached = Path(importlib.util.cache_from_source(str(there)))
     cached.parent.mkdir()
-    cached.write_bytes(cluster.compiled(here))
+    cached.write_bytes(package.compiled(here))
     code = "import module; print(module.x)"
     done = subprocess.run([sys.executable, "-c", code], cwd=there.parent, capture_output=True, text=True, check=True)
     assert done.stdout == "here\n"
 
     os.utime(here, (0, 0))
-    assert cluster.compiled(here) == b""
+    assert package.compiled(here) == b""

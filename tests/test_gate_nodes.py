@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.events import Cell, Ended, Execute, Failed, Forget, Interrupted, Parcel, Setting, Stop
+from jupyter_distrib.agent.client import Client
+from jupyter_distrib.events import (
+    PROTOCOL,
+    Cell,
+    CloseCrew,
+    Ended,
+    Execute,
+    Failed,
+    Forget,
+    Hello,
+    Interrupted,
+    OpenCrew,
+    Parcel,
+    Setting,
+    Stop,
+)
 from jupyter_distrib.gate.nodes import described
-from jupyter_distrib.gate.placing import is_shared
+from jupyter_distrib.gate.placing import Places, RayPlace, is_shared
 from jupyter_distrib.gate.ray_node import RayNode
+from jupyter_distrib.gate.shapes import Wanted
 from jupyter_distrib.gate.transfer import PART_BYTES, Part, Receive
-from jupyter_distrib.link import encode
+from jupyter_distrib.link import decode_frame, encode
+from jupyter_distrib.shared_memory import GivenUp
 
 NODES = [
     {
@@ -50,7 +71,8 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
         lost=lambda number, why: lost.append(why),
     )
     about = {"host": "n", "interface": "eth0"}
-    node = RayNode(SimpleNamespace(crew=crew, remark=""), 0, None, about, shared=True)  # type: ignore[arg-type]
+    place = SimpleNamespace(crew=crew, remark="", over=False, lost=crew.lost)
+    node = RayNode(place, 0, None, about, shared=True)  # type: ignore[arg-type]
 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
         return number, [(encode(Ended(run=run, at_s=0.0), 0), None) for run in runs]
@@ -89,13 +111,14 @@ class Sending:
         self.actor = Asked()
         self.receive: Receive
         crew = SimpleNamespace(closed=False, heard=lambda number, event, fds=(): self.heard.append(event))
-        place = SimpleNamespace(crew=crew, remark="", put=self._put, calls=SimpleNamespace(put=lambda call: call()))
+        calls = SimpleNamespace(put=lambda call: call())
+        self.place = SimpleNamespace(crew=crew, remark="", over=False, put=self._put, calls=calls)
         about = {"host": "n", "interface": "eth0"}
-        self.node = RayNode(place, 0, self.actor, about, shared=True)  # type: ignore[arg-type]
+        self.node = RayNode(self.place, 0, self.actor, about, shared=True)  # type: ignore[arg-type]
         cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
-        self.node.send(Execute(crew="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0])
+        self.node.send(Execute(crew="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0, 1])
 
-    def _put(self, run: str, fd: int, receive: Receive) -> None:
+    def _put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         self.receive = receive
 
     @property
@@ -112,7 +135,10 @@ def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> 
     sending.receive(Part("c", 2 * PART_BYTES, size))
     assert sending.asked == ["take", "take", "send", "send"]
     assert sending.actor.calls[1][1] == ("b", PART_BYTES, size)
-    assert sending.actor.calls[2][1][1:] == ("c", 2 * PART_BYTES, size)
+    frame, *last = sending.actor.calls[2][1]
+    assert last == ["c", 2 * PART_BYTES, size]
+    assert isinstance(frame, bytes)
+    assert decode_frame(frame)[1] == 1, "what tells of the parts does not travel"
     assert not sending.heard
 
 
@@ -127,6 +153,90 @@ def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> N
     assert sending.receive(Part("b", PART_BYTES, size)) is None
     assert sending.receive(ValueError("full")) is None
     assert len(sending.actor.calls) == 4
+
+
+def test_a_crew_that_is_closed_takes_the_cell_that_is_on_its_way_along() -> None:
+    sending = Sending()
+    sending.receive(Part("a", 0, 3 * PART_BYTES))
+    sending.node.send(CloseCrew(crew="c"))
+    sending.node.send(OpenCrew(crew="d", size=2, gpus=False))
+    assert sending.receive(Part("b", PART_BYTES, 3 * PART_BYTES)) is None
+    assert sending.asked == ["take", "discard", "send", "send"]
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_a_cluster_that_has_gone_is_told_whichever_of_rays_calls_raises(tmp_path: Path, soon: bool) -> None:
+    """Ray Client: the first, or when one asks for what came of it."""
+
+    def gone(*_: object) -> SimpleNamespace:
+        raise ConnectionError("cut")
+
+    class Actor:
+        def __getattr__(self, name: str) -> SimpleNamespace:
+            return SimpleNamespace(remote=gone if soon else lambda *_: SimpleNamespace(future=gone))
+
+    sending, lost, done = Sending(), list[tuple[int, str]](), list[bool]()
+    sending.node.actor = Actor()
+    sending.place.lost = lambda number, reason: lost.append((number, reason))
+    sending.node.listen()
+    assert lost == [(0, "cut"), (0, "cut")]
+    sending.receive(Part("a", 0, 1))
+    sending.node.send(Forget(crew="c", keys=()))
+    sending.node.fetch_logs("r", tmp_path, lambda: done.append(True))
+    assert done == [True]
+    assert not sending.heard, "who listens is told"
+
+
+SOME = OpenCrew(crew="a", size=2, gpus=False)
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> Places:
+    monkeypatch.setattr(RayPlace, "_end", lambda *_: None)
+    return Places(None, Wanted(), Future(), Future())  # type: ignore[arg-type]
+
+
+def kernel(session: str = "s") -> Client:
+    versions = {"python": "3", "torch": "2", "cloudpickle": "3"}
+    hello = Hello(protocol=PROTOCOL, session=session, pid=os.getpid(), label="", **versions)
+    return Client(link=None, hello=hello)  # type: ignore[arg-type]
+
+
+def placed(places: Places) -> RayPlace:
+    """A crew's, which has been given its nodes."""
+    place = places.find(kernel(), SOME)
+    place._asked, place._found, place._folder = SOME, ([], False), os.getcwd()
+    return place
+
+
+def test_nodes_that_are_given_back_are_for_the_next_crew_that_wants_the_same(places: Places) -> None:
+    place, given = placed(places), list[object]()
+    assert places.find(kernel(), SOME) is not place, "a crew has it"
+    place.give_back(force=False)
+    assert places.find(kernel(), replace(SOME, size=3)) is not place
+    assert places.find(kernel("another"), SOME) is not place
+    again = replace(SOME, crew="b", load_env={"A": "1"}, wait_s=3.0)
+    assert places.find(kernel(), again) is place
+    assert places.find(kernel(), again) is not place, "it is given once"
+    place.start(again, SimpleNamespace(placed=lambda shares, has_gpus: given.append(shares)))  # type: ignore[arg-type]
+    assert given == [[]]
+
+
+@pytest.mark.parametrize("gone", ["over", "_lost"])
+def test_nodes_that_are_gone_are_not_given_again(places: Places, gone: str) -> None:
+    place = placed(places)
+    place.give_back(force=False)
+    setattr(place, gone, True)
+    assert places.find(kernel(), SOME) is not place
+
+
+def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
+    sending = Sending()
+    sending.receive(Part("a", 0, 3 * PART_BYTES))
+    sending.receive(GivenUp())
+    sending.node.send(Stop(run="r"))
+    assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
+    assert sending.asked == ["take", "discard", "send"]
 
 
 def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,74 @@ def test_memory_that_is_not_finished_is_gone() -> None:
         fd = memory._fd
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+class Early:
+    """A content of two buffers and four steps, and the descriptor by which a reader is told of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shared_memory, "STEP_BYTES", 1000)
+        self.content = shared_memory.Content(views(b"a" * 2500, b"b" * 700))  # the second one from 2560 on
+        fds = self.content.early()
+        self.told = fds[1]
+        self.arriving = shared_memory.Arriving(fds)
+
+    def steps(self) -> int:
+        """Told by now, and not waited for."""
+        os.set_blocking(self.told, False)
+        try:
+            return len(os.read(self.told, 100))
+        except BlockingIOError:
+            return 0
+        finally:
+            os.set_blocking(self.told, True)
+
+
+def test_a_reader_is_told_of_each_step_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    early, found = Early(monkeypatch), list[int]()
+    with early.content as content, early.arriving as arriving:
+
+        def look() -> bool:
+            found.append(early.steps())
+            return False
+
+        content.fill(given_up=look)
+        found.append(early.steps())
+        assert found == [0, 1, 1, 0, 2], "before each piece, and in the end"
+        with arriving.mapped() as mapped:
+            assert mapped[:] == b"a" * 2500 + bytes(60) + b"b" * 700 + bytes(4)
+
+
+def test_a_reader_waits_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = Early(monkeypatch)
+    with early.content as content, early.arriving as arriving, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(arriving.wait, 10_000)
+        content.fill()
+        waiting.result(timeout=10)
+        arriving.wait(2000)
+
+
+def test_a_reader_of_what_was_given_up_has_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    early, asked = Early(monkeypatch), list[None]()
+    with early.arriving as arriving:
+        with early.content as content:
+            content.fill(given_up=lambda: len(asked) == 2 or bool(asked.append(None)))
+        arriving.wait(2000)
+        with pytest.raises(shared_memory.GivenUp):
+            arriving.wait(2001)
+
+
+def test_whoever_has_lost_its_reader_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = Early(monkeypatch)
+    with early.content as content:
+        with early.arriving:
+            pass
+        content.fill()
+
+
+def test_all_of_what_is_finished_has_arrived() -> None:
+    with shared_memory.Arriving([shared_memory.write(views(b"x" * 100))]) as arriving:
+        arriving.wait(arriving.size_bytes)
 
 
 def test_readers_may_write_without_seeing_each_other() -> None:

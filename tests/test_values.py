@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
+from tests.processes import wait_until
 
 ON_TWO = "%%distributed --ranks 2\n"
 
@@ -335,6 +336,17 @@ sys.seen_by_test = weakref.ref(big)
     book.ok("del big")
 
     assert book.ok(ON_TWO + "import sys\nsys.seen_by_test() is None").result == "ranks 0-1: True"
+
+
+def test_a_dropped_handle_frees_the_memory_also_without_another_distributed_cell(
+    book: Notebook, tmp_path: Path
+) -> None:
+    """Other notebooks may wait for it."""
+    body = f"import pathlib, weakref\nclass Big: pass\nbig = Big()\ntouch = pathlib.Path({str(tmp_path)!r}, str(rank)).touch"
+    book.ok(f"%%distributed --ranks 2 --keep big\n{body}\nweakref.finalize(big, touch)\n1;")
+    assert not list(tmp_path.iterdir())
+    book.ok("del big")
+    assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10)
 
 
 @pytest.mark.parametrize("more", ["", "def reads(): return big", "class Reads:\n    def it(self): return big"])

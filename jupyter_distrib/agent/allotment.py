@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from jupyter_distrib import words
 from jupyter_distrib.agent import devices
 from jupyter_distrib.agent.crew import Crew
 from jupyter_distrib.agent.devices import Gpu
@@ -46,19 +47,19 @@ class Allotment:
             visible = f"{len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here"
             return [], f"--gpus {count} but {visible}; ask for at most that many.", False
         taken: list[Gpu] = []
-        holders: list[str] = []
+        holders: dict[str, list[int]] = {}
         for gpu in found:
             if len(taken) == count:
                 break
             if self._leases.take(gpu, label) and not self._yielded(gpu, label):
-                holders.append(f"GPU {gpu.index}: {self._leases.holder(gpu)}{self._kept_on(gpu)}")
+                holders.setdefault(f"{self._leases.holder(gpu)}{self._kept_on(gpu)}", []).append(gpu.index)
             else:
                 taken.append(gpu)
         if len(taken) == count:
             return taken, "", False
         self.give_back(taken)
-        reason = f"--gpus {count} but only {len(taken)} of {len(found)} GPUs are free. {'; '.join(holders)}."
-        return [], reason, True
+        told = "; ".join(f"{words.numbered('GPU', indices)}: {holder}" for holder, indices in holders.items())
+        return [], f"--gpus {count} but only {len(taken)} of {len(found)} GPUs are free. {told}.", True
 
     def give_back(self, gpus: Iterable[Gpu]) -> None:
         for gpu in gpus:

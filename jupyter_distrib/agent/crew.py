@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -76,13 +76,15 @@ class Crew:
         """Keys of values that live on the ranks, and since when (seconds since 1970)."""
         self.run: NodeRun | None = None
         self.ran_s = 0.0
-        self.closed = False
+        self.closed, self.closed_s = False, 0.0
         self.on_ended: Callable[[NodeRun], None] = lambda run: None
         self.on_refused: Callable[[], None] = lambda: None
         """Called to close the crew."""
         self._loop, self._templates, self._logs = loop, templates, logs
         self._sweep = reap.Sweep(loop)
         self._ranks: dict[int, Rank] = {}
+        self._exchanged: list[Rank] = []
+        """Others are in their places, and their exit handlers may still be at work."""
         self._queued: Queued | None = None
         self._last_output: RunOutput | None = None
         self._opened = False
@@ -98,11 +100,11 @@ class Crew:
 
     @property
     def pids(self) -> list[int]:
-        return [rank.pid for rank in self._ranks.values() if rank.pid]
+        return [rank.pid for rank in self._there() if rank.pid]
 
     @property
     def marks(self) -> set[str]:
-        return {rank.order.worker for rank in self._ranks.values()}
+        return {rank.order.worker for rank in self._there()}
 
     @property
     def idle(self) -> bool:
@@ -114,7 +116,7 @@ class Crew:
 
     @property
     def living(self) -> bool:
-        return any(rank.pid and not rank.reaped for rank in self._ranks.values())
+        return any(rank.pid and not rank.reaped for rank in self._there())
 
     @property
     def current(self) -> Execute | None:
@@ -153,7 +155,8 @@ class Crew:
 
     def replace_all(self) -> None:
         """New processes for idle ranks, unnoticed by the notebook."""
-        for rank in list(self._ranks.values()):
+        self._exchanged = list(self._there())
+        for rank in self._ranks.values():
             rank.dismiss(self._leave_after_s)
         self._start(range(self.command.size))
 
@@ -379,11 +382,18 @@ class Crew:
     # ------------------------------------------------------------------------------------------------ ending
 
     def find(self, pid: int) -> Rank | None:
-        return next((rank for rank in self._ranks.values() if rank.pid == pid), None)
+        return next((rank for rank in self._there() if rank.pid == pid), None)
+
+    def _there(self) -> Iterator[Rank]:
+        """Everyone that may still have a process."""
+        yield from self._ranks.values()
+        yield from self._exchanged
 
     def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
         """A rank's process has ended by itself: tell the run, stop the others, replace it."""
         rank.reaped = True
+        if rank in self._exchanged:
+            self._exchanged.remove(rank)
         if not rank.ended:
             rank.hear_out()
         rank.end()
@@ -413,15 +423,17 @@ class Crew:
 
     def close(self, *, force: bool, reason: str = "") -> None:
         """End every rank: at once, or after its exit handlers. The run on them ends now, for that reason."""
-        self.closed = True
+        self.closed, self.closed_s = True, time.monotonic()
         if self._queued is not None:
             self._queued.cancel()
         if self.run is not None:
             self.run.give_up(reason or "its ranks were stopped")
             self._finish_if_over(self.run)
-        end = Rank.end if force else partial(Rank.dismiss, after_s=self._leave_after_s)
-        for rank in self._ranks.values():
-            end(rank)
+        for rank in list(self._there()) if force else self._ranks.values():
+            if force:
+                rank.end()
+            else:
+                rank.dismiss(self._leave_after_s)
         if self._last_output is not None:
             self._last_output.close()
             self._last_output = None

@@ -16,6 +16,7 @@ import platform
 import socket
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,8 @@ IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
 AGAIN_S = 0.05
 DEFAULT_CPU_RANKS = 2
+LEAVING_S = 5.0
+"""Ranks that have been told to leave are gone within this, or never."""
 EARLY_RAN_S = 2.0
 """Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
 
@@ -235,6 +238,8 @@ class Agent:
         if not reason and fitting:
             assert client.hello is not None
             gpus, reason, busy = self._allotment.take(command.size, fitting, client.hello.label)
+            if busy and (leaving_s := self._leaving_s(fitting)) > wanted.wait_s:
+                return self._waiting.add(client, replace(wanted, wait_s=leaving_s), "")
             if busy and wanted.wait_s:
                 return self._waiting.add(client, wanted, reason)
         self._waiting.over(command.crew)
@@ -256,6 +261,11 @@ class Agent:
         client.crews[command.crew] = crew
         self._crews.append(crew)
         crew.open()
+
+    def _leaving_s(self, gpus: Sequence[devices.Gpu]) -> float:
+        """How long to wait for ranks that are on some of these, and have been told to leave; 0 if there are none."""
+        closed_s = [crew.closed_s for crew in self._closing if set(gpus) & set(crew.gpus)]
+        return max([0.0, *(LEAVING_S - (time.monotonic() - each_s) for each_s in closed_s)])
 
     def _close(self, crew: Crew, *, force: bool, reason: str = "") -> None:
         if crew.closed:

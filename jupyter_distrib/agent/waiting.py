@@ -42,9 +42,10 @@ class WaitingCrews:
         return len(self._waiting)
 
     def add(self, client: Client, command: OpenCrew, reason: str) -> None:
-        """Try again whenever a GPU may have become free, until the time of the command is over."""
+        """Try again whenever a GPU may have become free, until the time of the command is over. Without a reason there
+        is nothing to be told."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
-        if reason != self._told.get(command.crew):
+        if reason and reason != self._told.get(command.crew):
             self._told[command.crew] = reason
             self._tell(client, CrewQueued(crew=command.crew, reason=reason))
         if self._timer is not None:

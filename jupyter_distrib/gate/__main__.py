@@ -10,19 +10,22 @@ import socket
 import sys
 import threading
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
-from jupyter_distrib.gate import cluster
+from jupyter_distrib.gate import cluster, package
+from jupyter_distrib.gate.beside import beside
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.nodes import Nodes
-from jupyter_distrib.gate.placing import RayPlace
+from jupyter_distrib.gate.placing import Places
+from jupyter_distrib.gate.run import LOST_LOGS_S
 from jupyter_distrib.gate.server import Gate
 from jupyter_distrib.gate.shapes import Wanted
 
 DEFAULT_IDLE_S = 600.0
 READ_BY_INSTALLERS = frozenset({"pip", "uv", "conda", "image_uri", "container"})
 """With one of these Ray itself wants the `env_vars` of a runtime environment, too; it writes them into its logs."""
-TELL_S = 0.2
+TELL_S = 2.0
 """Who asked before it was known that there is no cluster is told within this."""
 
 
@@ -30,18 +33,20 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    looking = beside(partial(cluster.look, options.get("address", "auto"), insecure="insecure" in options), socket_fd)
+    archive = beside(package.archive, socket_fd)
     idle_s = float(options.get("idle", DEFAULT_IDLE_S))
     gate = Gate(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
     calls, wanted = Calls(gate.loop), _wanted(options)
-    joined = _join(options, gate, calls)
-    gate.make_place = lambda client: RayPlace(calls, client.hello, wanted, joined)  # type: ignore[arg-type]
+    joined = _join(looking, gate, calls)
+    gate.make_place = Places(calls, wanted, joined, archive).find
     gate.ask_nodes = Nodes(gate.loop, calls, joined).ask
     signal.signal(signal.SIGTERM, lambda *_: gate.stop())
     gate.run()
     os._exit(0)  # Ray's own threads take seconds to leave, and have nothing of ours
 
 
-def _join(options: dict[str, str], gate: Gate, calls: Calls) -> Future[cluster.Address]:
+def _join(looking: Future[cluster.Looked], gate: Gate, calls: Calls) -> Future[cluster.Address]:
     """Join the cluster in a thread, since Ray may take its time or for ever. If it fails, whoever asks is told, and the
     gate goes, so that the next cell tries anew; and so it does when Ray Client has lost its connection for good, since
     without it Ray ends the process."""
@@ -49,17 +54,17 @@ def _join(options: dict[str, str], gate: Gate, calls: Calls) -> Future[cluster.A
 
     def join() -> None:
         try:
-            address = cluster.connect(options.get("address", "auto"), insecure="insecure" in options)
+            address = cluster.join(looking)
         except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
+            calls.put(lambda: gate.give_up(TELL_S))  # first, so that who is refused asks another one
             joined.set_exception(error)
-            calls.put(lambda: gate.give_up(TELL_S))
         else:
             gate.title = f"Ray at {address.shown}"
             joined.set_result(address)
             if address.client:
                 cluster.wait_until_cut()
                 said = f"the connection to the Ray cluster at {address.shown} is lost, and all that was there with it."
-                calls.put(lambda: gate.lose(said, TELL_S))
+                calls.put(lambda: gate.lose(said, LOST_LOGS_S + TELL_S))
 
     threading.Thread(target=join, name="jupyter_distrib-join", daemon=True).start()
     return joined

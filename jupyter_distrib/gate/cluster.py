@@ -7,19 +7,18 @@ the port and the token are tried first (measured with Ray 2.60).
 
 from __future__ import annotations
 
-import importlib.util
+import gc
 import os
 import platform
 import re
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ ANSWER_S = 10.0
 JOIN_S = 180.0
 """A loaded head may need a minute to start its side of a connection, and Ray itself tries for minutes."""
 GCS_PORT = "6379"
+_DISABLED = "disabled"
 _CHECKS = {"gcs": "/ray.rpc.NodeInfoGcsService/CheckAlive", "client": "/ray.rpc.RayletDriver/ClusterInfo"}
 """Calls that a cluster with tokens answers with UNAUTHENTICATED, and one without with anything else."""
 _HEAD_FAILED = "Initialization failure from server"
@@ -52,13 +52,37 @@ class Address:
         return f"{'ray://' * self.client}{self.host}:{self.port}"
 
 
-def connect(address: str, *, insecure: bool) -> Address:
-    """Join the cluster. Raises `PoolError` within seconds, before anything of the user's was sent."""
+Looked = tuple[Address, str]
+"""A cluster, and Ray's mode of authentication there."""
+
+
+def look(address: str, *, insecure: bool) -> Looked:
+    """Raises `PoolError` within seconds. Nothing of the user's is sent."""
     found = resolve(address)
     check_port(found)
-    _check_token(found, insecure=insecure)
-    _join(found)
+    return found, _mode(found, insecure=insecure)
+
+
+def join(looking: Future[Looked]) -> Address:
+    """Join the cluster that is found. Raises `PoolError`, also what `look` raises."""
+    gc.disable()  # what is imported stays: looking through it again and again is a sixth of Ray's import
+    try:
+        if not _token():  # no other mode is left, and what has been imported needs not wait
+            _import(_DISABLED)
+        found, mode = looking.result()
+        _import(mode)
+        _join(found)
+    finally:
+        gc.freeze()
+        gc.enable()
     return found
+
+
+def _import(mode: str) -> None:
+    """Ray reads these when it is imported. Unless told otherwise, a call that comes after the connection was lost
+    joins or starts another cluster (`ray._private.auto_init_hook`)."""
+    os.environ.update(RAY_AUTH_MODE=mode, RAY_ENABLE_AUTO_CONNECT="0")
+    import ray  # noqa: F401
 
 
 def resolve(address: str) -> Address:
@@ -122,10 +146,9 @@ def check_port(address: Address) -> None:
         ) from None
 
 
-def _check_token(address: Address, *, insecure: bool) -> None:
+def _mode(address: Address, *, insecure: bool) -> str:
     """A cluster that asks for no token runs anybody's code; it must be wanted."""
     if _refuses(address, ""):
-        os.environ["RAY_AUTH_MODE"] = "token"
         if not (token := _token()):
             raise PoolError(
                 f"the Ray cluster at {address.shown} asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN."
@@ -135,13 +158,13 @@ def _check_token(address: Address, *, insecure: bool) -> None:
                 f"the Ray cluster at {address.shown} does not take this token: put the right one into "
                 "~/.ray/auth_token or RAY_AUTH_TOKEN."
             )
-    elif not insecure:
+        return "token"
+    if not insecure:
         raise PoolError(
             f"the Ray cluster at {address.shown} asks for no token, so that whoever reaches it can run code on it: "
             "start it with RAY_AUTH_MODE=token, or say --insecure (insecure = true) if only you can reach it."
         )
-    else:
-        os.environ["RAY_AUTH_MODE"] = "disabled"
+    return _DISABLED
 
 
 def _refuses(address: Address, token: str) -> bool:
@@ -227,41 +250,6 @@ def explained(address: Address, text: str) -> str:
         )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
     return f"the Ray cluster at {address.shown} cannot be joined: {first}"
-
-
-@cache
-def package_archive() -> bytes:
-    """This package, compiled if it is here, for nodes that do not have it or have another version.
-
-    Python imports it as it is: to make files of it takes a third of a second where the disk is busy.
-    """
-    import io
-    import zipfile
-
-    root = Path(__file__).parent.parent
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        files = {path.relative_to(root.parent).as_posix(): path for path in sorted(root.rglob("*.py"))}
-        codes = {f"{name}c": compiled(path) for name, path in files.items()}
-        for name, path in files.items():
-            archive.write(path, name)
-        for name, code in codes.items() if all(codes.values()) else ():  # all are to be in `environment.OWN`
-            archive.writestr(name, code)
-    return buffer.getvalue()
-
-
-def compiled(path: Path) -> bytes:
-    """What Python has made of a source file, to be used wherever it comes; nothing if it is older than the file.
-
-    The header says that its source need not be looked at (PEP 552); another version of Python passes it over.
-    """
-    try:
-        content = Path(importlib.util.cache_from_source(str(path))).read_bytes()
-    except OSError:
-        return b""
-    info = path.stat()
-    is_of_source = content[4:16] == struct.pack("<III", 0, int(info.st_mtime), info.st_size)
-    return content[:4] + struct.pack("<IQ", 1, 0) + content[16:] if is_of_source else b""
 
 
 def actor_class() -> Any:

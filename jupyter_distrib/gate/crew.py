@@ -162,8 +162,8 @@ class Crew:
         self.tell(CrewRefused(crew=self.name, reason=reason), ())
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
-        """Something came from a node; `fds` stay the caller's."""
-        if self.closed:
+        """Something came from a node, maybe of a crew that had it before; `fds` stay the caller's."""
+        if self.closed or getattr(event, "crew", self.name) != self.name:
             return
         match event:
             case CrewOpened():
@@ -268,6 +268,10 @@ class Crew:
             return
         name = self._shares[node].node.name if self._shares else "the cluster"
         self.end(f"{name} was lost: {reason}", {node})
+
+    def lose(self, reason: str) -> None:
+        """No node can be reached any more."""
+        self.end(reason, set(range(len(self._shares))))
 
     def end(self, reason: str, dead: set[int]) -> None:
         """Give the crew up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""

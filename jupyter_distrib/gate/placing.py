@@ -13,10 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from jupyter_distrib import parity
+from jupyter_distrib.agent.client import Client
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import Hello, OpenCrew, Welcomed
 from jupyter_distrib.gate import cluster
@@ -39,17 +41,47 @@ START_S = 300.0
 LOOK_S = 2.0
 """How often to look for new nodes while waiting for some."""
 END_S = 2.0
+"""Nodes that are given back stay for so long: agents give exit handlers a second, and another crew may claim them."""
+
+
+class Places:
+    """Of one gate. A crew that asks for what its kernel has just given back, as with `--fresh`, is given those nodes,
+    where agents and templates are up, so that its ranks are forked at once."""
+
+    def __init__(self, calls: Calls, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]) -> None:
+        self._calls, self._wanted, self._joined, self._package = calls, wanted, joined, package
+        self._places: list[RayPlace] = []
+
+    def find(self, client: Client, command: OpenCrew) -> RayPlace:
+        """Nodes, or who will look for them."""
+        assert client.hello is not None
+        self._places = [place for place in self._places if not place.over]
+        for place in self._places:
+            if place.claim(client.hello, command):
+                return place
+        self._places.append(RayPlace(self._calls, client.hello, self._wanted, self._joined, self._package))
+        return self._places[-1]
 
 
 class RayPlace:
-    """Nodes for one crew."""
+    """Nodes for one crew, and for the next one that claims them."""
 
-    def __init__(self, calls: Calls, hello: Hello, wanted: Wanted, joined: Future[cluster.Address]) -> None:
-        self.calls, self._hello, self._wanted, self._joined = calls, hello, wanted, joined
+    def __init__(
+        self, calls: Calls, hello: Hello, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]
+    ) -> None:
+        self.calls, self._hello, self._wanted, self._joined, self._package = calls, hello, wanted, joined, package
         self.crew: Crew
         self.remark = ""
         """On the nodes, for the first cell."""
+        self.over = False
+        """Its nodes are gone, or will be."""
         self._given_back = threading.Event()
+        """By the crew that has it now."""
+        self._asked: OpenCrew
+        self._found: tuple[list[Share], bool] | None = None
+        """What the crew was given, see `Crew.placed`."""
+        self._lost = False
+        """One of them."""
         self._lock = threading.Lock()
         self._group: Any = None
         self._attempts = 0
@@ -57,22 +89,42 @@ class RayPlace:
         self._actors: list[Any] = []
         self._transfer: Transfer | None = None
 
-    def put(self, run: str, fd: int, receive: Receive) -> None:
-        """Bring the content behind a descriptor by way of Ray's object store, once for all nodes of a run."""
+    def put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
+        """Bring a content (`shared_memory.Arriving`) by way of Ray's object store, once for all nodes of a run."""
         if self._transfer is None or self._transfer.run != run:
-            self._transfer = Transfer(run, fd, self.calls, self._given_back)
+            self._transfer = Transfer(run, fds, self.calls, self._given_back)
         self._transfer.add(receive)
 
     # ------------------------------------------------------------------------------------------------ looking
 
+    def claim(self, hello: Hello, command: OpenCrew) -> bool:
+        """Whether it has been given back, and is what this kernel wants now: it has it again then."""
+        with self._lock:
+            if self.over or self._lost or self._found is None or not self._given_back.is_set():
+                return False
+            if command.gpus and not any(share.gpus for share in self._found[0]):
+                return False  # there may be some now
+            same = hello.session == self._hello.session and self._folder == self._directory
+            if not same or _wish(command) != _wish(self._asked):
+                return False
+            self._given_back = threading.Event()
+            return True
+
+    def lost(self, number: int, reason: str) -> None:
+        """This node is out of reach."""
+        self._lost = True
+        self.crew.lost(number, reason)
+
     def start(self, command: OpenCrew, crew: Crew) -> None:
-        self.crew = crew
+        self.crew, self._asked = crew, command
+        if self._found is not None:
+            shares, has_gpus = self._found
+            return crew.placed(shares, has_gpus=has_gpus)
         threading.Thread(target=self._look, args=(command,), name="jupyter_distrib-place", daemon=True).start()
 
     def _look(self, command: OpenCrew) -> None:
         """In a thread of its own."""
         try:
-            cluster.package_archive()  # will be needed, and takes longer than a cluster that has been joined
             address = self._wait_until_joined()
             cluster.check_port(address)
             need = Need.of(command, self._wanted, _alive())
@@ -90,6 +142,7 @@ class RayPlace:
         def begin() -> None:
             for node in nodes:
                 node.listen()
+            self._found = shares, has_gpus
             self.crew.placed(shares, has_gpus=has_gpus)
 
         self._call(begin)
@@ -160,7 +213,7 @@ class RayPlace:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        package, cls = ray.put(cluster.package_archive()), cluster.actor_class()
+        package, cls = ray.put(self._package.result()), cluster.actor_class()
         with self._lock:
             if self._given_back.is_set():
                 raise PoolError("the ranks were given up while they were starting.")
@@ -177,6 +230,7 @@ class RayPlace:
                 more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
+        self._folder = self._directory
         addresses, before = self._addresses(len(sizes)), stamp(self._directory)
         asked = [
             actor.describe.remote(addresses[:number] + addresses[number + 1 :], self._directory)
@@ -222,17 +276,22 @@ class RayPlace:
 
     def give_back(self, *, force: bool) -> None:
         self._given_back.set()
-        threading.Thread(target=self._end, args=(force,), name="jupyter_distrib-end", daemon=True).start()
+        threading.Thread(
+            target=self._end, args=(force, self._given_back), name="jupyter_distrib-end", daemon=True
+        ).start()
 
-    def _end(self, force: bool) -> None:
+    def _end(self, force: bool, given_back: threading.Event) -> None:
         import ray
         from ray.util.placement_group import remove_placement_group
 
+        if not force:
+            time.sleep(END_S)
         with self._lock:
+            if given_back is not self._given_back:
+                return  # another crew has claimed them
+            self.over = True
             group, actors = self._group, list(self._actors)
         try:
-            if not force:
-                time.sleep(END_S)  # the agent gives exit handlers a second
             ended = [actor.end.remote() for actor in actors]
             ray.wait(ended, num_returns=len(ended), timeout=1.0) if ended else None
             for actor in actors:
@@ -241,6 +300,11 @@ class RayPlace:
                 remove_placement_group(group)
         except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
             traceback.print_exc()  # into the gate's log
+
+
+def _wish(command: OpenCrew) -> OpenCrew:
+    """What nodes it takes."""
+    return replace(command, crew="", load_env={}, wait_s=0.0)
 
 
 def is_shared(there: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:

@@ -9,13 +9,14 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib import shared_memory
 from jupyter_distrib.agent.queued import Queued
-from jupyter_distrib.events import Command, Ended, Execute, Failed, Failure, Noted, Stop
+from jupyter_distrib.events import CloseCrew, Command, Ended, Execute, Failed, Failure, Noted, Stop
 from jupyter_distrib.gate.crew import Crew
 from jupyter_distrib.gate.host import Answer, Entry, opened
 from jupyter_distrib.gate.project import Project
@@ -67,11 +68,13 @@ class RayNode:
                 self._bring(command, self._project)
         if isinstance(command, Stop) and self._held is not None and self._held.command.run == command.run:
             return self._cancel(self._held)
-        frame = encode(command, len(fds))
+        if isinstance(command, CloseCrew) and self._held is not None:
+            self._cancel(self._held)
+        frame = encode(command, int(bool(fds)))  # what tells how much is there does not travel
         if fds:
             assert isinstance(command, Execute)
             self._held = held = _Held(command)
-            self._place.put(command.run, fds[0], lambda part: self._take_over(held, frame, part))
+            self._place.put(command.run, fds, lambda part: self._take_over(held, frame, part))
         elif self._held is not None:
             self._held.behind.append(lambda: self._hand_over(command, frame))
         else:
@@ -81,6 +84,8 @@ class RayNode:
         """A part of the content of a cell, see `transfer.Receive`."""
         if self._held is not held:
             return None  # it was stopped
+        if isinstance(part, shared_memory.GivenUp):
+            return self._cancel(held)
         if isinstance(part, Exception):
             self._order("discard")
             self._fail(
@@ -107,19 +112,27 @@ class RayNode:
             hand_over()
 
     def _hand_over(self, command: Command, frame: bytes, *part: Any) -> None:
-        sent = self._order("send", frame, *part)
-        if sent is not None and isinstance(command, Execute):
-            sent.future().add_done_callback(
-                lambda future: self._place.calls.put(lambda: self._handed_over(command, future))
-            )
+        if isinstance(command, Execute):
+            self._call("send", frame, *part, then=lambda future: self._handed_over(command, future))
+        else:
+            self._order("send", frame, *part)
 
     def _order(self, method: str, *arguments: Any) -> Any:
-        """Ask the actor for something. None if the cluster has gone: Ray Client raises at once."""
+        """Have the actor do something. None if the cluster has gone: Ray Client raises at once."""
         try:
             return getattr(self.actor, method).remote(*arguments)
         except Exception:  # noqa: BLE001 - Ray raises all kinds; who listens to the actor is told too
             traceback.print_exc()  # into the gate's log
             return None
+
+    def _call(self, method: str, *arguments: Any, then: Callable[[Future[Any]], None]) -> None:
+        """The same, and hear in the loop what came of it."""
+        try:
+            answer: Future[Any] = getattr(self.actor, method).remote(*arguments).future()
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds, in either call
+            answer = Future()
+            answer.set_exception(error)
+        answer.add_done_callback(lambda future: self._place.calls.put(lambda: then(future)))
 
     def _handed_over(self, command: Execute, future: Any) -> None:
         error = future.exception()
@@ -145,10 +158,8 @@ class RayNode:
         there then."""
         files, gone = project.changes(command.setting.directory, command.setting.path)
         first, self._has_files = not self._has_files, True
-        if (first or files or gone) and (answer := self._order("bring", files, gone)) is not None:
-            answer.future().add_done_callback(
-                lambda future: self._place.calls.put(lambda: self._brought(command.run, project, files, future))
-            )
+        if first or files or gone:
+            self._call("bring", files, gone, then=lambda future: self._brought(command.run, project, files, future))
         left_out = project.left_out
         if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
             self._told = left_out
@@ -175,18 +186,15 @@ class RayNode:
             self._ask()
 
     def _ask(self) -> None:
-        self.actor.receive.remote().future().add_done_callback(
-            lambda future: self._place.calls.put(lambda: self._received(future))
-        )
+        self._call("receive", then=self._received)
 
     def _received(self, future: Any) -> None:
-        crew = self._place.crew
-        if crew.closed:
+        if self._place.over:
             return
         try:
             answer = future.result()
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the node is out of reach
-            return crew.lost(self._number, cause(error))
+            return self._place.lost(self._number, cause(error))
         if self._take(answer):
             self._ask()
 
@@ -196,10 +204,10 @@ class RayNode:
         if answer is not None:
             number, self._answers[number] = opened(answer)
             there = bool(self._answers[number])
-        while not crew.closed and (entries := self._answers.pop(self._heard, None)) is not None:
+        while not self._place.over and (entries := self._answers.pop(self._heard, None)) is not None:
             self._heard += 1
             if not entries:
-                crew.lost(self._number, "its agent has ended")
+                self._place.lost(self._number, "its agent has ended")
             for frame, content in entries:
                 self._hear(crew, frame, content)
         return there
@@ -215,11 +223,7 @@ class RayNode:
             os.close(fd)
 
     def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        if (asked := self._order("logs", run)) is None:
-            return self._place.calls.put(done)
-        asked.future().add_done_callback(
-            lambda future: self._place.calls.put(lambda: _write_logs(future, directory, done))
-        )
+        self._call("logs", run, then=lambda future: _write_logs(future, directory, done))
 
 
 def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:

@@ -20,11 +20,11 @@ from jupyter_distrib import paths
 from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.loop import Timer
 from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS, Agent
-from jupyter_distrib.events import Answered, Ask, CrewOpened, Event, OpenCrew
+from jupyter_distrib.events import Answered, Ask, CrewOpened, Event, Hello, Leaving, OpenCrew
 from jupyter_distrib.gate.crew import Crew, Place
 from jupyter_distrib.gate.run import SpreadRun
 
-MakePlace = Callable[[Client], Place]
+MakePlace = Callable[[Client, OpenCrew], Place]
 Described = tuple[dict[str, object], ...]
 AskNodes = Callable[[Callable[[Described], None]], None]
 
@@ -48,6 +48,7 @@ class Gate(Agent):
         """Tells in the loop, soon, what nodes there are: `gate/nodes.py:described`."""
         self.title = "not connected"
         self._idle_s = idle_s
+        self._leaving = False
         self._unused: dict[str, Timer] = {}
 
     def run(self) -> None:
@@ -55,22 +56,33 @@ class Gate(Agent):
         self.serve()
 
     def give_up(self, after_s: float) -> None:
-        """No cluster can be had: take no new kernels, and end when those that are here have been told."""
+        """No cluster can be had: take no new kernels, have those that are here ask another gate from now on, and end
+        when what they have asked before is answered."""
         self._unlink()
+        self._leaving = True
+        for client in self._clients:
+            self._tell(client, Leaving())
         self._loop.later(after_s, self.stop)
 
     def lose(self, reason: str, after_s: float) -> None:
         """The cluster can never be reached again by this process: tell it all crews, and give up."""
-        for crew in list(self._crews):
-            crew.end(reason, set(range(len(crew.node_names))))  # type: ignore[attr-defined]
         self.give_up(after_s)
+        crews: list[Crew] = list(self._crews)  # type: ignore[arg-type]
+        for crew in crews:
+            crew.lose(reason)
+
+    def _welcome(self, client: Client, hello: Hello) -> None:
+        super()._welcome(client, hello)
+        if self._leaving:  # it came by the name that is gone now
+            self._tell(client, Leaving())
 
     def _open(self, client: Client, command: OpenCrew) -> None:
         size = command.size or (0 if command.gpus else DEFAULT_CPU_RANKS)
+        command = replace(command, size=size)
         crew = Crew(
-            replace(command, size=size),
+            command,
             loop=self._loop,
-            place=self.make_place(client),
+            place=self.make_place(client, command),
             logs=paths.log_directory(),
             tell=lambda event, fds: self._heard(client, crew, event, fds),
         )

@@ -1,23 +1,23 @@
 """The large values of a cell on their way to the nodes, through Ray's object store.
 
-    descriptor --thread: ray.put of each part--> store --> every node's `take`, the last part with its `send`
+    kernel --memory--> thread: ray.put of each part --> store --> every node's `take`, the last part with its `send`
 
-A node copies one part while the next is put and the one after that is on its way, and the store holds a few parts at a
-time, however large the whole is.
+A node copies one part while the next is put, the one after that is on its way, and the kernel still writes what
+follows. The store holds a few parts at a time, however large the whole is.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jupyter_distrib import shared_memory
 from jupyter_distrib.gate.calls import Calls
 
 PART_BYTES = 64 << 20
@@ -49,29 +49,30 @@ class Transfer:
     """Of the content of one run.
 
     Args:
-        fd: Where it is; duplicated.
+        fds: Of the content, see `shared_memory.Arriving`; duplicated.
         given_up: Set when no node is there any more.
     """
 
-    def __init__(self, run: str, fd: int, calls: Calls, given_up: threading.Event) -> None:
+    def __init__(self, run: str, fds: Sequence[int], calls: Calls, given_up: threading.Event) -> None:
         self.run = run
         self._calls, self._given_up = calls, given_up
         self._nodes: list[Receive] = []
         self._asked: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         """For each part but the last, what the nodes were asked."""
-        threading.Thread(target=self._put, args=(os.dup(fd),), name="jupyter_distrib-put", daemon=True).start()
+        own = [os.dup(fd) for fd in fds]
+        threading.Thread(target=self._put, args=(own,), name="jupyter_distrib-put", daemon=True).start()
 
     def add(self, receive: Receive) -> None:
         """In the turn of the loop in which this was made."""
         self._nodes.append(receive)
 
-    def _put(self, fd: int) -> None:
-        """In a thread of its own. Takes the descriptor."""
+    def _put(self, fds: Sequence[int]) -> None:
+        """In a thread of its own. Takes the descriptors."""
         try:
-            size = os.fstat(fd).st_size
-            with open(fd, "rb"), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
-                taking: deque[list[Any]] = deque()
+            with shared_memory.Arriving(fds) as arriving, arriving.mapped() as content, memoryview(content) as view:
+                size, taking = arriving.size_bytes, deque[list[Any]]()
                 for start in range(0, size, PART_BYTES):
+                    arriving.wait(start + PART_BYTES)
                     with view[start : start + PART_BYTES] as buffer:
                         part = Part(_into_store(buffer, taking), start, size)
                     self._calls.put(lambda part=part: self._hand_over(part))  # type: ignore[misc]

@@ -47,7 +47,8 @@ class Pool(Protocol):
     """A place where ranks can be had."""
 
     kind: str
-    """A pool may also have `meaningless`: options of a cell that change nothing there, by name, and why."""
+    """A pool may also have `meaningless`: options of a cell that change nothing there, by name, and why; and `early`:
+    it can begin with the content of a cell before all of it is there (`shared_memory.Content.early`)."""
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""

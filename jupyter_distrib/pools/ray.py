@@ -20,6 +20,7 @@ class RayPool:
     """A Ray cluster; the options are those of `strategies.POOLS`."""
 
     kind = "ray"
+    early = True
 
     def __init__(self, **options: str) -> None:
         self._options = options

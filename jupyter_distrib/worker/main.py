@@ -116,6 +116,8 @@ class Worker:
         """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
         self._wanted: dict[str, str] = {}
         """The environment of a cell."""
+        self._kept_by = ""
+        """The last run that was to keep something."""
         self._wanted_for: object = None
         """What it follows from."""
         self.running = ""
@@ -194,6 +196,8 @@ class Worker:
             case Forget():
                 for key in command.keys:
                     payload.kept_values.pop(key, None)
+                if not any(key.startswith(f"{self._kept_by}/") for key in payload.kept_values):
+                    sys.modules["__main__"] = cell.fresh_module()  # the one that is there has them as globals
                 gc.collect()
             case Leave():
                 _leave()
@@ -339,6 +343,7 @@ class Worker:
         cell.end_loaders(value for name, value in namespace.items() if name not in keep)
         if keep:
             cell.keep_only(namespace, keep)
+            self._kept_by = command.run
         else:
             sys.modules["__main__"] = cell.fresh_module()
             namespace.pop("get_ipython", None)  # it holds the namespace

@@ -178,6 +178,53 @@ def test_values_that_the_object_store_cannot_take_fail_their_cell_alone(tmp_path
         own.close()
 
 
+LARGE = "large = bytearray(200 << 20)"
+AFTER_TWO_STEPS = """\
+import errno, os, signal
+from jupyter_distrib import shared_memory
+_write_at = shared_memory._write_at
+def _writing(fd, view, start):
+    if start == 2 * shared_memory.STEP_BYTES:
+        {what}
+    _write_at(fd, view, start)
+shared_memory._write_at = _writing
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "ename", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt", "Stopped by you"),
+        ("raise OSError(errno.ENOSPC, 'full')", "PayloadError", "210 MB of data must be handed over, but only"),
+    ],
+)
+def test_a_cell_that_the_kernel_cannot_send_whole_leaves_its_ranks(
+    book: Notebook, what: str, ename: str, said: str
+) -> None:
+    book.ok(f"{LARGE}\n{AFTER_TWO_STEPS.format(what=what)}")
+    pids = book.ok("%%distributed --keep mine\nimport os\nmine = rank\nos.getpid()").result
+    outcome = book.fails("%%distributed\nlen(large)")
+    assert (outcome.ename, said in outcome.traceback) == (ename, True), outcome.text
+    book.ok("shared_memory._write_at = _write_at")
+    assert book.ok("%%distributed\nimport os\nos.getpid()").result == pids
+    assert book.ok("%%distributed\nmine, len(large)").result.splitlines()[3] == "rank 3: (3, 209715200)"
+
+
+def test_a_detached_run_that_never_came_whole_ends(cluster: Cluster, tmp_path: Path) -> None:
+    use = f"%distributed_pool add lab --kind ray --address {cluster.address} --insecure --ranks 2 --nodes 2"
+    load = f"%load_ext jupyter_distrib\n{use}\n%distributed_pool use lab"
+    with Notebook(tmp_path) as book:
+        book.ok(load)
+        pids = [int(pid) for pid in re.findall(r": (\d+)", book.ok("%%distributed\nimport os\nos.getpid()").result)]
+        book.ok(f"{LARGE}\n{AFTER_TWO_STEPS.format(what='os.kill(os.getpid(), signal.SIGKILL)')}")
+        book.start("%%distributed --detach\nlen(large)")
+        assert wait_until_gone([book.pid], 60) == []
+        assert wait_until_gone(pids, 30) == []
+    with Notebook(tmp_path) as other:
+        other.ok(f"{load}\nrun = get_ipython().run_line_magic('distributed_attach', '')")
+        assert other.cell("run.result(timeout_s=60)").ename == "KeyboardInterrupt"
+
+
 def test_ranks_end_with_their_kernel(cluster: Cluster, tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
+from tests.processes import wait_until_gone
 from tests.ray.conftest import Cluster, name_it
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -64,6 +66,44 @@ def test_values_stay_on_their_nodes(book: Notebook) -> None:
     assert book.ok("%%distributed\nmodel[0] * 10").result == "rank 0: 0\nrank 1: 10\nrank 2: 20\nrank 3: 30"
     assert book.ok("model[3]").result == "[3]"
     assert book.ok("%%distributed --on 2-3\nmodel").result == "rank 2: [2]\nrank 3: [3]"
+
+
+PIDS = "import os\n(os.getpid(), os.getppid())"
+
+
+def pids(text: str) -> tuple[set[str], set[str]]:
+    """Of the ranks, and of the agents."""
+    ranks, agents = zip(*re.findall(r"\((\d+), (\d+)\)", text), strict=True)
+    return set(ranks), set(agents)
+
+
+def test_fresh_ranks_are_forked_by_the_agents_that_are_there(book: Notebook) -> None:
+    book.ok("%%distributed --keep model\nmodel = rank")
+    before = pids(book.ok(f"%%distributed\n{PIDS}").result)
+    for _ in range(3):
+        after = pids(book.ok(f"%%distributed --fresh\n{PIDS}").result)
+        assert after[1] == before[1]
+        assert len(after[0]) == 4
+        assert not after[0] & before[0]
+        before = after
+    assert book.fails("%%distributed\nmodel").ename == "ValueLost"
+    cell = "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+    assert book.ok(f"%%distributed --strategy ddp\n{cell}").result == "ranks 0-3: 4"
+
+
+def test_ranks_that_were_stopped_come_again_also_if_their_agents_are_killed_meanwhile(book: Notebook) -> None:
+    _, agents = pids(book.ok(f"%%distributed\n{PIDS}").result)
+    book.ok("%distributed_pool stop")
+    for pid in agents:
+        os.kill(int(pid), signal.SIGKILL)
+    book.cell("%%distributed\npass")  # it may come before that is noticed
+    assert len(pids(book.ok(f"%%distributed\n{PIDS}").result)[0]) == 4
+
+
+def test_nodes_that_nobody_claims_are_given_back(book: Notebook) -> None:
+    _, agents = pids(book.ok(f"%%distributed\n{PIDS}").result)
+    book.ok("%distributed_pool stop")
+    assert wait_until_gone([int(pid) for pid in agents], 15) == []
 
 
 def test_large_values_travel_both_ways(book: Notebook) -> None:

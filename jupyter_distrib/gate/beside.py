@@ -1,0 +1,51 @@
+"""What is done in a process of its own while this one imports Ray, which a thread would hold up."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def beside(make: Callable[[], T], *fds: int) -> Future[T]:
+    """What `make` returns or raises. To be called while there are no threads; `fds` are closed in that process."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for fd in (reading, *fds):
+                os.close(fd)
+            with open(writing, "wb") as file:
+                file.write(pickle.dumps(_outcome(make)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    made: Future[T] = Future()
+    threading.Thread(target=_take, args=(reading, pid, make, made), name="jupyter_distrib-beside", daemon=True).start()
+    return made
+
+
+def _outcome(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return make(), None
+    except Exception as error:  # noqa: BLE001 - raised where it is waited for
+        return None, error
+
+
+def _take(fd: int, pid: int, make: Callable[[], T], made: Future[T]) -> None:
+    with open(fd, "rb") as file:
+        content = file.read()
+    os.waitpid(pid, 0)
+    try:
+        value, error = pickle.loads(content)
+    except Exception:  # noqa: BLE001 - that process did not come to its end
+        value, error = _outcome(make)
+    if error is None:
+        made.set_result(value)
+    else:
+        made.set_exception(error)
