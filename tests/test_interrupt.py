@@ -196,6 +196,18 @@ def test_it_stops_and_ranks_and_kept_values_live_on(book: Notebook, what: str) -
     assert pids_in(after) == before
 
 
+def test_ranks_that_wait_for_the_first_one_in_their_very_first_group_live_on(notebook: Notebook) -> None:
+    """It holds the store that they meet in, and has not been asked for one."""
+    notebook.ok("%load_ext jupyter_distrib")
+    before = pids_in(notebook.cell(f"%%distributed --fresh {KEEP.removeprefix('%%distributed ')}"))
+    assert len(before) == 2
+    outcome = stop(notebook, f"%%distributed --ranks 2\n{HEAD}{WORK['init_process_group without the first rank'][1]}")
+    assert_stopped(outcome)
+    after = notebook.cell(READ)
+    assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
+    assert pids_in(after) == before
+
+
 def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
     waits = []

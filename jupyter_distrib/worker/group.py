@@ -44,7 +44,10 @@ class Rendezvous:
         self.apart = False
         """In this run, this rank is cut off from the others and from the store, or will be in a moment."""
         self._store: Any = None
-        self._host, self._port, self._listen_fd = HOST, 0, -1
+        self._served: Any = None
+        """The store, in the rank that serves it. Open before this rank asks for it: who waits for the store to answer
+        can be stopped, and who waits for it to be opened cannot."""
+        self._host, self._port = HOST, 0
         self._run, self._inits, self._runs = "", 0, 0
         self._debug_level: str | None = None
         """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
@@ -58,9 +61,7 @@ class Rendezvous:
         self.drop()
         self._store, self._host, self._port, self.apart = None, host, port, False
         self._board = self._board_before = None
-        if self._listen_fd >= 0:
-            os.close(self._listen_fd)
-        self._listen_fd = listen_fd
+        self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
     def begin(self, run: str) -> None:
         """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
@@ -88,7 +89,7 @@ class Rendezvous:
     def store(self) -> Any:
         """The store under a prefix that no earlier group has used."""
         if self._store is None:
-            self._store = self._open_store()
+            self._store = self._served or self._connect()
         self._inits += 1
         return _PrefixStore(f"{self._run}/{self._inits}", self._store)
 
@@ -108,22 +109,21 @@ class Rendezvous:
             with suppress(RuntimeError):  # the rank that holds the store has died: so have the words
                 before.wipe_mine()
 
-    def _open_store(self) -> Any:
+    def _connect(self, listen_fd: int | None = None) -> Any:
+        """The store of another rank, or with `listen_fd` one that this rank serves."""
         if not self._port:
             raise RuntimeError(
                 "this rank was replaced a moment ago and has not met the others yet: run the cell again."
             )
-        leads = self._listen_fd >= 0
-        fd, self._listen_fd = self._listen_fd, -1
         return _TCPStore(
             self._host,
             self._port,
             self.world_size,
-            is_master=leads,
+            is_master=listen_fd is not None,
             timeout=timedelta(minutes=5),
             wait_for_workers=False,
             multi_tenant=False,
-            master_listen_fd=fd if leads else None,
+            master_listen_fd=listen_fd,
         )
 
     def ensure(self, backend: str) -> bool:
