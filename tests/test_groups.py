@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.notebook import Notebook
@@ -105,6 +107,34 @@ def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: 
 
     assert f"ranks 0-1: ('{value}'" in outcome.result, outcome.text  # the same hash on both ranks
     assert (", 3, " in outcome.result) == (variable == "OMP_NUM_THREADS")
+
+
+BLAS = (
+    "import threadpoolctl, numpy, torch\nfound = threadpoolctl.threadpool_info()\n"
+    "torch.get_num_threads(), {each['num_threads'] for each in found if each['user_api'] == 'blas'}"
+)
+
+
+def test_numpy_and_torch_share_the_cores_with_the_other_ranks(book: Notebook) -> None:
+    cores = len(os.sched_getaffinity(0))
+    for ranks in (1, 2, 4):
+        share = max(1, cores // ranks)
+        outcome = book.ok(f"%%distributed --ranks {ranks} --strategy none\n{BLAS}")
+        assert outcome.result.endswith(f": ({share}, {{{share}}})"), outcome.text
+    assert book.ok(f"%%distributed --ranks 2 --env OPENBLAS_NUM_THREADS=3\n{BLAS}").result.endswith(", {3})")
+    assert book.ok(f"%%distributed --ranks 2\n{BLAS}").result.endswith(f", {{{max(1, cores // 2)}}})")
+    assert "OPENBLAS_NUM_THREADS" not in book.ok("%%distributed --ranks 2\nimport os\ndict(os.environ)").result
+    book.ok("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '3'")
+    assert book.ok(f"%%distributed --ranks 2\n{BLAS}").result.endswith(", {3})")
+    book.ok("del os.environ['OPENBLAS_NUM_THREADS']")
+
+
+@pytest.mark.slow
+def test_ranks_that_are_programs_of_their_own_share_the_cores_too(book: Notebook) -> None:
+    assert book.ok(f"%%distributed --ranks 2 --env PYTHONHASHSEED=7\n{BLAS}").result.endswith(
+        f", {{{max(1, len(os.sched_getaffinity(0)) // 2)}}})"
+    )
+    assert book.ok(f"%%distributed --ranks 2 --env OMP_NUM_THREADS=3\n{BLAS}").result == "ranks 0-1: (3, {3})"
 
 
 @pytest.mark.slow

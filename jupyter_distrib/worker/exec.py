@@ -9,11 +9,13 @@ import sys
 
 from jupyter_distrib.events import Fork
 from jupyter_distrib.link import Link
+from jupyter_distrib.worker import threads
 
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
     os.dup2(stderr_fd, 2)  # an import that fails must be heard
-    import torch.distributed  # noqa: F401
+    with threads.loading():
+        import torch.distributed  # noqa: F401
 
     from jupyter_distrib.worker.main import run_worker
 

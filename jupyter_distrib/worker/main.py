@@ -56,6 +56,7 @@ from jupyter_distrib.worker import (
     process,
     strategies,
     surroundings,
+    threads,
 )
 from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.late import LateThreads
@@ -172,7 +173,7 @@ class Worker:
 
         from jupyter_distrib.worker import group, randomness, refusals, saving
 
-        torch.set_num_threads(self.order.threads)
+        threads.use(self.order.threads, {})
         if "fork" in multiprocessing.get_all_start_methods():
             multiprocessing.set_start_method("fork", force=True)
         randomness.begin()
@@ -322,13 +323,7 @@ class Worker:
             if self._wanted.get("MPLBACKEND", "module:").startswith("module:"):
                 self._wanted["MPLBACKEND"] = displaying.BACKEND
         surroundings.take(setting, self._wanted)
-        self._use_threads(self._wanted["OMP_NUM_THREADS"])
-
-    def _use_threads(self, count: str) -> None:
-        import torch
-
-        if count.isdigit() and int(count) > 0 and torch.get_num_threads() != int(count):
-            torch.set_num_threads(int(count))
+        threads.use(self.order.threads, self._wanted)
 
     def _was_stopped(self, error: BaseException) -> bool:
         """Whether the cell ended because it was asked to: a collective that was cut raises whatever it likes."""

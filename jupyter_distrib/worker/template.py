@@ -20,7 +20,7 @@ import weakref
 
 from jupyter_distrib.events import Fork, Forked, Grow, TemplateReady, WorkerOrder
 from jupyter_distrib.link import Link
-from jupyter_distrib.worker import modules, process
+from jupyter_distrib.worker import modules, process, threads
 
 FULLER = (
     "torch._dynamo",
@@ -40,6 +40,8 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
 
+    with threads.loading():
+        import torch.distributed  # noqa: F401
     from jupyter_distrib.worker import group, randomness, refusals, saving  # noqa: F401 - preloaded for the ranks
     from jupyter_distrib.worker import main as worker_main  # noqa: F401
 
@@ -50,8 +52,9 @@ def grow(agent_pid: int, fuller: socket.socket) -> None:
     """What the twin does."""
     process.die_with_parent(agent_pid)
     gc.disable()
-    for name in FULLER:
-        importlib.import_module(name)
+    with threads.loading():
+        for name in FULLER:
+            importlib.import_module(name)
     from jupyter_distrib.worker import strategies
 
     strategies.load_built_in()
