@@ -18,7 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib import paths, widget
+from jupyter_distrib import control_groups, paths, widget
 from jupyter_distrib.environment import version
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.session import Session
@@ -195,9 +195,8 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield Finding(topic="machine", text=f"{cores} cores, at most {soft} open files a process")
+    yield Finding(topic="machine", text=f"{control_groups.cores()} cores, at most {soft} open files a process")
     if SHM.exists():
         total, _, free = shutil.disk_usage(SHM)
         small = free < SMALL_SHM_BYTES

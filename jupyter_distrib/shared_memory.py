@@ -17,10 +17,10 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
+from jupyter_distrib.control_groups import free_memory_bytes
 from jupyter_distrib.errors import PayloadError
 
 ALIGNMENT = 64
@@ -265,50 +265,6 @@ def _readable(size_bytes: float) -> str:
             return f"{size_bytes:.3g} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.1f} GB"
-
-
-def free_memory_bytes() -> int:
-    """What the system and this process's control group would still give, without swap; very large if unknown."""
-    return min([_system_free_bytes(), *_group_free_bytes()])
-
-
-def _system_free_bytes() -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 1 << 62
-
-
-def _group_free_bytes() -> Iterator[int]:
-    """Per control group that has a limit: limit less use; page cache counts as free since it can be dropped."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0":
-                yield from _limits_above(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current")
-            elif "memory" in controllers.split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-                yield from _limits_above(Path("/sys/fs/cgroup/memory"), path, *names)
-
-
-def _limits_above(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[int]:
-    """The tightest limit may be set on any group above ours."""
-    here = root / path.lstrip("/")
-    for group in (here, *here.parents):
-        with contextlib.suppress(OSError, ValueError):  # no such file in the root group; "max" is no number
-            limit, used = int((group / limit_name).read_text()), int((group / used_name).read_text())
-            yield max(0, limit - used + _droppable_bytes(group))
-        if group == root:
-            return
-
-
-def _droppable_bytes(group: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in (group / "memory.stat").read_text().splitlines():
-            if line.startswith(("inactive_file ", "total_inactive_file ")):
-                return int(line.split()[1])
-    return 0
 
 
 # ------------------------------------------------------------------------------------------------------- reading

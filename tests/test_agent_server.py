@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib import testing
-from jupyter_distrib.agent import death
+from jupyter_distrib import control_groups, testing
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import (
@@ -569,7 +568,7 @@ def test_sigterm_ends_it_and_its_ranks(folder: Path) -> None:
 @pytest.fixture
 def limited() -> Iterator[Path]:
     """A control group with a limit of 1 GiB, below our own."""
-    own = death._groups()[:1]
+    own = control_groups.folders("memory")[:1]
     try:
         group = own[0] / f"jupyter_distrib-{os.getpid()}"
         group.mkdir()

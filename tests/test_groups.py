@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from jupyter_distrib import control_groups
 from tests.notebook import Notebook
 
 OWN_GROUPS = """import torch, torch.distributed as dist
@@ -116,7 +115,7 @@ BLAS = (
 
 
 def test_numpy_and_torch_share_the_cores_with_the_other_ranks(book: Notebook) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = control_groups.cores()
     for ranks in (1, 2, 4):
         share = max(1, cores // ranks)
         outcome = book.ok(f"%%distributed --ranks {ranks} --strategy none\n{BLAS}")
@@ -132,7 +131,7 @@ def test_numpy_and_torch_share_the_cores_with_the_other_ranks(book: Notebook) ->
 @pytest.mark.slow
 def test_ranks_that_are_programs_of_their_own_share_the_cores_too(book: Notebook) -> None:
     assert book.ok(f"%%distributed --ranks 2 --env PYTHONHASHSEED=7\n{BLAS}").result.endswith(
-        f", {{{max(1, len(os.sched_getaffinity(0)) // 2)}}})"
+        f", {{{max(1, control_groups.cores() // 2)}}})"
     )
     assert book.ok(f"%%distributed --ranks 2 --env OMP_NUM_THREADS=3\n{BLAS}").result == "ranks 0-1: (3, {3})"
 

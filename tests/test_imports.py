@@ -23,6 +23,7 @@ MAY_LOAD_TORCH = ("worker", "compat", "checkpoints")
 MAY_USE_IPYTHON = ("magic", "completion", "widget", "api", "frontend", "worker.displaying", "comment")
 # What crosses, how it crosses, and `report`/`progress`, which cells call on a rank.
 WHAT_CROSSES = {
+    "control_groups",
     "errors",
     "events",
     "arguments",

@@ -190,24 +190,3 @@ def test_a_full_disk_is_the_same_error_and_leaks_nothing(monkeypatch: pytest.Mon
     with pytest.raises(PayloadError, match="are free"):
         shared_memory.write(views(b"x"))
     assert not before or len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.fixture
-def control_group(tmp_path: Path) -> Path:
-    group = tmp_path / "a" / "b"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("10\n")
-    (group.parent / "memory.max").write_text("1000\n")
-    (group.parent / "memory.current").write_text("900\n")
-    (group.parent / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    return tmp_path
-
-
-def test_a_limit_on_any_group_above_counts_and_page_cache_is_free(control_group: Path) -> None:
-    found = shared_memory._limits_above(control_group, "/a/b", "memory.max", "memory.current")
-    assert list(found) == [400]
-
-
-def test_free_memory_is_known_here() -> None:
-    assert 0 < shared_memory.free_memory_bytes() <= 1 << 62

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from jupyter_distrib import control_groups
 from jupyter_distrib.agent import death, reap, starting
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.loop import Loop
@@ -370,7 +371,7 @@ class Crew:
 
     def _count_kills(self) -> None:
         """Those that the out-of-memory killer has done by now are not of this run. A slow read."""
-        self._oom_kills = death.out_of_memory_kills()
+        self._oom_kills = control_groups.out_of_memory_kills()
 
     def _wrote(self, rank: Rank, stream: str, data: bytes) -> None:
         run = self.run

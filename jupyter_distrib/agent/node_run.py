@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from jupyter_distrib import control_groups
 from jupyter_distrib.agent import death, reap
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.loop import Loop, Timer
@@ -141,7 +142,7 @@ class NodeRun:
         """A rank's process has ended by itself: tell what is known of it. `oom_kills`: how many there were before."""
         tail = rank.stderr_tail
         self.output.flush()
-        out_of_memory = code == -signal.SIGKILL and death.out_of_memory_kills() > oom_kills
+        out_of_memory = code == -signal.SIGKILL and control_groups.out_of_memory_kills() > oom_kills
         exited = Exited(
             run=self.command.run,
             rank=rank.number,
@@ -151,7 +152,7 @@ class NodeRun:
             last_lines=death.last_lines(tail),
             frames=death.crash_frames(tail) if code is not None and death.is_crash(code) else (),
             out_of_memory=out_of_memory,
-            memory_limit_bytes=death.memory_limit_bytes() if out_of_memory else 0,
+            memory_limit_bytes=control_groups.memory_limit_bytes() if out_of_memory else 0,
             loading=rank.loading,
             peak_rss_bytes=peak_rss_bytes,
             at_s=time.monotonic(),

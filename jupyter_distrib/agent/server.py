@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib import environment, paths
+from jupyter_distrib import control_groups, environment, paths
 from jupyter_distrib.agent import allotment, detached, devices, reap
 from jupyter_distrib.agent.client import Client
 from jupyter_distrib.agent.crew import Crew
@@ -342,7 +342,7 @@ class Agent:
     def _answer(self) -> dict[str, object]:
         return {
             "name": platform.node(),
-            "cpus": os.cpu_count(),
+            "cpus": control_groups.cores(),
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "pid": os.getpid(),
             "up_s": time.monotonic() - self._started_s,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from jupyter_distrib import control_groups
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.launch import AGENT
 from jupyter_distrib.agent.rank import Rank
@@ -23,7 +24,6 @@ def order(command: OpenCrew, local_rank: int, count: int, gpus: Sequence[Gpu]) -
         gpus: The crew's, one for each local rank; none for CPU ranks.
     """
     size = command.size
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return WorkerOrder(
         crew=command.crew,
         worker=f"{command.crew}.{local_rank}.{count}",
@@ -37,7 +37,7 @@ def order(command: OpenCrew, local_rank: int, count: int, gpus: Sequence[Gpu]) -
         interface=command.interface,
         device=f"cuda:{local_rank}" if gpus else "cpu",
         visible_devices=",".join(gpu.uuid for gpu in gpus) if gpus else None,
-        threads=max(1, (cores or 1) // size),
+        threads=max(1, control_groups.cores() // size),
     )
 
 

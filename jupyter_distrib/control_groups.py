@@ -1,0 +1,104 @@
+"""What the control groups of this process let it have: a container's limits show nowhere else. Elsewhere than on Linux,
+and where there are no limits, what the machine has. Any process; no state.
+
+Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
+above ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
+_NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes a number even larger where there is none."""
+
+
+def cores(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
+    """How many this process may keep busy: of those it may run on, as many as its share of time is worth."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([here, *_cores_of_groups(proc, mount)])
+
+
+def _cores_of_groups(proc: Path, mount: Path) -> Iterator[int]:
+    for group in folders("cpu", proc, mount):
+        with suppress(OSError, ValueError):  # `max`
+            quota_us, period_us = map(int, (group / "cpu.max").read_text().split())
+            yield max(1, -(-quota_us // period_us))
+        quota_us, period_us = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        if quota_us > 0 and period_us > 0:
+            yield -(-quota_us // period_us)
+
+
+def memory_limit_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
+    """How much memory may be used at most; 0 without a limit."""
+    return min((limit for _, limit in _memory_limits(proc, mount)), default=0)
+
+
+def free_memory_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
+    """What the system and the groups would still give, page cache included, without swap; very large if unknown."""
+    free = [_system_free_bytes(proc)]
+    for group, limit in _memory_limits(proc, mount):
+        used = max(_number(group / "memory.current"), _number(group / "memory.usage_in_bytes"))
+        droppable = _counter(group / "memory.stat", "total_inactive_file", "inactive_file") or 0
+        if used >= 0:
+            free.append(max(0, limit - used + droppable))
+    return min(free)
+
+
+def _memory_limits(proc: Path, mount: Path) -> Iterator[tuple[Path, int]]:
+    for group in folders("memory", proc, mount):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if 0 <= (limit := _number(group / name)) < _NO_LIMIT_BYTES:
+                yield group, limit
+
+
+def _system_free_bytes(proc: Path) -> int:
+    kilobytes = _counter(proc / "meminfo", "MemAvailable:")
+    return 1 << 62 if kilobytes is None else kilobytes * 1024
+
+
+def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
+    """How often the out-of-memory killer has struck in this group, which is that of the ranks, whichever limit was met;
+    on the whole machine where no group tells."""
+    for group in folders("memory", proc, mount)[:1]:
+        for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+            if (count := _counter(group / name, "oom_kill")) is not None:
+                return count
+    return _counter(proc / "vmstat", "oom_kill") or 0
+
+
+def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT) -> list[Path]:
+    """Of the groups for `cpu` or `memory` that this process is in, the innermost first."""
+    paths: dict[str, str] = {}
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            paths |= dict.fromkeys(controllers.split(","), path.strip("/"))
+    for name, root in ((controller, mount / controller), ("", mount)):
+        if name in paths and root.is_dir():
+            own = root / paths[name]
+            if ".." in own.parts or not own.is_dir():
+                own = root  # a container sees its own group there, by the name that it has outside
+            return [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
+    return []
+
+
+def _number(path: Path) -> int:
+    """-1 if there is none, as for `max`."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return -1
+
+
+def _counter(path: Path, *names: str) -> int | None:
+    """The first of these that the file has."""
+    with suppress(OSError, ValueError):
+        found = dict(line.split(None, 1) for line in path.read_text().splitlines() if " " in line)
+        for name in names:
+            if name in found:
+                return int(found[name].split()[0])
+    return None
