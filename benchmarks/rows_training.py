@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,6 +15,7 @@ from plan import Plan
 from report import Figure
 
 _BYTES = r"bytes: (\d+) (-?\d+)"
+_TOOK = r"took: ([\d.]+)"
 STEPS = {"cnn": 20, "mlp": 2}
 """Of one turn."""
 LABELS = {"ddp": "hand-written DDP", "prepare": "prepare()", "unchanged": "unchanged single-device code"}
@@ -66,6 +70,42 @@ def memory(plan: Plan) -> Iterator[Figure]:
             for name, sizes in found.items()
             for i, kind in enumerate(("held", "resident"))
         },
+    )
+
+
+PRODUCTS = """
+import time
+import numpy
+matrix = numpy.random.rand(300, 300)
+matrix @ matrix
+began = time.perf_counter()
+for _ in range(200):
+    matrix @ matrix
+print("took:", time.perf_counter() - began)
+"""
+
+
+def linear_algebra(plan: Plan) -> Iterator[Figure]:
+    """numpy's matrix products on 2 ranks at once, beside two plain processes that are given half of the cores each, by
+    turns."""
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    env = {**os.environ, "OMP_NUM_THREADS": str(share)}
+    times: dict[str, list[float]] = {"ranks": [], "processes": []}
+    with plan.warm() as notebook:
+        for _ in plan.times(10, 2):
+            text = notebook.good(f"%%distributed --ranks 2 --strategy none\n{PRODUCTS}").all_text
+            times["ranks"].append(max(map(float, re.findall(_TOOK, text))))
+            command = [sys.executable, "-c", PRODUCTS]
+            both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) for _ in range(2)]
+            texts = [each.communicate()[0] for each in both]
+            times["processes"].append(max(float(took) for text in texts for took in re.findall(_TOOK, text)))
+    ratio = statistics.median(mine / other for mine, other in zip(*times.values(), strict=True))
+    yield Figure(
+        what="matrix products with numpy on 2 ranks at once, against 2 processes with half of the cores each",
+        measured=f"x{ratio:.2f}",
+        target="<= 1.1",
+        ok=ratio <= 1.1,
+        numbers={f"{name}_s": found for name, found in times.items()},
     )
 
 

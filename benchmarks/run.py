@@ -36,6 +36,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "million": rows_data.million,
     "training": rows_training.training,
     "memory": rows_training.memory,
+    "numpy": rows_training.linear_algebra,
     "killed": rows_trouble.killed,
     "interrupted": rows_trouble.interrupted,
     "import": rows_start.imported,
