@@ -25,7 +25,13 @@ _RAY = (
     Option(
         flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as can be"
     ),
-    Option(flag="--cpus-per-rank", metavar="N", meaning="CPUs that each rank takes", read=at_least_zero, default="1"),
+    Option(
+        flag="--cpus-per-rank",
+        metavar="N",
+        meaning="CPUs that each rank takes, and threads that it uses then",
+        read=at_least_zero,
+        default="1",
+    ),
     Option(flag="--insecure", meaning="use a cluster that asks for no token", default="refuse it"),
     Option(
         flag="--idle",

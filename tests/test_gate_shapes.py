@@ -9,6 +9,7 @@ import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.events import OpenCrew
+from jupyter_distrib.gate.__main__ import _wanted as wanted
 from jupyter_distrib.gate.shapes import Need, Wanted
 
 COMMAND = OpenCrew(crew="c", size=0, gpus=True)
@@ -113,3 +114,17 @@ def test_ranks_may_take_no_cpu() -> None:
     asked = need(CPUS, Wanted(cpus_per_rank=0), size=64, gpus=False)
     assert asked.shapes(asked.there(CPUS))[0] == [64]
     assert asked.bundle(64) == {"CPU": 0.001}, "Ray wants something in a bundle"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {}),
+        ({"cpus_per_rank": "4"}, {"OMP_NUM_THREADS": "4"}),
+        ({"cpus_per_rank": "0.5"}, {"OMP_NUM_THREADS": "1"}),
+        ({"cpus_per_rank": "0"}, {}),
+        ({"cpus_per_rank": "4", "runtime_env": '{"env_vars": {"OMP_NUM_THREADS": 2}}'}, {"OMP_NUM_THREADS": "2"}),
+    ],
+)
+def test_ranks_use_as_many_threads_as_they_take_cpus(options: dict[str, str], expected: dict[str, str]) -> None:
+    assert wanted(options).env == expected

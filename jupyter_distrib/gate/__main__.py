@@ -73,12 +73,15 @@ def _join(looking: Future[cluster.Looked], gate: Gate, calls: Calls) -> Future[c
 def _wanted(options: dict[str, str]) -> Wanted:
     environment = json.loads(options.get("runtime_env", "{}"))
     env = environment.get("env_vars", {})
+    cpus = float(options.get("cpus_per_rank", "1"))
+    if cpus and "cpus_per_rank" in options:  # what others have of the node is not for these
+        env = {"OMP_NUM_THREADS": max(1, int(cpus)), **env}
     if not environment.keys() & READ_BY_INSTALLERS:
         environment.pop("env_vars", None)
     return Wanted(
         nodes=int(options.get("nodes", "0")),
         python=options.get("python", ""),
-        cpus_per_rank=float(options.get("cpus_per_rank", "1")),
+        cpus_per_rank=cpus,
         runtime_env=environment or None,
         env={name: str(value) for name, value in env.items()},
         copy_files="copy_files" in options,

@@ -61,6 +61,14 @@ def test_the_status_shows_its_ranks(book: Notebook) -> None:
     assert re.split(r" {2,}", row) == ["lab", "ray", "yes", "4 CPU", "jupyter_distrib.toml"]
 
 
+def test_ranks_that_take_cpus_use_as_many_threads(cluster: Cluster, tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        at = f"--pool ray --insecure --address {cluster.address} --ranks 1"
+        cell = f"%%distributed {at} --cpus-per-rank 3\nimport os, torch\ntorch.get_num_threads(), os.environ['OMP_NUM_THREADS']"
+        assert book.cell(cell, timeout_s=150).result == "rank 0: (3, '3')"
+
+
 def test_values_stay_on_their_nodes(book: Notebook) -> None:
     book.ok("%%distributed --keep model\nmodel = [rank]")
     assert book.ok("%%distributed\nmodel[0] * 10").result == "rank 0: 0\nrank 1: 10\nrank 2: 20\nrank 3: 30"
