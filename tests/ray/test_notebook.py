@@ -65,8 +65,8 @@ def test_ranks_that_take_cpus_use_as_many_threads(cluster: Cluster, tmp_path: Pa
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         at = f"--pool ray --insecure --address {cluster.address} --ranks 1"
-        cell = f"%%distributed {at} --cpus-per-rank 3\nimport os, torch\ntorch.get_num_threads(), os.environ['OMP_NUM_THREADS']"
-        assert book.cell(cell, timeout_s=150).result == "rank 0: (3, '3')"
+        cell = f"%%distributed {at} --cpus-per-rank 1\nimport os, torch\ntorch.get_num_threads(), os.environ['OMP_NUM_THREADS']"
+        assert book.cell(cell, timeout_s=150).result == "rank 0: (1, '1')"
 
 
 def test_values_stay_on_their_nodes(book: Notebook) -> None:
