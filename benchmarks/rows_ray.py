@@ -125,8 +125,8 @@ def _notebook(plan: Plan, address: str, **env: str) -> Iterator[Notebook]:
 
 
 @contextmanager
-def _warm(plan: Plan, address: str) -> Iterator[Notebook]:
-    with _notebook(plan, address) as notebook:
+def _warm(plan: Plan, address: str, **env: str) -> Iterator[Notebook]:
+    with _notebook(plan, address, **env) as notebook:
         notebook.good(LOAD)
         for _ in range(5):
             notebook.good(f"{_LINE}\npass")
@@ -197,6 +197,24 @@ def fresh(plan: Plan) -> Iterator[Figure]:
         times = [notebook.good(f"{_LINE} --fresh\npass").wall_s for _ in plan.times(10, 3)]
     yield Figure(
         what="`--fresh`, 4 ranks on 2 nodes of a Ray cluster",
+        measured=spread(times),
+        numbers={"times_s": times},
+    )
+
+
+def restart(plan: Plan) -> Iterator[Figure]:
+    """The first cell after the restart button, with the nodes that its kernel had before."""
+    if skipped := _skipped():
+        yield skipped
+        return
+    times = []
+    with _cluster() as address, _warm(plan, address, JPY_SESSION_NAME="train.ipynb") as notebook:
+        for _ in plan.times(10, 3):
+            notebook.restart()
+            notebook.good(LOAD)
+            times.append(notebook.good(f"{_LINE}\npass").wall_s)
+    yield Figure(
+        what="first cell after a kernel restart, after %load_ext, 4 ranks on 2 nodes of a Ray cluster",
         measured=spread(times),
         numbers={"times_s": times},
     )

@@ -48,6 +48,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "ray-noop": rows_ray.noop,
     "ray-first": rows_ray.first,
     "ray-fresh": rows_ray.fresh,
+    "ray-restart": rows_ray.restart,
     "ray-value": rows_ray.value,
     "ray-prints": rows_ray.prints,
     "many": rows_ray.many,

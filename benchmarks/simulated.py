@@ -110,7 +110,7 @@ class LightPlace:
         ]
         self._loop.soon(lambda: crew.placed(shares))
 
-    def give_back(self, *, force: bool) -> None:
+    def give_back(self, *, useless: bool, killed: bool) -> None:
         """There is nothing."""
 
 

@@ -302,6 +302,8 @@ class CloseCrew:
     crew: str
     reason: str = ""
     """Why, for whoever waits for that run."""
+    force: bool = False
+    """Kill them, instead of giving exit handlers a second."""
 
 
 @message

@@ -116,7 +116,7 @@ class FakePlace:
     def start(self, command: OpenCrew, crew: Crew) -> None:
         """The test places them."""
 
-    def give_back(self, *, force: bool) -> None:
+    def give_back(self, *, useless: bool, killed: bool) -> None:
         self.given_back = True
 
 

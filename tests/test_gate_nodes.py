@@ -71,7 +71,7 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
         lost=lambda number, why: lost.append(why),
     )
     about = {"host": "n", "interface": "eth0"}
-    place = SimpleNamespace(crew=crew, remark="", over=False, lost=crew.lost)
+    place = SimpleNamespace(crew=crew, remark="", told=set(), over=False, lost=crew.lost)
     node = RayNode(place, 0, None, about, shared=True)  # type: ignore[arg-type]
 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
@@ -112,7 +112,7 @@ class Sending:
         self.receive: Receive
         crew = SimpleNamespace(closed=False, heard=lambda number, event, fds=(): self.heard.append(event))
         calls = SimpleNamespace(put=lambda call: call())
-        self.place = SimpleNamespace(crew=crew, remark="", over=False, put=self._put, calls=calls)
+        self.place = SimpleNamespace(crew=crew, remark="", told=set(), over=False, put=self._put, calls=calls)
         about = {"host": "n", "interface": "eth0"}
         self.node = RayNode(self.place, 0, self.actor, about, shared=True)  # type: ignore[arg-type]
         cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
@@ -196,15 +196,15 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     return Places(None, Wanted(), Future(), Future())  # type: ignore[arg-type]
 
 
-def kernel(session: str = "s") -> Client:
-    versions = {"python": "3", "torch": "2", "cloudpickle": "3"}
-    hello = Hello(protocol=PROTOCOL, session=session, pid=os.getpid(), label="", **versions)
+def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
+    versions = {"python": "3", "torch": torch, "cloudpickle": "3"}
+    hello = Hello(protocol=PROTOCOL, session=session, pid=os.getpid(), label=session, notebook=notebook, **versions)
     return Client(link=None, hello=hello)  # type: ignore[arg-type]
 
 
-def placed(places: Places) -> RayPlace:
+def placed(places: Places, notebook: str = "") -> RayPlace:
     """A crew's, which has been given its nodes."""
-    place = places.find(kernel(), SOME)
+    place = places.find(kernel(notebook=notebook), SOME)
     place._asked, place._found, place._folder = SOME, ([], False), os.getcwd()
     return place
 
@@ -212,7 +212,7 @@ def placed(places: Places) -> RayPlace:
 def test_nodes_that_are_given_back_are_for_the_next_crew_that_wants_the_same(places: Places) -> None:
     place, given = placed(places), list[object]()
     assert places.find(kernel(), SOME) is not place, "a crew has it"
-    place.give_back(force=False)
+    place.give_back(useless=False, killed=False)
     assert places.find(kernel(), replace(SOME, size=3)) is not place
     assert places.find(kernel("another"), SOME) is not place
     again = replace(SOME, crew="b", load_env={"A": "1"}, wait_s=3.0)
@@ -222,10 +222,20 @@ def test_nodes_that_are_given_back_are_for_the_next_crew_that_wants_the_same(pla
     assert given == [[]]
 
 
+def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Places) -> None:
+    place = placed(places, "a.ipynb")
+    place.told.add("said to the first kernel")
+    place.give_back(useless=False, killed=True)
+    assert places.find(kernel("next", "b.ipynb"), SOME) is not place
+    assert places.find(kernel("next", "a.ipynb", torch="3"), SOME) is not place, "it was restarted for another torch"
+    assert places.find(kernel("next", "a.ipynb"), SOME) is place
+    assert not place.told
+
+
 @pytest.mark.parametrize("gone", ["over", "_lost"])
 def test_nodes_that_are_gone_are_not_given_again(places: Places, gone: str) -> None:
     place = placed(places)
-    place.give_back(force=False)
+    place.give_back(useless=False, killed=False)
     setattr(place, gone, True)
     assert places.find(kernel(), SOME) is not place
 

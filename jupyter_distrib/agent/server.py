@@ -189,7 +189,7 @@ class Agent:
             case CloseCrew():
                 self._waiting.over(command.crew)
                 if (crew := client.crews.get(command.crew)) is not None:
-                    self._close(crew, force=False, reason=command.reason)
+                    self._close(crew, force=command.force, reason=command.reason)
                     self._tell(client, CrewClosed(crew=command.crew))
             case Renew():
                 if (crew := client.crews.get(command.crew)) is not None:

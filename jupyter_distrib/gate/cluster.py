@@ -252,6 +252,32 @@ def explained(address: Address, text: str) -> str:
     return f"the Ray cluster at {address.shown} cannot be joined: {first}"
 
 
+def probe() -> Any:
+    """What Ray runs on a node to which an actor with a `py_executable` goes: says in a sentence what is wrong with it.
+    Ray itself tries again and again for minutes, and does not say why."""
+    import ray
+
+    def look(executable: str) -> str:
+        import os
+        import shlex
+        import shutil
+        import subprocess
+
+        words, node = shlex.split(executable), ray.util.get_node_ip_address()
+        found = shutil.which(os.path.expanduser(words[0])) if words else None
+        if found is None:
+            return f"there is no py_executable = {executable!r} on node {node}: correct the runtime environment."
+        if len(words) > 1 or "python" not in os.path.basename(found):  # `uv run`, say, which takes its time
+            return ""
+        tried = subprocess.run([found, "-c", "import ray"], capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return ""
+        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        return f"py_executable = {executable!r} on node {node} cannot run Ray's processes ({said}): install Ray there."
+
+    return ray.remote(num_cpus=0, max_retries=0)(look)
+
+
 def actor_class() -> Any:
     """What Ray starts on a node: it leaves this package there and hands on to `Host`.
 

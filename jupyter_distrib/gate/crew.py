@@ -58,8 +58,13 @@ class Place(Protocol):
         """Find nodes; calls `crew.placed`, `crew.queued` or `crew.refuse` in the loop, and later `crew.heard` and
         `crew.lost`."""
 
-    def give_back(self, *, force: bool) -> None:
-        """Let the nodes go, also while they are still being looked for."""
+    def give_back(self, *, useless: bool, killed: bool) -> None:
+        """Let the nodes go, also while they are still being looked for.
+
+        Args:
+            useless: For another crew, too.
+            killed: The ranks; else they have been told to leave.
+        """
 
 
 class Crew:
@@ -86,6 +91,8 @@ class Crew:
         self._renewing: Timer | None = None
         self._ending = ""
         """Why the crew closes as soon as its run is over."""
+        self._useless = False
+        """What was given to it, for another one."""
         self._place_has_gpus = False
         self._queued: Queued | None = None
 
@@ -158,6 +165,7 @@ class Crew:
     def refuse(self, reason: str) -> None:
         if self.closed:
             return
+        self._useless = True
         self.on_closed()
         self.tell(CrewRefused(crew=self.name, reason=reason), ())
 
@@ -286,6 +294,7 @@ class Crew:
         self.run.lose(reason, dead, self._pids())
 
     def _close(self) -> None:
+        self._useless = True
         self.on_closed()
         self.tell(CrewClosed(crew=self.name, reason=self._ending), ())
 
@@ -308,7 +317,7 @@ class Crew:
             self.run.give_up(self._pids(), self._ending)
         if self._renewing is not None:
             self._renewing.cancel()
-        if not force:
+        if not self._useless:
             for share in self._shares:
-                share.node.send(CloseCrew(crew=self.name))
-        self._place.give_back(force=force)
+                share.node.send(CloseCrew(crew=self.name, force=force))
+        self._place.give_back(useless=self._useless, killed=force)

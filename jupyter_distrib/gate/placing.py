@@ -38,15 +38,19 @@ READY_S = 5.0
 """A placement group that the cluster has room for is ready within this."""
 START_S = 300.0
 """For the processes of a node, and for a runtime environment that has to be made first."""
+AGAIN_S = 0.5
+"""How often nodes that are free look whether somebody waits for room."""
 LOOK_S = 2.0
 """How often to look for new nodes while waiting for some."""
-END_S = 2.0
-"""Nodes that are given back stay for so long: agents give exit handlers a second, and another crew may claim them."""
+LEAVING_S = 2.0
+"""Ranks that are told to leave are given a second for exit handlers."""
+STAY_S = 10.0
+"""Nodes that are given back stay for so long, as long as nobody waits for room: another crew may claim them."""
 
 
 class Places:
-    """Of one gate. A crew that asks for what its kernel has just given back, as with `--fresh`, is given those nodes,
-    where agents and templates are up, so that its ranks are forked at once."""
+    """Of one gate. A crew that asks for what its notebook has just given back, by `--fresh` or when its kernel was
+    restarted, is given those nodes, where agents and templates are up, so that its ranks are forked at once."""
 
     def __init__(self, calls: Calls, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]) -> None:
         self._calls, self._wanted, self._joined, self._package = calls, wanted, joined, package
@@ -72,7 +76,9 @@ class RayPlace:
         self.calls, self._hello, self._wanted, self._joined, self._package = calls, hello, wanted, joined, package
         self.crew: Crew
         self.remark = ""
-        """On the nodes, for the first cell."""
+        """On the nodes, for a kernel's first cell."""
+        self.told: set[str] = set()
+        """What its kernel has been told of them."""
         self.over = False
         """Its nodes are gone, or will be."""
         self._given_back = threading.Event()
@@ -104,9 +110,12 @@ class RayPlace:
                 return False
             if command.gpus and not any(share.gpus for share in self._found[0]):
                 return False  # there may be some now
-            same = hello.session == self._hello.session and self._folder == self._directory
-            if not same or _wish(command) != _wish(self._asked):
+            if not _is_same(hello, self._hello) or self._folder != _directory(hello):
                 return False
+            if _wish(command) != _wish(self._asked):
+                return False
+            if hello.session != self._hello.session:
+                self._hello, self.told = hello, set()
             self._given_back = threading.Event()
             return True
 
@@ -129,7 +138,8 @@ class RayPlace:
             cluster.check_port(address)
             need = Need.of(command, self._wanted, _alive())
             sizes = self._reserve(need)
-            nodes = self._start_actors(sizes, gpus=need.gpus, client=address.client)
+            self._start_actors(sizes, gpus=need.gpus, client=address.client)
+            nodes = self._nodes()
             has_gpus = have_gpus(_alive())
         except PoolError as refusal:
             return self._call(partial(self.crew.refuse, str(refusal)))
@@ -184,7 +194,8 @@ class RayPlace:
 
         strategy = need.strategy(shape, need.there(_alive() if known is None else known))
         self._attempts += 1
-        name = f"jupyter_distrib: {self._hello.label} #{need.command.crew}.{self._attempts}"  # Ray wants them unique
+        who = os.path.basename(self._hello.notebook) or self._hello.label  # its next kernel may have it, too
+        name = f"jupyter_distrib: {who} #{need.command.crew}.{self._attempts}"  # Ray wants them unique
         with self._lock:
             if self._given_back.is_set():
                 raise PoolError("the ranks were given up while they were waited for.")
@@ -209,37 +220,46 @@ class RayPlace:
             self._said = reason
             self._call(partial(self.crew.queued, reason))
 
-    def _start_actors(self, sizes: Sequence[int], *, gpus: bool, client: bool) -> list[RayNode]:
+    def _start_actors(self, sizes: Sequence[int], *, gpus: bool, client: bool) -> None:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         package, cls = ray.put(self._package.result()), cluster.actor_class()
+        executable, probes = (self._wanted.runtime_env or {}).get("py_executable", ""), []
         with self._lock:
             if self._given_back.is_set():
                 raise PoolError("the ranks were given up while they were starting.")
             for number, size in enumerate(sizes):
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
                 options = {
                     "num_cpus": size * self._wanted.cpus_per_rank,
                     "num_gpus": size if gpus else 0,
-                    "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                        self._group, placement_group_bundle_index=number
-                    ),
+                    "scheduling_strategy": place,
                 }
                 if self._wanted.runtime_env:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
                 more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
-        self._folder = self._directory
-        addresses, before = self._addresses(len(sizes)), stamp(self._directory)
+                if executable:
+                    probes.append(cluster.probe().options(scheduling_strategy=place).remote(executable))
+        if unfit := next(filter(None, ray.get(probes, timeout=START_S)), ""):
+            raise PoolError(unfit)
+
+    def _nodes(self) -> list[RayNode]:
+        """What the actors say of their nodes, which must be fit for what the kernel sends."""
+        import ray
+
+        folder = self._folder = _directory(self._hello)
+        addresses, before = self._addresses(len(self._actors)), stamp(folder)
         asked = [
-            actor.describe.remote(addresses[:number] + addresses[number + 1 :], self._directory)
+            actor.describe.remote(addresses[:number] + addresses[number + 1 :], folder)
             for number, actor in enumerate(self._actors)
         ]
         if ray.wait(asked, num_returns=len(asked), timeout=TELL_S)[1]:
             self._say("Ray starts processes on the nodes.")
         abouts = [json.loads(text) for text in ray.get(asked, timeout=START_S)]
-        after = None if self._wanted.copy_files else stamp(self._directory)
+        after = None if self._wanted.copy_files else stamp(folder)
         differing = list(map(self._check_parity, abouts))
         self.remark = " ".join(filter(None, (*differing, no_way(abouts))))
         return [
@@ -255,14 +275,6 @@ class RayPlace:
         there = placement_group_table(self._group)["bundles_to_node_id"]
         return [of_nodes[there[number]] for number in range(count) if there[number] in of_nodes]
 
-    @property
-    def _directory(self) -> str:
-        """Of the notebook: its kernel's working directory, as far as the system tells."""
-        try:
-            return os.readlink(f"/proc/{self._hello.pid}/cwd")
-        except OSError:
-            return os.getcwd()
-
     def _check_parity(self, about: Mapping[str, Any]) -> str:
         """What differs and mostly works. Raises `PoolError` if it does not."""
         versions = {name: about[name] for name in ("python", "torch", "cloudpickle")}
@@ -274,18 +286,22 @@ class RayPlace:
 
     # ------------------------------------------------------------------------------------------------ giving back
 
-    def give_back(self, *, force: bool) -> None:
+    def give_back(self, *, useless: bool, killed: bool) -> None:
         self._given_back.set()
+        leaving_s = 0.0 if killed else LEAVING_S
+        stay_s = 0.0 if useless or self._lost or self._found is None else STAY_S
         threading.Thread(
-            target=self._end, args=(force, self._given_back), name="jupyter_distrib-end", daemon=True
+            target=self._end, args=(leaving_s, stay_s, self._given_back), name="jupyter_distrib-end", daemon=True
         ).start()
 
-    def _end(self, force: bool, given_back: threading.Event) -> None:
+    def _end(self, leaving_s: float, stay_s: float, given_back: threading.Event) -> None:
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        if not force:
-            time.sleep(END_S)
+        until_s = time.monotonic() + stay_s
+        time.sleep(leaving_s)
+        while given_back is self._given_back and not self._lost and time.monotonic() < until_s and not _are_waiting():
+            time.sleep(AGAIN_S)
         with self._lock:
             if given_back is not self._given_back:
                 return  # another crew has claimed them
@@ -300,6 +316,33 @@ class RayPlace:
                 remove_placement_group(group)
         except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
             traceback.print_exc()  # into the gate's log
+
+
+def _directory(hello: Hello) -> str:
+    """Of the notebook: its kernel's working directory, as far as the system tells."""
+    try:
+        return os.readlink(f"/proc/{hello.pid}/cwd")
+    except OSError:
+        return os.getcwd()
+
+
+def _is_same(hello: Hello, before: Hello) -> bool:
+    """Whether this is the kernel that was there before, or the next one of its notebook with the same packages."""
+    if hello.session == before.session:
+        return True
+    return bool(hello.notebook) and replace(hello, session="", pid=0, label="") == replace(
+        before, session="", pid=0, label=""
+    )
+
+
+def _are_waiting() -> bool:
+    """Whether somebody in the cluster waits for room, in this notebook or elsewhere."""
+    from ray.util import placement_group_table
+
+    try:
+        return any(group["state"] in ("PENDING", "RESCHEDULING") for group in placement_group_table().values())
+    except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone
+        return True
 
 
 def _wish(command: OpenCrew) -> OpenCrew:

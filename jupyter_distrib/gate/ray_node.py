@@ -50,9 +50,8 @@ class RayNode:
         self._place, self._number, self.actor = place, number, actor
         self.host, self.interface = str(about["host"]), str(about["interface"])
         self.name = f"node {self.host}"
-        self._project, self._told = None if shared else Project(), ""
+        self._project = None if shared else Project()
         self._has_files = False
-        self._remark = place.remark if number == 0 else ""
         self._answers: dict[int, list[Entry]] = {}
         """Told of by Ray before earlier ones, by their number."""
         self._heard = 0
@@ -61,9 +60,7 @@ class RayNode:
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         if isinstance(command, Execute):
-            if self._remark:
-                self._note(command.run, self._remark)
-                self._remark = ""
+            self._tell_once(command.run, self._place.remark)
             if self._project is not None:
                 self._bring(command, self._project)
         if isinstance(command, Stop) and self._held is not None and self._held.command.run == command.run:
@@ -160,10 +157,7 @@ class RayNode:
         first, self._has_files = not self._has_files, True
         if first or files or gone:
             self._call("bring", files, gone, then=lambda future: self._brought(command.run, project, files, future))
-        left_out = project.left_out
-        if self._number == 0 and left_out not in ("", self._told):  # once for all nodes
-            self._told = left_out
-            self._note(command.run, left_out)
+        self._tell_once(command.run, project.left_out)
 
     def _brought(self, run: str, project: Project, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
         try:
@@ -176,6 +170,12 @@ class RayNode:
         name, reason = failed[0]
         more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
         self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
+
+    def _tell_once(self, run: str, text: str) -> None:
+        """For all nodes, if there is anything to tell."""
+        if text and text not in self._place.told:
+            self._place.told.add(text)
+            self._note(run, text)
 
     def _note(self, run: str, text: str) -> None:
         self._place.crew.tell(Noted(run=run, rank=None, text=text), ())

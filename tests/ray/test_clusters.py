@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,12 +167,25 @@ def test_nodes_with_other_versions_are_refused_or_remarked(cluster: Cluster, tmp
         assert re.search(rf"node 127\.0\.0\.[23] has torch {re.escape(minor)}\.99 there, 2\.\S+ here", outcome.text)
 
 
+def bare_python(folder: Path) -> str:
+    """An interpreter in whose environment there is no Ray."""
+    venv.create(folder / "bare", with_pip=False)
+    return str(folder / "bare" / "bin" / "python")
+
+
 def test_an_interpreter_that_is_none_is_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
     at = f"--pool ray --insecure --address {cluster.address} --ranks 1"
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         said = refused(book, f"{at} --python /wrong/path")
         assert re.search(r"there is no interpreter at /wrong/path on node 127\.0\.0\.[23]", said), said
+        for executable, why in (
+            ("/wrong/path", "there is no py_executable"),
+            (bare_python(tmp_path), "No module named"),
+        ):
+            said = refused(book, f"{at} --runtime-env '{json.dumps({'py_executable': executable})}'")
+            assert why in said, said
+            assert re.search(rf"py_executable = '{executable}' on node 127\.0\.0\.[23]", said), said
         said = refused(book, f"{at} --python /bin/false")
         assert "under /bin/false no agent can be started" in said
 

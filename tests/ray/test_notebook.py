@@ -111,7 +111,34 @@ def test_ranks_that_were_stopped_come_again_also_if_their_agents_are_killed_mean
 def test_nodes_that_nobody_claims_are_given_back(book: Notebook) -> None:
     _, agents = pids(book.ok(f"%%distributed\n{PIDS}").result)
     book.ok("%distributed_pool stop")
-    assert wait_until_gone([int(pid) for pid in agents], 15) == []
+    assert wait_until_gone([int(pid) for pid in agents], 30) == []
+
+
+def test_a_restarted_kernel_has_its_ranks_from_the_agents_that_are_there(cluster: Cluster, tmp_path: Path) -> None:
+    name_it(cluster, tmp_path)
+    with Notebook(tmp_path, env={"JPY_SESSION_NAME": str(tmp_path / "train.ipynb")}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        ranks, agents = pids(book.ok(f"%%distributed --keep x\nx = 1\n{PIDS}").result)
+        book.start("%%distributed\nimport time\nprint('it is on')\nwhile True: time.sleep(1)")
+        book.until("it is on")
+        book.restart()
+        assert wait_until_gone([int(pid) for pid in ranks], 5) == []
+        book.ok("%load_ext jupyter_distrib")
+        after = pids(book.ok(f"%%distributed --strategy ddp\nassert 'x' not in globals()\n{PIDS}").result)
+        assert after[1] == agents
+        assert not after[0] & ranks
+
+
+def test_what_a_dead_kernel_has_left_is_for_who_needs_it(book: Notebook, cluster: Cluster, tmp_path: Path) -> None:
+    """Without being asked to wait."""
+    book.ok("%%distributed\n1;")  # two of four on each node
+    name_it(cluster, tmp_path)
+    with Notebook(tmp_path) as dead, Notebook(tmp_path) as other:
+        for each in (dead, other):
+            each.ok("%load_ext jupyter_distrib")
+        _, agents = pids(dead.ok(f"%%distributed\n{PIDS}").result)
+        os.kill(dead.pid, signal.SIGKILL)
+        assert not pids(other.ok(f"%%distributed\n{PIDS}").result)[1] & agents
 
 
 def test_large_values_travel_both_ways(book: Notebook) -> None:
