@@ -226,10 +226,15 @@ def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(pla
     place = placed(places, "a.ipynb")
     place.told.add("said to the first kernel")
     place.give_back(useless=False, killed=True)
-    assert places.find(kernel("next", "b.ipynb"), SOME) is not place
+    assert places.find(kernel("other", "b.ipynb"), SOME) is not place
     assert places.find(kernel("next", "a.ipynb", torch="3"), SOME) is not place, "it was restarted for another torch"
     assert places.find(kernel("next", "a.ipynb"), SOME) is place
     assert not place.told
+    place.give_back(useless=False, killed=True)
+    places.find(kernel("other", "b.ipynb"), SOME)
+    assert not place._unwanted.is_set()
+    places.find(kernel("next", "a.ipynb"), replace(SOME, size=3))
+    assert place._unwanted.is_set(), "it need not stay"
 
 
 @pytest.mark.parametrize("gone", ["over", "_lost"])

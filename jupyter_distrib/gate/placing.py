@@ -63,6 +63,8 @@ class Places:
         for place in self._places:
             if place.claim(client.hello, command):
                 return place
+        for place in self._places:
+            place.make_room(client.hello)
         self._places.append(RayPlace(self._calls, client.hello, self._wanted, self._joined, self._package))
         return self._places[-1]
 
@@ -83,6 +85,8 @@ class RayPlace:
         """Its nodes are gone, or will be."""
         self._given_back = threading.Event()
         """By the crew that has it now."""
+        self._unwanted = threading.Event()
+        """Its notebook wants other nodes now."""
         self._asked: OpenCrew
         self._found: tuple[list[Share], bool] | None = None
         """What the crew was given, see `Crew.placed`."""
@@ -117,7 +121,13 @@ class RayPlace:
             if hello.session != self._hello.session:
                 self._hello, self.told = hello, set()
             self._given_back = threading.Event()
+            self._unwanted.clear()
             return True
+
+    def make_room(self, hello: Hello) -> None:
+        """Its notebook has not claimed it: what was given back need not stay."""
+        if self._given_back.is_set() and _is_same(hello, self._hello):
+            self._unwanted.set()
 
     def lost(self, number: int, reason: str) -> None:
         """This node is out of reach."""
@@ -300,8 +310,9 @@ class RayPlace:
 
         until_s = time.monotonic() + stay_s
         time.sleep(leaving_s)
-        while given_back is self._given_back and not self._lost and time.monotonic() < until_s and not _are_waiting():
-            time.sleep(AGAIN_S)
+        while given_back is self._given_back and not self._lost and time.monotonic() < until_s:
+            if self._unwanted.wait(AGAIN_S) or _are_waiting():
+                break
         with self._lock:
             if given_back is not self._given_back:
                 return  # another crew has claimed them
