@@ -237,6 +237,23 @@ def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(pla
     assert place._unwanted.is_set(), "it need not stay"
 
 
+def test_all_nodes_of_a_run_are_brought_the_same_files(places: Places, tmp_path: Path) -> None:
+    place, empty = placed(places), Parcel(data=b"", sizes=())
+    cell = Execute(
+        crew="a",
+        run="r1",
+        ranks=(0, 1),
+        setting=Setting(directory=str(tmp_path)),
+        cell=Cell(source="", filename="cell"),
+        inputs=empty,
+    )
+    (tmp_path / "a.py").touch()
+    assert list(place.found_for(cell).files) == ["0/a.py"]
+    (tmp_path / "b.py").touch()
+    assert list(place.found_for(cell).files) == ["0/a.py"]
+    assert list(place.found_for(replace(cell, run="r2")).files) == ["0/a.py", "0/b.py"]
+
+
 @pytest.mark.parametrize("gone", ["over", "_lost"])
 def test_nodes_that_are_gone_are_not_given_again(places: Places, gone: str) -> None:
     place = placed(places)

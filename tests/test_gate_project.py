@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.gate import project
-from jupyter_distrib.gate.project import Project
+from jupyter_distrib.gate.project import Project, look
 
 
 def names(files: list[tuple[str, int, bytes]]) -> list[str]:
@@ -23,13 +23,13 @@ def test_only_what_has_changed_travels_again(tmp_path: Path) -> None:
     (notebook / "gone.py").write_text("")
     (library / "deep" / "tools.py").write_text("b = 2")
     here = Project()
-    files, gone = here.changes(str(notebook), [str(notebook), str(library)])
+    files, gone = here.changes(look(str(notebook), [str(notebook), str(library)]))
     assert (sorted(names(files)), gone) == (["0/gone.py", "0/utils.py", "1/deep/tools.py"], [])
-    assert here.changes(str(notebook), [str(notebook), str(library)]) == ([], [])
+    assert here.changes(look(str(notebook), [str(notebook), str(library)])) == ([], [])
 
     (notebook / "utils.py").write_text("a = 10")
     (notebook / "gone.py").unlink()
-    [(name, mtime_ns, content)], gone = here.changes(str(notebook), [str(notebook), str(library)])
+    [(name, mtime_ns, content)], gone = here.changes(look(str(notebook), [str(notebook), str(library)]))
     assert (name, content, gone) == ("0/utils.py", b"a = 10", ["0/gone.py"])
     assert mtime_ns == os.stat(notebook / "utils.py").st_mtime_ns
 
@@ -38,18 +38,17 @@ def test_data_environments_and_what_programs_made_stay_here(tmp_path: Path) -> N
     for name in ("a.py", ".secret", "notebook.ipynb", "__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/b.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
-    here = Project()
-    files, _ = here.changes(str(tmp_path), [])
-    assert names(files) == ["0/a.py"]
-    assert here.left_out == ""
+    found = look(str(tmp_path), [])
+    assert list(found.files) == ["0/a.py"]
+    assert found.left_out == ""
 
 
 def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
     for number, name in enumerate(("a.bin", "weights.bin", "z.bin")):
         (tmp_path / name).write_bytes(bytes(project.FILE_LIMIT_BYTES * (number % 2 + 1) + 1))
-    here = Project()
-    assert here.changes(str(tmp_path), []) == ([], [])
-    assert here.left_out == (
+    found = look(str(tmp_path), [])
+    assert not found.files
+    assert found.left_out == (
         f"{tmp_path}/weights.bin (2 MB) is not on the nodes, nor is any other file over 1 MB: "
         "have the ranks read such data from where all nodes reach it."
     )
@@ -58,21 +57,29 @@ def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
 def test_what_could_not_be_brought_travels_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     here = Project()
-    assert names(here.changes(str(tmp_path), [])[0]) == ["0/a.py"]
+    assert names(here.changes(look(str(tmp_path), []))[0]) == ["0/a.py"]
     here.forget(["0/a.py"])
-    assert names(here.changes(str(tmp_path), [])[0]) == ["0/a.py"]
+    assert names(here.changes(look(str(tmp_path), []))[0]) == ["0/a.py"]
+
+
+def test_what_could_not_be_read_travels_when_it_can(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    (tmp_path / "b.py").write_text("")
+    here, found = Project(), look(str(tmp_path), [])
+    (tmp_path / "a.py").rename(tmp_path / "away")
+    assert names(here.changes(found)[0]) == ["0/b.py"]
+    (tmp_path / "away").rename(tmp_path / "a.py")
+    assert names(here.changes(found)[0]) == ["0/a.py"]
 
 
 def test_a_folder_with_too_many_files_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project, "COUNT_LIMIT", 2)
     for number in range(3):
         (tmp_path / f"{number}.py").write_text("")
-    here = Project()
-    files, _ = here.changes(str(tmp_path), [])
-    assert names(files) == ["0/0.py", "0/1.py"]
-    assert here.left_out == (
+    found = look(str(tmp_path), [])
+    assert list(found.files) == ["0/0.py", "0/1.py"]
+    assert found.left_out == (
         f"{tmp_path} has more than 2 files or 100 MB: not all of it is on the nodes; start the notebook in a folder of its own."
     )
     (tmp_path / "1.py").unlink()
-    here.changes(str(tmp_path), [])
-    assert here.left_out == ""
+    assert look(str(tmp_path), []).left_out == ""

@@ -20,8 +20,8 @@ from typing import Any
 from jupyter_distrib import parity
 from jupyter_distrib.agent.client import Client
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import Hello, OpenCrew, Welcomed
-from jupyter_distrib.gate import cluster
+from jupyter_distrib.events import Execute, Hello, OpenCrew, Welcomed
+from jupyter_distrib.gate import cluster, project
 from jupyter_distrib.gate.calls import Calls
 from jupyter_distrib.gate.crew import Crew, Share
 from jupyter_distrib.gate.host import stamp
@@ -98,12 +98,20 @@ class RayPlace:
         self._said = ""
         self._actors: list[Any] = []
         self._transfer: Transfer | None = None
+        self._looked: tuple[str, project.Found] | None = None
+        """By which run."""
 
     def put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         """Bring a content (`shared_memory.Arriving`) by way of Ray's object store, once for all nodes of a run."""
         if self._transfer is None or self._transfer.run != run:
             self._transfer = Transfer(run, fds, self.calls, self._given_back)
         self._transfer.add(receive)
+
+    def found_for(self, command: Execute) -> project.Found:
+        """The notebook's files, looked through once for all nodes of a run."""
+        if self._looked is None or self._looked[0] != command.run:
+            self._looked = command.run, project.look(command.setting.directory, command.setting.path)
+        return self._looked[1]
 
     # ------------------------------------------------------------------------------------------------ looking
 

@@ -7,7 +7,8 @@ has changed since the last run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 FILE_LIMIT_BYTES = 1 << 20
 """Larger files are data, which nodes read from where data is."""
@@ -18,27 +19,34 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 Stamp = tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is in the folders, by the name that it has on nodes: where it is here, and its stamp."""
+
+    files: Mapping[str, tuple[str, Stamp]]
+    left_out: str
+    """A sentence, if that is not everything."""
+
+
 class Project:
-    """What one set of nodes has already."""
+    """What one node has already."""
 
     def __init__(self) -> None:
         self._known: dict[str, Stamp] = {}
-        self.left_out = ""
-        """A sentence, if not everything was taken along the last time."""
 
-    def changes(self, directory: str, path: Sequence[str]) -> tuple[list[tuple[str, int, bytes]], list[str]]:
+    def changes(self, found: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
         """Files that are new or changed, and names of those that are gone."""
-        found = dict(self._found(directory, path))
-        files = []
-        for name, (full, stamp) in found.items():
+        files, unread = [], []
+        for name, (full, stamp) in found.files.items():
             if self._known.get(name) != stamp:
                 try:
                     with open(full, "rb") as file:
                         files.append((name, stamp[0], file.read()))
                 except OSError:  # gone or not readable: the rank will say so if it needs it
-                    continue
-        gone = [name for name in self._known if name not in found]
-        self._known = {name: stamp for name, (_, stamp) in found.items()}
+                    unread.append(name)
+        gone = [name for name in self._known if name not in found.files]
+        self._known = {name: stamp for name, (_, stamp) in found.files.items()}
+        self.forget(unread)
         return files, gone
 
     def forget(self, names: Sequence[str]) -> None:
@@ -46,25 +54,25 @@ class Project:
         for name in names:
             self._known.pop(name, None)
 
-    def _found(self, directory: str, path: Sequence[str]) -> Iterator[tuple[str, tuple[str, Stamp]]]:
-        count = total = 0
-        largest = (FILE_LIMIT_BYTES, "")
-        self.left_out = ""
-        for number, folder in enumerate(dict.fromkeys((directory, *path))):
-            for name, full in _files(folder):
-                try:
-                    info = os.stat(full)
-                except OSError:
-                    continue
-                if info.st_size > FILE_LIMIT_BYTES:
-                    largest = max(largest, (info.st_size, full))
-                    self.left_out = _too_large(*largest)
-                    continue
-                count, total = count + 1, total + info.st_size
-                if count > COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
-                    self.left_out = f"{_too_many(folder)} {self.left_out}".rstrip()
-                    return
-                yield f"{number}/{name}", (full, (info.st_mtime_ns, info.st_size))
+
+def look(directory: str, path: Sequence[str]) -> Found:
+    """Through the notebook's folder and those of its path."""
+    files: dict[str, tuple[str, Stamp]] = {}
+    total, largest = 0, (FILE_LIMIT_BYTES, "")
+    for number, folder in enumerate(dict.fromkeys((directory, *path))):
+        for name, full in _files(folder):
+            try:
+                info = os.stat(full)
+            except OSError:
+                continue
+            if info.st_size > FILE_LIMIT_BYTES:
+                largest = max(largest, (info.st_size, full))
+                continue
+            total += info.st_size
+            if len(files) == COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
+                return Found(files, f"{_too_many(folder)} {_too_large(*largest)}".rstrip())
+            files[f"{number}/{name}"] = (full, (info.st_mtime_ns, info.st_size))
+    return Found(files, _too_large(*largest))
 
 
 def _too_many(folder: str) -> str:
@@ -75,6 +83,8 @@ def _too_many(folder: str) -> str:
 
 
 def _too_large(size_bytes: int, path: str) -> str:
+    if not path:
+        return ""
     return (
         f"{path} ({size_bytes >> 20} MB) is not on the nodes, nor is any other file over {FILE_LIMIT_BYTES >> 20} MB: "
         "have the ranks read such data from where all nodes reach it."
@@ -91,7 +101,7 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
             and name not in _LEFT_OUT
             and not os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
         ]
+        inside = "" if parent == folder else f"{os.path.relpath(parent, folder)}/"
         for name in sorted(names):
             if not name.startswith(".") and not name.endswith((".ipynb", ".pyc")):
-                full = os.path.join(parent, name)
-                yield os.path.relpath(full, folder), full
+                yield f"{inside}{name}", os.path.join(parent, name)

@@ -153,11 +153,12 @@ class RayNode:
     def _bring(self, command: Execute, project: Project) -> None:
         """The notebook's files that are new or changed, before the first cell also if there are none; says what is not
         there then."""
-        files, gone = project.changes(command.setting.directory, command.setting.path)
+        found = self._place.found_for(command)
+        files, gone = project.changes(found)
         first, self._has_files = not self._has_files, True
         if first or files or gone:
             self._call("bring", files, gone, then=lambda future: self._brought(command.run, project, files, future))
-        self._tell_once(command.run, project.left_out)
+        self._tell_once(command.run, found.left_out)
 
     def _brought(self, run: str, project: Project, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
         try:
