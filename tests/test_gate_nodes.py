@@ -27,6 +27,7 @@ from jupyter_distrib.events import (
     Setting,
     Stop,
 )
+from jupyter_distrib.gate.crew import Share
 from jupyter_distrib.gate.nodes import described
 from jupyter_distrib.gate.placing import Places, RayPlace, is_shared
 from jupyter_distrib.gate.ray_node import RayNode
@@ -215,11 +216,14 @@ def test_nodes_that_are_given_back_are_for_the_next_crew_that_wants_the_same(pla
     place.give_back(useless=False, killed=False)
     assert places.find(kernel(), replace(SOME, size=3)) is not place
     assert places.find(kernel("another"), SOME) is not place
-    again = replace(SOME, crew="b", load_env={"A": "1"}, wait_s=3.0)
+    assert place._found is not None
+    place._asked, shares = replace(SOME, size=0, gpus=True), place._found[0]
+    shares += [Share(node=None, size=1, gpus=False)] * 2  # type: ignore[arg-type]
+    again = replace(SOME, crew="b", load_env={"A": "1"}, wait_s=3.0)  # what it was given
     assert places.find(kernel(), again) is place
     assert places.find(kernel(), again) is not place, "it is given once"
     place.start(again, SimpleNamespace(placed=lambda shares, has_gpus: given.append(shares)))  # type: ignore[arg-type]
-    assert given == [[]]
+    assert given == [shares]
 
 
 def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Places) -> None:

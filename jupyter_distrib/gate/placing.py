@@ -120,11 +120,14 @@ class RayPlace:
         with self._lock:
             if self.over or self._lost or self._found is None or not self._given_back.is_set():
                 return False
-            if command.gpus and not any(share.gpus for share in self._found[0]):
+            shares, _ = self._found
+            gpus = any(share.gpus for share in shares)
+            if command.gpus and not gpus:
                 return False  # there may be some now
             if not _is_same(hello, self._hello) or self._folder != _directory(hello):
                 return False
-            if _wish(command) != _wish(self._asked):
+            given = replace(self._asked, size=sum(share.size for share in shares), gpus=gpus)
+            if _wish(command) not in (_wish(self._asked), _wish(given)):
                 return False
             if hello.session != self._hello.session:
                 self._hello, self.told = hello, set()
