@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -128,3 +129,12 @@ def test_ranks_may_take_no_cpu() -> None:
 )
 def test_ranks_use_as_many_threads_as_they_take_cpus(options: dict[str, str], expected: dict[str, str]) -> None:
     assert wanted(options).env == expected
+
+
+@pytest.mark.parametrize(("beside", "expected"), [({}, "/opt/python"), ({"image_uri": "mine"}, ""), ({"pip": []}, "")])
+def test_an_executable_is_looked_for_where_it_is_before_ray_makes_anything(
+    beside: dict[str, object], expected: str
+) -> None:
+    environment = {"py_executable": "/opt/python", **beside}
+    asked = wanted({"runtime_env": json.dumps(environment)})
+    assert (asked.executable, asked.runtime_env) == (expected, environment)

@@ -76,13 +76,16 @@ def _wanted(options: dict[str, str]) -> Wanted:
     cpus = float(options.get("cpus_per_rank", "1"))
     if cpus and "cpus_per_rank" in options:  # what others have of the node is not for these
         env = {"OMP_NUM_THREADS": max(1, int(cpus)), **env}
+    executable = ""
     if not environment.keys() & READ_BY_INSTALLERS:
         environment.pop("env_vars", None)
+        executable = environment.get("py_executable", "")
     return Wanted(
         nodes=int(options.get("nodes", "0")),
         python=options.get("python", ""),
         cpus_per_rank=cpus,
         runtime_env=environment or None,
+        executable=executable,
         env={name: str(value) for name, value in env.items()},
         copy_files="copy_files" in options,
     )

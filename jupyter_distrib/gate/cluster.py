@@ -263,9 +263,11 @@ def probe() -> Any:
         import shutil
         import subprocess
 
-        words, node = shlex.split(executable), ray.util.get_node_ip_address()
-        found = shutil.which(os.path.expanduser(words[0])) if words else None
-        if found is None:
+        words, node = shlex.split(executable) or [""], ray.util.get_node_ip_address()
+        command = os.path.expanduser(words[0])
+        if "/" in command and not os.path.isabs(command):  # in a `working_dir`
+            return ""
+        if (found := shutil.which(command)) is None:
             return f"there is no py_executable = {executable!r} on node {node}: correct the runtime environment."
         if len(words) > 1 or "python" not in os.path.basename(found):  # `uv run`, say, which takes its time
             return ""

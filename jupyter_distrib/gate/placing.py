@@ -246,7 +246,7 @@ class RayPlace:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         package, cls = ray.put(self._package.result()), cluster.actor_class()
-        executable, probes = (self._wanted.runtime_env or {}).get("py_executable", ""), []
+        probes = []
         with self._lock:
             if self._given_back.is_set():
                 raise PoolError("the ranks were given up while they were starting.")
@@ -262,8 +262,9 @@ class RayPlace:
                 more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
-                if executable:
-                    probes.append(cluster.probe().options(scheduling_strategy=place).remote(executable))
+                if self._wanted.executable:
+                    probe = cluster.probe().options(scheduling_strategy=place)
+                    probes.append(probe.remote(self._wanted.executable))
         if unfit := next(filter(None, ray.get(probes, timeout=START_S)), ""):
             raise PoolError(unfit)
 
@@ -350,11 +351,8 @@ def _directory(hello: Hello) -> str:
 
 def _is_same(hello: Hello, before: Hello) -> bool:
     """Whether this is the kernel that was there before, or the next one of its notebook with the same packages."""
-    if hello.session == before.session:
-        return True
-    return bool(hello.notebook) and replace(hello, session="", pid=0, label="") == replace(
-        before, session="", pid=0, label=""
-    )
+    one, other = (replace(each, session="", pid=0, label="") for each in (hello, before))
+    return hello.session == before.session or (bool(hello.notebook) and one == other)
 
 
 def _are_waiting() -> bool:

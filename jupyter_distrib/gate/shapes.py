@@ -28,6 +28,8 @@ class Wanted:
     python: str = ""
     """The ranks' interpreter; empty: that of Ray's own processes."""
     runtime_env: Mapping[str, Any] | None = None
+    executable: str = ""
+    """Its `py_executable`, if that is there before Ray has made the environment."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the ranks."""
     copy_files: bool = False
