@@ -9,6 +9,7 @@ import itertools
 import os
 import platform
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -396,5 +397,11 @@ def _visible() -> tuple[str, ...] | None:
 
 
 def _notebook() -> str:
-    """Path of the notebook, as far as Jupyter tells (JPY_SESSION_NAME)."""
-    return os.environ.get("JPY_SESSION_NAME", "")
+    """Its path, as far as the front end tells: Jupyter in the environment, VS Code by a name in the notebook."""
+    path = os.environ.get("JPY_SESSION_NAME", "")
+    if not path and "IPython" in sys.modules:
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        path = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
+    return str(path)

@@ -168,6 +168,31 @@ def test_an_attached_run_shows_what_was_and_goes_on_live(notebook: Notebook, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("front_end", ["jupyter", "vscode"])
+def test_a_notebook_attaches_its_own_run_though_another_has_a_newer_one(tmp_path: Path, front_end: str) -> None:
+    """As far as its front end tells its path, in the environment or by a name."""
+
+    def load(book: Notebook, path: str) -> None:
+        name = f"import os\nos.environ['JPY_SESSION_NAME'] = {path!r}"
+        book.ok(name if front_end == "jupyter" else f"__vsc_ipynb_file__ = {path!r}")
+        book.ok("%load_ext jupyter_distrib")
+
+    with Notebook(tmp_path) as one, Notebook(tmp_path) as other:
+        runs = []
+        for book, path in ((one, "/work/one.ipynb"), (other, "/work/other.ipynb")):
+            load(book, path)
+            book.ok("%%distributed --ranks 1 --detach --out job\nrank")
+            runs.append(book.ok("print(job.id)").stdout.strip())
+        assert other.ok("from jupyter_distrib import session\nsession.current().label").result.startswith(
+            "'other.ipynb ("
+        )
+        one.restart()
+        load(one, "/work/one.ipynb")
+        attached = one.ok("get_ipython().run_line_magic('distributed_attach', '').id")
+        assert attached.result == repr(runs[0]) != repr(runs[1])
+
+
+@pytest.mark.slow
 def test_attaching_without_a_detached_run_says_so(notebook: Notebook) -> None:
     outcome = notebook.cell("%distributed_attach nowhere")
 
