@@ -24,7 +24,8 @@ class Reporter:
 
     def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """A finalizer that reports may be called in the midst of a report."""
         self._waiting: list[Measured] = []
         self._positions: dict[str, tuple[int, int | None, float]] = {}
         """By label: step, total, and when."""

@@ -340,6 +340,33 @@ for i in jupyter_distrib.progress(range(10), label='epoch'):
     assert book.finish().ename == "KeyboardInterrupt"
 
 
+def test_a_finalizer_reports_in_the_midst_of_a_report(book: Notebook) -> None:
+    """Python may call it at any allocation, also while the rank tells something."""
+    body = """
+import gc, jupyter_distrib
+class Meter:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        jupyter_distrib.report(last=i)
+gc.collect()
+gc.freeze()
+for i in range(2000):
+    gc.disable()
+    gc.collect()
+    Meter()
+    gc.set_threshold(1 + i % 20)  # from here on, so many allocations later
+    gc.enable()
+    jupyter_distrib.report(loss=i)
+    gc.disable()
+gc.collect()
+gc.set_threshold(700)
+gc.enable()
+gc.unfreeze()
+"""
+    assert "last 1999" in book.ok(f"%%distributed --ranks 1\n{body}").view
+
+
 def test_report_and_progress_are_harmless_outside_a_run(book: Notebook) -> None:
     outcome = book.ok("import jupyter_distrib as d\nd.report(loss=1)\nlist(d.progress(range(3)))")
 

@@ -42,7 +42,8 @@ class Displayer:
 
     def __init__(self, run: str, rank: int, send: Callable[[Event], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """A finalizer that displays may be called in the midst of a display."""
         self._waiting: list[Event] = []
         self._clear_first = False
         self._sent_at_s = float("-inf")

@@ -130,7 +130,11 @@ class Worker:
         """An interrupt came while a library was being imported, or something was being told; it is tried again."""
         self.asked = threading.Event()
         """Set by the control thread: the current run is being stopped."""
-        self._telling = threading.Lock()
+        self._telling = threading.RLock()
+        self._in_send = False
+        """Of whoever has `_telling`."""
+        self._meanwhile: list[Event] = []
+        """What finalizers, which Python may call at any time, have told in the midst of that."""
         self._sending = False
         """The main thread is at it."""
         self._unannounced: Started | None = None
@@ -349,7 +353,7 @@ class Worker:
 
     def _tell(self, event: Event, fds: Sequence[int] = ()) -> None:
         """In one go with the start of the run, if that was not told yet; any thread. No interrupt cuts it in two."""
-        mine = threading.current_thread() is threading.main_thread()
+        mine, before = threading.current_thread() is threading.main_thread(), self._sending
         if mine:
             self._sending = True
         try:
@@ -357,10 +361,23 @@ class Worker:
                 started, self._unannounced = self._unannounced, None
                 if started is not None and isinstance(event, Returned):
                     event, started = replace(event, started=started), None
-                self.link.send(event, fds, after=() if started is None else (started,))
+                self._send(event, fds, after=() if started is None else (started,))
         finally:
             if mine:
-                self._sending = False
+                self._sending = before
+
+    def _send(self, event: Event, fds: Sequence[int] = (), after: Sequence[Event] = ()) -> None:
+        """With `_telling`."""
+        if self._in_send:
+            self._meanwhile.append(event)
+            return
+        self._in_send = True
+        try:
+            self.link.send(event, fds, after=after)
+            while self._meanwhile:
+                self.link.send(self._meanwhile.pop(0))
+        finally:
+            self._in_send = False
 
     # ------------------------------------------------------------------------------------------------ other threads
 
@@ -401,7 +418,7 @@ class Worker:
     def _announce(self) -> None:
         with self._telling:
             if self._unannounced is not None:
-                self.link.send(self._unannounced)
+                self._send(self._unannounced)
             self._unannounced = None
 
     def _cut(self, command: Cut) -> None:
