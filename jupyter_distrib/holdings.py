@@ -398,10 +398,4 @@ def _visible() -> tuple[str, ...] | None:
 
 def _notebook() -> str:
     """Its path, as far as the front end tells: Jupyter in the environment, VS Code by a name in the notebook."""
-    path = os.environ.get("JPY_SESSION_NAME", "")
-    if not path and "IPython" in sys.modules:
-        from IPython.core.getipython import get_ipython
-
-        shell = get_ipython()
-        path = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
-    return str(path)
+    return os.environ.get("JPY_SESSION_NAME") or str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))
