@@ -179,7 +179,7 @@ def test_a_notebook_attaches_its_own_run_though_another_has_a_newer_one(tmp_path
 
     with Notebook(tmp_path) as one, Notebook(tmp_path) as other:
         runs = []
-        for book, path in ((one, "/work/one.ipynb"), (other, "/work/other.ipynb")):
+        for book, path in ((one, "/home/me/one.ipynb"), (other, "/home/me/other.ipynb")):
             load(book, path)
             book.ok("%%distributed --ranks 1 --detach --out job\nrank")
             runs.append(book.ok("print(job.id)").stdout.strip())
@@ -187,7 +187,7 @@ def test_a_notebook_attaches_its_own_run_though_another_has_a_newer_one(tmp_path
             "'other.ipynb ("
         )
         one.restart()
-        load(one, "/work/one.ipynb")
+        load(one, "/home/me/one.ipynb")
         attached = one.ok("get_ipython().run_line_magic('distributed_attach', '').id")
         assert attached.result == repr(runs[0]) != repr(runs[1])
 

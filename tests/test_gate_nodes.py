@@ -29,7 +29,8 @@ from jupyter_distrib.events import (
 )
 from jupyter_distrib.gate.crew import Share
 from jupyter_distrib.gate.nodes import described
-from jupyter_distrib.gate.placing import Places, RayPlace, is_shared
+from jupyter_distrib.gate.placing import Places, RayPlace
+from jupyter_distrib.gate.project import is_shared
 from jupyter_distrib.gate.ray_node import RayNode
 from jupyter_distrib.gate.shapes import Wanted
 from jupyter_distrib.gate.transfer import PART_BYTES, Part, Receive

@@ -124,7 +124,7 @@ class RayPlace:
             gpus = any(share.gpus for share in shares)
             if command.gpus and not gpus:
                 return False  # there may be some now
-            if not _is_same(hello, self._hello) or self._folder != _directory(hello):
+            if not _is_same(hello, self._hello) or self._folder != project.directory(hello):
                 return False
             given = replace(self._asked, size=sum(share.size for share in shares), gpus=gpus)
             if _wish(command) not in (_wish(self._asked), _wish(given)):
@@ -272,7 +272,7 @@ class RayPlace:
         """What the actors say of their nodes, which must be fit for what the kernel sends."""
         import ray
 
-        folder = self._folder = _directory(self._hello)
+        folder = self._folder = project.directory(self._hello)
         addresses, before = self._addresses(len(self._actors)), stamp(folder)
         asked = [
             actor.describe.remote(addresses[:number] + addresses[number + 1 :], folder)
@@ -285,7 +285,7 @@ class RayPlace:
         differing = list(map(self._check_parity, abouts))
         self.remark = " ".join(filter(None, (*differing, no_way(abouts))))
         return [
-            RayNode(self, number, self._actors[number], about, shared=is_shared(about["folder"], before, after))
+            RayNode(self, number, self._actors[number], about, shared=project.is_shared(about["folder"], before, after))
             for number, about in enumerate(abouts)
         ]
 
@@ -341,14 +341,6 @@ class RayPlace:
             traceback.print_exc()  # into the gate's log
 
 
-def _directory(hello: Hello) -> str:
-    """Of the notebook: its kernel's working directory, as far as the system tells."""
-    try:
-        return os.readlink(f"/proc/{hello.pid}/cwd")
-    except OSError:
-        return os.getcwd()
-
-
 def _is_same(hello: Hello, before: Hello) -> bool:
     """Whether this is the kernel that was there before, or the next one of its notebook with the same packages."""
     one, other = (replace(each, session="", pid=0, label="") for each in (hello, before))
@@ -368,14 +360,6 @@ def _are_waiting() -> bool:
 def _wish(command: OpenCrew) -> OpenCrew:
     """What nodes it takes."""
     return replace(command, crew="", load_env={}, wait_s=0.0)
-
-
-def is_shared(there: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
-    """Whether a node's folder is that of the notebook, by what `stamp` gives there, and here before and after that:
-    meanwhile something may have been written into it, if only the notebook."""
-    if there is None or before is None or after is None:
-        return False
-    return there[0] == before[0] == after[0] and before[1] <= there[1] <= after[1]
 
 
 def no_way(abouts: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jupyter_distrib.events import Hello
+
 FILE_LIMIT_BYTES = 1 << 20
 """Larger files are data, which nodes read from where data is."""
 TOTAL_LIMIT_BYTES = 100 << 20
@@ -53,6 +55,22 @@ class Project:
         """They have not come to be there: take them along the next time."""
         for name in names:
             self._known.pop(name, None)
+
+
+def directory(hello: Hello) -> str:
+    """Of the notebook: its kernel's working directory, as far as the system tells."""
+    try:
+        return os.readlink(f"/proc/{hello.pid}/cwd")
+    except OSError:
+        return os.getcwd()
+
+
+def is_shared(there: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+    """Whether a node's folder is that of the notebook, by what `stamp` gives there, and here before and after that:
+    meanwhile something may have been written into it, if only the notebook."""
+    if there is None or before is None or after is None:
+        return False
+    return there[0] == before[0] == after[0] and before[1] <= there[1] <= after[1]
 
 
 def look(directory: str, path: Sequence[str]) -> Found:
