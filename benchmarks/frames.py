@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from playwright.sync_api import sync_playwright  # noqa: E402 - found by the line above
 
-from jupyter_distrib import run_widget  # noqa: E402
-from jupyter_distrib.pieces import Pieces  # noqa: E402
+from jupyter_distrib.kernel.notebook import widget_model  # noqa: E402
+from jupyter_distrib.kernel.views.state_delta import Pieces  # noqa: E402
 from tests.browser import lab  # noqa: E402
 from tests.browser.test_run_view import MOUNT, a_record, move  # noqa: E402
 
@@ -38,9 +38,9 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=lab.chromium(), args=lab.CHROMIUM_FLAGS)
         page = browser.new_page(viewport={"width": 1100, "height": 900})
         page.set_content("<!DOCTYPE html><body>")
-        page.add_style_tag(content=run_widget.RunWidget._css)  # noqa: SLF001 - what anywidget takes
+        page.add_style_tag(content=widget_model.RunWidget._css)  # noqa: SLF001 - what anywidget takes
         record, pieces = a_record(RANKS), Pieces("local")
-        page.evaluate(MOUNT, [run_widget.bundle(), {**pieces.changed(record, 0.0), "clock": {"elapsed_s": 0}}])
+        page.evaluate(MOUNT, [widget_model.bundle(), {**pieces.changed(record, 0.0), "clock": {"elapsed_s": 0}}])
         page.evaluate(COUNT)
         began_s = time.monotonic()
         for step in range(1, int(float(sys.argv[1]) * UPDATES_PER_S)):

@@ -12,8 +12,8 @@ from driver import ROOT, Notebook
 LOAD = "%load_ext jupyter_distrib"
 _READY = """\
 import time
-import jupyter_distrib.session
-_connection = jupyter_distrib.session.current().connect("local")
+import jupyter_distrib.kernel.session.session
+_connection = jupyter_distrib.kernel.session.session.current().connect("local")
 while _connection.ask()["template"] != "ready":
     time.sleep(0.1)
 """

@@ -20,7 +20,7 @@ while time.monotonic() < end:
     step += 1
 """
 UNSEEN = """
-import jupyter_distrib.widget as _w
+import jupyter_distrib.kernel.notebook.live_view as _w
 _call = _w.LiveView.__call__
 _w.LiveView.__call__ = lambda view, record, _: _call(view, record, _) if record.ended else 1.0
 """
@@ -31,7 +31,7 @@ def flood(plan: Plan) -> Iterator[Figure]:
     for ranks in (2, 8, 64):
         with plan.warm(f"--ranks {ranks}", env=WIDGET) as notebook:
             outcome = notebook.good(f"%%distributed --ranks {ranks}{FLOOD}")
-            notebook.good("import jupyter_distrib.session as _s")
+            notebook.good("import jupyter_distrib.kernel.session.session as _s")
             lines = int(notebook.value("_s.current().history[-1].record.line_count"))
         rate, size = outcome.messages / outcome.wall_s, outcome.size_bytes / outcome.wall_s
         yield Figure(

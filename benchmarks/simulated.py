@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jupyter_distrib import events
-from jupyter_distrib.agent.loop import Loop
-from jupyter_distrib.events import Command, Execute, OpenCrew
-from jupyter_distrib.gate.crew import Crew, Share
-from jupyter_distrib.gate.server import Gate
-from jupyter_distrib.link import Link
+from jupyter_distrib.coordinator.server import Gate
+from jupyter_distrib.coordinator.worker_group import Crew, Share
 from jupyter_distrib.pools.local import Home, LocalNode
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire import messages
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Command, Execute, OpenCrew
 
 STEPS_PER_S = 5
 """Of each rank: so often it reports a number and its progress."""
@@ -34,7 +34,7 @@ class SimulatedPool:
     kind = "simulated"
     options = ()
 
-    def connect(self, hello: events.Hello, sink: Callable[..., None], lost: Callable[[str], None]) -> LocalNode:
+    def connect(self, hello: messages.Hello, sink: Callable[..., None], lost: Callable[[str], None]) -> LocalNode:
         home = Home(name="simulated", module="simulated")
         node = LocalNode(Link(home.reach()), sink, lost)
         node.send(hello)
@@ -57,15 +57,15 @@ class LightNode:
         match command:
             case OpenCrew():
                 self._ranks = range(command.first_rank, command.first_rank + command.size)
-                workers = tuple(events.WorkerInfo(rank=rank, pid=rank + 1, device="cpu") for rank in self._ranks)
-                self._tell(events.CrewOpened(crew=command.crew, workers=workers, gpus=False))
+                workers = tuple(messages.WorkerInfo(rank=rank, pid=rank + 1, device="cpu") for rank in self._ranks)
+                self._tell(messages.CrewOpened(crew=command.crew, workers=workers, gpus=False))
             case Execute():
                 self._run, self._step = command.run, 0
                 for rank in command.ranks:
-                    self._tell(events.Started(run=self._run, rank=rank, pid=rank + 1, device="cpu", at_s=0.0))
+                    self._tell(messages.Started(run=self._run, rank=rank, pid=rank + 1, device="cpu", at_s=0.0))
                 self._loop.later(1 / STEPS_PER_S, self._go_on)
 
-    def _tell(self, event: events.Event) -> None:
+    def _tell(self, event: messages.Event) -> None:
         self._loop.soon(lambda: self._crew.heard(self._number, event))
 
     def _go_on(self) -> None:
@@ -77,18 +77,18 @@ class LightNode:
             self._loop.later(1 / STEPS_PER_S, self._go_on)
             return
         for rank in self._ranks:
-            self._tell(events.Returned(run=self._run, rank=rank, value=None))
-        self._tell(events.Ended(run=self._run, at_s=0.0))
+            self._tell(messages.Returned(run=self._run, rank=rank, value=None))
+        self._tell(messages.Ended(run=self._run, at_s=0.0))
 
-    def _of_a_step(self, rank: int) -> Iterator[events.Event]:
+    def _of_a_step(self, rank: int) -> Iterator[messages.Event]:
         run, step = self._run, self._step
-        yield events.Measured(run=run, rank=rank, step=step, values={"loss": 1 / step}, at_s=0.0)
-        yield events.Progressed(run=run, rank=rank, label="step", step=step, total=1000, at_s=0.0)
+        yield messages.Measured(run=run, rank=rank, step=step, values={"loss": 1 / step}, at_s=0.0)
+        yield messages.Progressed(run=run, rank=rank, label="step", step=step, total=1000, at_s=0.0)
         if step % (STEPS_PER_S // LINES_PER_S) == 0:
             text = f"step {step} of rank {rank}: loss {1 / step}\n"
-            yield events.Wrote(run=run, rank=rank, stream="stdout", text=text)
+            yield messages.Wrote(run=run, rank=rank, stream="stdout", text=text)
         if step % STEPS_PER_S == 0:
-            yield events.Sampled(
+            yield messages.Sampled(
                 run=run, rank=rank, rss_bytes=200 << 20, cpu_percent=99.0, gpu_memory_bytes=None,
                 gpu_memory_total_bytes=None, gpu_percent=None, at_s=0.0,
             )  # fmt: skip
@@ -123,9 +123,9 @@ def main(socket_fd: int, directory: str, name: str) -> None:
 
 def use() -> None:
     """In a kernel, before the extension is loaded: `--pool simulated`."""
-    from jupyter_distrib import pools
+    from jupyter_distrib.pools import base
 
-    pools._brought = lambda: {"simulated": SimulatedPool}  # noqa: SLF001 - what an entry point would do
+    base._brought = lambda: {"simulated": SimulatedPool}  # noqa: SLF001 - what an entry point would do
 
 
 def cost() -> str:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from jupyter_distrib.api import DistributedFunction, distributed, prepare, total
     from jupyter_distrib.checkpoints import load, save
     from jupyter_distrib.errors import DistributedError
-    from jupyter_distrib.reporting import progress, report
-    from jupyter_distrib.results import RankValue, Results
-    from jupyter_distrib.run import Run
+    from jupyter_distrib.kernel.notebook.decorator import DistributedFunction, distributed
+    from jupyter_distrib.kernel.session.results import RankValue, Results
+    from jupyter_distrib.kernel.session.run import Run
+    from jupyter_distrib.worker.api import prepare, total
+    from jupyter_distrib.worker.reporting import progress, report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,17 +40,17 @@ __all__ = [
 
 _HOMES = {
     "DistributedError": "errors",
-    "DistributedFunction": "api",
-    "RankValue": "results",
-    "Results": "results",
-    "Run": "run",
-    "distributed": "api",
+    "DistributedFunction": "kernel.notebook.decorator",
+    "RankValue": "kernel.session.results",
+    "Results": "kernel.session.results",
+    "Run": "kernel.session.run",
+    "distributed": "kernel.notebook.decorator",
     "load": "checkpoints",
-    "prepare": "api",
-    "progress": "reporting",
-    "report": "reporting",
+    "prepare": "worker.api",
+    "progress": "worker.reporting",
+    "report": "worker.reporting",
     "save": "checkpoints",
-    "total": "api",
+    "total": "worker.api",
 }
 
 
@@ -64,17 +65,17 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%load_ext jupyter_distrib`."""
-    from jupyter_distrib import session
+    from jupyter_distrib.kernel.session import session
 
     session.current().warm_up()  # the pool gets ready while the rest is imported
 
-    from jupyter_distrib import magic
+    from jupyter_distrib.kernel.notebook import magic
 
     magic.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%unload_ext jupyter_distrib`."""
-    from jupyter_distrib import magic
+    from jupyter_distrib.kernel.notebook import magic
 
     magic.unload(shell)

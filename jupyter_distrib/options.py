@@ -1,322 +1,275 @@
-"""What a user can ask for: the magic line and the keywords of the Python API; `option_help.py` tells of them.
+"""Reads the words of any magic's line by declared options. Standard library only, no state.
 
-Runs in the kernel and wherever a strategy or pool declares its options; standard library only, no state.
+    --rank 3 run-7   --parse_arguments-->   Arguments(values={"rank": 3}, positionals=("run-7",))
 
-    %%distributed --gpus 2 --strategy ddp     --parse_line-->     Options    --to_line-->  the equal magic line
-    gpus=2, strategy="ddp"                    --from_keywords-->  Options
-
-An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; all else here is derived from
-that. Both ways in end in `arguments.gather`, so a line and a call are refused for the same reasons in the same words.
-"""
+Runs in the kernel and wherever a strategy or pool declares its options. Every refusal is one sentence that says what to
+do; `kernel/settings/cell_options.py` reads keywords with the same functions, so that a line and a call are refused in
+the same words."""
 
 from __future__ import annotations
 
+import difflib
+import json
+import keyword
+import math
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from jupyter_distrib.arguments import (
-    Declared,
-    Option,
-    Owners,
-    Say,
-    as_flag,
-    as_keyword,
-    check_choice,
-    count,
-    gather,
-    names,
-    one_name,
-    parse_arguments,
-    rank_list,
-    seconds,
-    shown,
-    split_words,
-    switch,
-    unknown_option,
-    variable,
-)
 from jupyter_distrib.errors import OptionsError
 
-MAGIC = "%%distributed"
-DEFAULT_STRATEGY = "none"
-DEFAULT_POOL = "local"
+HIGHEST_RANK = 65_535
+"""`--on 0-999999999` is a slip of the finger, and would be a tuple of some gigabytes."""
+
+_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+(?=\s|\Z)""", re.DOTALL)
 
 
-def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: Any) -> Any:
-    return field(default=initial, metadata={"option": Option(flag=flag, metavar=metavar, meaning=meaning, **more)})
+# ------------------------------------------------------------------------------------------------ readers of a value
+# Each takes how the user knows the option (`--gpus` or `gpus`) and the text given, which is never blank.
 
 
-# fmt: off
+def count(name: str, text: str) -> int:
+    return _whole(name, text, 1, "a whole number, at least 1")
+
+
+def rank(name: str, text: str) -> int:
+    return _whole(name, text, 0, "a rank, counted from 0")
+
+
+def _whole(name: str, text: str, least: int, wanted: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text) or int(text) < least:
+        raise OptionsError(f"{name} wants {wanted}; got {shown(text)}")
+    return int(text)
+
+
+def seconds(name: str, text: str) -> float:
+    return _number(name, text, "a number of seconds above 0")
+
+
+def _number(name: str, text: str, wanted: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise OptionsError(f"{name} wants {wanted}; got {shown(text)}")
+    return number
+
+
+def at_least_zero(name: str, text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else _number(name, text, "a number, at least 0")
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OptionsError(f"{name} wants an object in JSON, such as {{}}; got {shown(text)}")
+    return value
+
+
+def string(name: str, text: str) -> str:
+    return text
+
+
+def switch(name: str, text: str) -> bool:
+    return True
+
+
+def names(name: str, text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(part.isidentifier() for part in parts):
+        raise OptionsError(f"{name} wants names of variables, joined by commas without spaces; got {shown(text)}")
+    for part in parts:
+        if keyword.iskeyword(part):
+            raise OptionsError(f"{name} wants names of variables; {part!r} is a keyword of Python")
+    return tuple(dict.fromkeys(parts))
+
+
+def one_name(name: str, text: str) -> str:
+    if not text.strip().isidentifier():
+        raise OptionsError(f"{name} wants the name of one variable; got {shown(text)}")
+    return names(name, text)[0]
+
+
+def rank_list(name: str, text: str) -> tuple[int, ...]:
+    """`0,2-3` as sorted ranks."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+        if not match:
+            raise OptionsError(f"{name} wants ranks such as 0,2-3; got {shown(text)}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise OptionsError(f"{name} has the range {part.strip()} backwards: write {last}-{first}")
+        if last > HIGHEST_RANK:
+            raise OptionsError(f"{name} names rank {last}; no rank is above {HIGHEST_RANK}")
+        if twice := chosen.intersection(range(first, last + 1)):
+            raise OptionsError(f"{name} names rank {min(twice)} twice: name it once")
+        chosen.update(range(first, last + 1))
+    return tuple(sorted(chosen))
+
+
+def variable(name: str, text: str) -> dict[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or "\0" in text:
+        raise OptionsError(f"{name} wants K=V, the name of a variable and its value; got {shown(text)}")
+    return {key: value}
+
+
+def shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+# ------------------------------------------------------------------------------------------------ declarations
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What one cell or call asks for; None, empty and False mean not asked for."""
+class Option:
+    """One thing that can be asked for, by a flag on a line or by a keyword in a call."""
 
-    gpus: int | None = _declared(
-        None, "--gpus", "N", "N ranks with one GPU each; where the pool has no GPU at all, N CPU ranks", read=count,
-        default="all GPUs of the pool, else 2 CPU ranks", synonyms=("devices", "num-gpus", "nproc-per-node"))
-    ranks: int | None = _declared(
-        None, "--ranks", "N", "N CPU ranks", read=count,
-        synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
-    gpu_type: str | None = _declared(
-        None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
-        default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
-    strategy: str | None = _declared(
-        None, "--strategy", "NAME", "how the ranks work together; `none` sets torchrun's environment only",
-        default=DEFAULT_STRATEGY)
-    pool: str | None = _declared(
-        None, "--pool", "NAME", "where the ranks are", default=DEFAULT_POOL, synonyms=("cluster",))
-    out: str | None = _declared(None, "--out", "NAME", "bind the Results of all ranks to this name", read=one_name)
-    keep: tuple[str, ...] = _declared(
-        (), "--keep", "NAMES", "leave these names on the ranks; the notebook gets a handle",
-        read=names, repeatable=True)
-    with_: tuple[str, ...] = _declared(
-        (), "--with", "NAMES", "also send these names, which the cell reaches only through exec or a string",
-        read=names, repeatable=True, keyword="with_")
-    on: tuple[int, ...] | None = _declared(
-        None, "--on", "RANKS", "run on these ranks of the warm pool only, such as 0,2-3", read=rank_list,
-        default="all ranks")
-    timeout_s: float | None = _declared(
-        None, "--timeout", "S", "stop after S seconds", read=seconds, default="no limit", keyword="timeout_s")
-    wait_s: float | None = _declared(
-        None, "--wait", "S", "wait up to S seconds for ranks or GPUs that are busy", read=seconds,
-        default="refuse at once, and say who has them", keyword="wait_s")
-    hang_timeout_s: float | None = _declared(
-        None, "--hang-timeout", "S", "stop when ranks have waited S seconds for others in one place", read=seconds,
-        default="only say so", keyword="hang_timeout_s")
-    check: bool = _declared(
-        False, "--check", "", "fail at once when ranks call different collectives, or with different shapes",
-        read=switch)
-    detach: bool = _declared(
-        False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
-    fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))
-    env: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
-        flag="--env", metavar="K=V", meaning="set an environment variable on the ranks; may be given again",
-        read=variable, repeatable=True)})
-    explain: bool = _declared(
-        False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
-    strategy_options: dict[str, str] = field(default_factory=dict)
-    """By `Option.name`, what was given of the chosen strategy's own options."""
-    pool_options: dict[str, str] = field(default_factory=dict)
-# fmt: on
+    flag: str
+    """`--fsdp-unit`."""
+    meaning: str
+    metavar: str = ""
+    """What the help calls the value; empty for a switch, which takes none."""
+    default: str = ""
+    """What happens without it, in words."""
+    read: Callable[[str, str], Any] = string
+    """Makes the value, from how the user knows the option and the text given. The value of a strategy's or pool's own
+    option is checked by this and handed on as the text itself, a switch as the empty text."""
+    choices: tuple[str, ...] = ()
+    """The only texts allowed, if any."""
+    repeatable: bool = False
+    """Given again, it adds to what was given before. Not for the options of strategies and pools."""
+    keyword: str = ""
+    """Where it differs from the flag. Not for the options of strategies and pools."""
+    synonyms: tuple[str, ...] = ()
+    """What users of other launchers type: this option is suggested then."""
+
+    @property
+    def name(self) -> str:
+        """Its keyword, and its key in `strategy_options` or `pool_options`: `fsdp_unit`."""
+        return self.keyword or self.flag.lstrip("-").replace("-", "_")
 
 
-OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
-_BY_NAME = {option.name: option for option in OPTIONS}
+Declared: TypeAlias = Mapping[str, tuple[Option, ...]]
+"""Every strategy, or every kind of pool, by name, with the options that it declares itself."""
+Owners: TypeAlias = Callable[[], Mapping[str, list[str]]]
+"""By `Option.name`, what to choose to have that option: `--strategy ddp`. Asked for when something is wrong only."""
+
+Say: TypeAlias = Callable[[Option, str], str]
+"""How the user spells an option with this value, or, for the empty one, its mere name."""
 
 
-# ------------------------------------------------------------------------------------------------ in and out
+def as_flag(option: Option, value: str = "") -> str:
+    return f"{option.flag} {value}".rstrip()
 
 
-def parse_line(
-    line: str, *, strategies: Declared, pools: Declared, strategy: str = DEFAULT_STRATEGY, pool: str = DEFAULT_POOL
-) -> Options:
-    """Read what follows `%%distributed`, quoted as in a shell; a `# comment` may end it.
-
-    Args:
-        line: As typed.
-        strategies: By name, what each declares.
-        pools: By name, what each declares.
-        strategy: The one whose options can be given without naming it.
-        pool: Likewise.
-
-    Raises:
-        OptionsError: what is wrong with which option and what to do, in one sentence.
-    """
-    words = split_words(line)
-    chosen = value_after(words, "--strategy") or strategy, value_after(words, "--pool") or pool
-    table = possible(strategies, pools, *chosen, as_flag)
-    arguments = parse_arguments(line, table.options, owners=table.owners)
-    for word in arguments.positionals:
-        raise OptionsError(f"{word!r} stands alone: {_meant(word, arguments.values, strategies, pools)}")
-    return table.chosen(arguments.values)
+def as_keyword(option: Option, value: str = "") -> str:
+    return f"{option.name}={value!r}" if value else option.name
 
 
-def from_keywords(
-    keywords: Mapping[str, object],
-    *,
-    strategies: Declared,
-    pools: Declared,
-    strategy: str = DEFAULT_STRATEGY,
-    pool: str = DEFAULT_POOL,
-) -> Options:
-    """Read keywords: a list, tuple or set where the line has commas, a mapping for `env`; None is not given.
+# ------------------------------------------------------------------------------------------------ reading a line
 
-    Raises:
-        OptionsError: as `parse_line`, with the keyword's name.
-    """
-    given = {name: value for name, value in keywords.items() if value is not None}
-    chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
-    table = possible(strategies, pools, *chosen, as_keyword)
-    known = {option.name: option for option in table.options}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a line says; only what was given."""
+
+    values: dict[str, Any]
+    """By `Option.name`, as `Option.read` made them."""
+    positionals: tuple[str, ...]
+
+
+def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = dict) -> Arguments:
+    """Read a line by its declarations. The beginning of a flag is not enough, but the near flag is named."""
+    words = split_words(line)[::-1]
+    known = {option.flag: option for option in options}
     pairs: list[tuple[Option, str]] = []
-    for name, value in given.items():
-        if name not in known:
-            raise unknown_option(name, table.options, table.owners, as_keyword)
-        pairs += [(known[name], text) for text in _texts(known[name], value)]
-    return table.chosen(gather(pairs, as_keyword))
+    positionals: list[str] = []
+    while words:
+        flag, equals, text = words[-1].partition("=")
+        if not re.match(r"-(?!\d)|[\u2013\u2014]", flag):  # some systems turn a typed -- into a longer dash
+            positionals.append(words.pop())
+            continue
+        words.pop()
+        if flag not in known:
+            raise unknown_option(flag, options, owners, as_flag)
+        if equals and not known[flag].metavar:
+            raise OptionsError(f"{flag} takes no value: write {flag} alone")
+        if known[flag].metavar and not equals and words and not words[-1].startswith("--"):
+            text = words.pop()
+        pairs.append((known[flag], text))
+    return Arguments(values=gather(pairs, as_flag), positionals=tuple(positionals))
 
 
-def to_line(options: Options) -> str:
-    """The magic line that `parse_line` reads as these options.
-
-    Raises:
-        OptionsError: a value holds a line break.
-    """
-    words = [MAGIC]
-    for option in OPTIONS:
-        words += [_word(option.flag, text) for text in _written(getattr(options, option.name))]
-    for name, text in {**options.pool_options, **options.strategy_options}.items():
-        words.append(_word("--" + name.replace("_", "-"), text))
-    line = " ".join(words)
-    if len(line.splitlines()) > 1:
-        raise OptionsError("a magic line cannot hold a value with a line break: set it in the cell instead")
-    return line
+def split_words(line: str) -> list[str]:
+    # Not shlex.split(comments=True): that ends `--env COLOR=#fff` at the `#`.
+    words: list[str] = []
+    while (line := line.lstrip()) and not line.startswith("#"):
+        match = _WORD.match(line)
+        if not match:
+            quoted = '"' in line or "'" in line
+            what = "a quote is never closed, close it" if quoted else "a backslash ends the line, remove it"
+            raise OptionsError(f"{what}: {shown(line.rstrip())}")
+        words += shlex.split(match[0])
+        line = line[match.end() :]
+    return words
 
 
-def _written(value: object) -> list[str]:
-    match value:
-        case None | False | ():
-            return []
-        case True:
-            return [""]
-        case float():
-            return [repr(value).removesuffix(".0")]
-        case tuple():
-            return [",".join(map(str, value))]
-        case dict():
-            return [f"{key}={text}" for key, text in value.items()]
-        case _:
-            return [str(value)]
+def gather(pairs: Iterable[tuple[Option, str]], say: Say) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for option, text in pairs:
+        name, known = say(option, ""), values.get(option.name)
+        if known is not None and not option.repeatable:
+            raise OptionsError(f"{name} is given twice: keep one of them")
+        if option.metavar and not text.strip():
+            raise OptionsError(f"{name} needs a value: write {say(option, option.metavar)}")
+        if option.choices:
+            check_choice(text, option.choices, say(option, text))
+        value = option.read(name, text)
+        if isinstance(known, tuple):
+            value = tuple(dict.fromkeys(known + value))
+        elif isinstance(known, dict):
+            if twice := known.keys() & value.keys():
+                raise OptionsError(f"{name} sets {min(twice)} twice: keep one of them")
+            value = known | value
+        values[option.name] = value
+    return values
 
 
-def _word(flag: str, text: str) -> str:
-    if not text:
-        return flag
-    return f"{flag}{'=' if text.startswith('-') else ' '}{shlex.quote(text)}"
+# ------------------------------------------------------------------------------------------------ near names
 
 
-def _texts(option: Option, value: object) -> list[str]:
-    """What a keyword's value would be on a line; repeatable options have one text for each item."""
-    if not option.metavar:
-        if not isinstance(value, bool):
-            raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
-        return [""] * value
-    if option.read is variable and isinstance(value, Mapping):
-        for key, text in value.items():
-            if "=" in str(key) or text is None:
-                raise OptionsError(f"{option.name} wants a text for each name; got {shown(f'{key}: {text}')}")
-        return [f"{key}={text}" for key, text in value.items()]
-    if not isinstance(value, list | tuple | set | frozenset | range):
-        return [str(value)]
-    return [str(item) for item in value] if option.repeatable else [",".join(map(str, value))]
+def check_choice(text: str, choices: Collection[str], spelt: str) -> None:
+    if text in choices:
+        return
+    near = difflib.get_close_matches(text.lower(), choices, n=1)
+    raise OptionsError(
+        f"{spelt} is not known: " + (f"did you mean {near[0]}?" if near else f"choose {any_of(choices)}")
+    )
 
 
-# ------------------------------------------------------------------------------------------------ what is possible
+def unknown_option(typed: str, options: Sequence[Option], owners: Owners, say: Say) -> OptionsError:
+    bare = re.sub(r"^[-\u2013\u2014]+", "", typed).lower().replace("_", "-")
+    if owner := owners().get(bare.replace("-", "_")):
+        return OptionsError(f"{typed} is an option of {any_of(owner)}: choose that, or leave {typed} out")
+    # Later entries replace earlier ones: a synonym never hides the option that really has that name.
+    near = {synonym: option for option in options for synonym in option.synonyms}
+    near |= {option.name.strip("_").replace("_", "-"): option for option in options}
+    near |= {option.flag.lstrip("-"): option for option in options}
+    beginnings = [word for word in near if bare and word.startswith(bare)]
+    for word in [*near.keys() & {bare}, *sorted(beginnings, key=len), *difflib.get_close_matches(bare, near, n=1)]:
+        return OptionsError(f"unknown option {typed}: did you mean {say(near[word], '')}?")
+    known = [say(option, "") for option in options]
+    return OptionsError(f"unknown option {typed}: " + (f"choose {any_of(known)}" if known else "there are none here"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """What may be given with the chosen strategy and pool."""
-
-    options: tuple[Option, ...]
-    strategy: tuple[Option, ...]
-    pool: tuple[Option, ...]
-    owners: Owners
-    say: Say
-
-    def chosen(self, values: Mapping[str, Any]) -> Options:
-        options = Options(
-            **{name: value for name, value in values.items() if name in _BY_NAME},
-            strategy_options={each.name: values[each.name] for each in self.strategy if each.name in values},
-            pool_options={each.name: values[each.name] for each in self.pool if each.name in values},
-        )
-        _refuse_nonsense(options, self.say)
-        return options
-
-
-def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:
-    """What may be given with this strategy and this pool. Raises `OptionsError` if there is none of that name."""
-    everywhere = base(strategies, pools)
-    for option in everywhere:  # before all else, since what other options mean hangs on these two
-        if name := {"strategy": strategy, "pool": pool}.get(option.name):
-            check_choice(name, option.choices, say(option, name))
-    strategy_own = _own(strategies.get(strategy, ()))
-    pool_own = _own(pools.get(pool, ()))
-    every = (*everywhere, *strategy_own, *pool_own)
-    owners = partial(_owners, strategies, pools, say)
-    return Table(options=every, strategy=strategy_own, pool=pool_own, owners=owners, say=say)
-
-
-def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[str]]:
-    owners: dict[str, list[str]] = {}
-    for chooser, declared in ((_BY_NAME["strategy"], strategies), (_BY_NAME["pool"], pools)):
-        for owner, options in declared.items():
-            for each in options:
-                owners.setdefault(each.name, []).append(say(chooser, owner))
-    return owners
-
-
-def base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
-    """The options that every cell has."""
-    choices = {"strategy": tuple(strategies), "pool": tuple(pools)}
-    return tuple(replace(each, choices=choices[each.name]) if each.name in choices else each for each in OPTIONS)
-
-
-def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:
-    def as_text(option: Option) -> Option:
-        def read(name: str, text: str) -> str:
-            option.read(name, text)
-            return text
-
-        return replace(option, read=read, repeatable=False)
-
-    return tuple(as_text(option) for option in options)
-
-
-def value_after(words: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, wherever it stands: a value never begins with `--`."""
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if word.startswith(flag + "="):
-            return word.partition("=")[2]
-        if word == flag and not following.startswith("--"):
-            return following or None
-    return None
-
-
-def _refuse_nonsense(options: Options, say: Say) -> None:
-    def named(name: str) -> str:
-        return say(_BY_NAME[name], "")
-
-    if options.gpus and options.ranks:
-        raise OptionsError(
-            f"{named('gpus')} and {named('ranks')} exclude each other: "
-            f"{named('gpus')} has one GPU for each rank, {named('ranks')} has CPU ranks"
-        )
-    if options.gpu_type and options.ranks:
-        raise OptionsError(
-            f"{named('gpu_type')} and {named('ranks')} exclude each other: {named('ranks')} has CPU ranks"
-        )
-    if options.on and options.fresh:
-        raise OptionsError(
-            f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
-        )
-    size = options.gpus or options.ranks
-    if size and options.on and options.on[-1] >= size:
-        raise OptionsError(f"{named('on')} names rank {options.on[-1]}, but {size} ranks count from 0 to {size - 1}")
-    if options.out in options.keep:
-        raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
-
-
-def _meant(word: str, values: Mapping[str, Any], strategies: Declared, pools: Declared) -> str:
-    flag = "--" + word.partition("=")[0]
-    if word.isdecimal() and not values.keys() & {"gpus", "ranks"}:
-        return f"did you mean --gpus {word}?"
-    if flag in {option.flag for option in OPTIONS}:
-        return f"did you mean {flag}?"
-    for kind, known in (("strategy", strategies), ("pool", pools)):
-        if word in known and kind not in values:
-            return f"did you mean --{kind} {word}?"
-    return "an option begins with --, and a value with spaces needs quotes"
+def any_of(words: Collection[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last

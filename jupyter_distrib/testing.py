@@ -5,9 +5,8 @@ asserts only.
     def test_my_pool(check):
         check(MyPool)
 
-Each check opens the pool anew, talks to it in commands and events as `session.py` does, and leaves nothing open. A pool
-may need seconds for its first ranks, so `LIMIT_S` is generous.
-"""
+Each check opens the pool anew, talks to it in commands and events as `kernel/session/session.py` does, and leaves
+nothing open. A pool may need seconds for its first ranks, so `LIMIT_S` is generous."""
 
 from __future__ import annotations
 
@@ -21,8 +20,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, get_args, overload
 
-from jupyter_distrib import payload
-from jupyter_distrib.events import (
+from jupyter_distrib.pools.base import Node, Pool
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.messages import (
     PROTOCOL,
     Attach,
     Attached,
@@ -54,7 +54,6 @@ from jupyter_distrib.events import (
     Welcomed,
     Wrote,
 )
-from jupyter_distrib.pools import Node, Pool
 
 OpenPool = Callable[[], Pool]
 Check = Callable[[OpenPool], None]

@@ -38,7 +38,9 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     """A fresh kernel with the extension loaded, in an empty folder; afterwards none of its ranks may be alive."""
     with Notebook(tmp_path) as book:
         assert book.cell("%load_ext jupyter_distrib").status == "ok"
-        session = book.cell("from jupyter_distrib import session as _s; print(_s.current().name)").stdout.strip()
+        session = book.cell(
+            "from jupyter_distrib.kernel.session import session as _s; print(_s.current().name)"
+        ).stdout.strip()
         yield book
     leftovers_after(session)
 

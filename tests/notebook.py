@@ -14,7 +14,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_distrib import broadcast, frontend
+from jupyter_distrib.kernel.sidebar import bridge, broadcast
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ROOT = Path(__file__).parent.parent
@@ -228,7 +228,7 @@ class Notebook:
 
 def ask(book: Notebook, **content: Any) -> dict[str, Any]:
     """One request on the control channel, and its answer."""
-    message = book.client.session.msg(frontend.REQUEST, content)
+    message = book.client.session.msg(bridge.REQUEST, content)
     book.client.control_channel.send(message)
     while True:
         reply = book.client.get_control_msg(timeout=20)

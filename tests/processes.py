@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.agent.reap import AGENT
-from jupyter_distrib.events import PROTOCOL, Answered, Ask, Hello
-from jupyter_distrib.link import Link
+from jupyter_distrib.system.reap import AGENT
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello
 
-_AGENT = re.compile(r"jupyter_distrib\.(agent|gate)\b")
+_AGENT = re.compile(r"jupyter_distrib\.(agent|pools\.ray)\b")
 
 
 def agents(runtime: Path) -> list[int]:

@@ -1,5 +1,6 @@
-"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME [--alone]`: started by `pools/local.py` or `gate/host.py`,
-which has bound the socket. With `--alone` it leaves its parent, and removes the directory in the end."""
+"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME [--alone]`: started by `pools/local.py` or
+`coordinator/relay.py`, which has bound the socket. With `--alone` it leaves its parent, and removes the directory in
+the end."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 import socket
 import sys
 
-from jupyter_distrib.agent.launch import AGENT, launch, own_mark
+from jupyter_distrib.system.launch import AGENT, launch, own_mark
 
 
 def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> None:
@@ -25,9 +26,9 @@ def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> N
     import shutil
     from pathlib import Path
 
-    from jupyter_distrib.agent import reap
     from jupyter_distrib.agent.server import Agent
-    from jupyter_distrib.worker.process import become_subreaper
+    from jupyter_distrib.system import reap
+    from jupyter_distrib.system.process import become_subreaper
 
     become_subreaper()
     reap.kill_orphans()

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from jupyter_distrib.agent.loop import Callback, Loop, Timer
-from jupyter_distrib.events import Noted, Wrote
+from jupyter_distrib.system.event_loop import Callback, Loop, Timer
+from jupyter_distrib.wire.messages import Noted, Wrote
 
 READ_BYTES = 1 << 20
 READ_EVERY_S = 0.005

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from jupyter_distrib.agent import reap, usage
-from jupyter_distrib.agent.loop import Loop
+from jupyter_distrib.agent import usage
 from jupyter_distrib.agent.output import Pipe
-from jupyter_distrib.events import Leave, Message, Parted, Split, WorkerInfo, WorkerOrder, Wrote
-from jupyter_distrib.link import Link, LinkError, encode
-from jupyter_distrib.worker import last_words
+from jupyter_distrib.system import crash_notes, reap
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.link import Link, LinkError, encode
+from jupyter_distrib.wire.messages import Leave, Message, Parted, Split, WorkerInfo, WorkerOrder, Wrote
 
 LEAVE_S = 1.0
 """How long exit handlers may take before the process is killed."""
@@ -57,12 +57,12 @@ class Rank:
         self.killed = False
         """By us, in the middle of a run; the system has yet to tell of its end."""
         self.loading = ""
-        """The variable that it was loading when it ended; see `worker/last_words.py`."""
+        """The variable that it was loading when it ended; see `system/crash_notes.py`."""
         self._loop, self._sweep, self._heard, self._hung_up = loop, sweep, heard, hung_up
         mine, theirs = socket.socketpair()
         mine.setblocking(False)
         self._link = Link(mine)
-        self._loading_fd = last_words.create()
+        self._loading_fd = crash_notes.create()
         self._wrote = wrote
         ends = {name: os.pipe() for name in ("stdout", "stderr")}
         self._pipes = {name: self._pipe(name, read_fd) for name, (read_fd, _) in ends.items()}
@@ -192,14 +192,14 @@ class Rank:
 
         A process that does not handle the signal, because user code has put another program in its place, would die.
         """
-        number = last_words.PLACE_SIGNAL
+        number = crash_notes.PLACE_SIGNAL
         if number is not None and self._loading_fd >= 0 and usage.catches(self.pid, number):
-            last_words.clear_place(self._loading_fd)
+            crash_notes.clear_place(self._loading_fd)
             self.signal(number)
 
     @property
     def place(self) -> str:
-        return last_words.place(self._loading_fd) if self._loading_fd >= 0 else ""
+        return crash_notes.place(self._loading_fd) if self._loading_fd >= 0 else ""
 
     def dismiss(self, after_s: float) -> None:
         """Have it run its exit handlers and end, a while from now."""
@@ -217,7 +217,7 @@ class Rank:
         for pipe in (*self._pipes.values(), *self._late_pipes):
             pipe.close()
         if self._loading_fd >= 0:
-            self.loading = last_words.read(self._loading_fd)
+            self.loading = crash_notes.read(self._loading_fd)
             os.close(self._loading_fd)
             self._loading_fd = -1
         if self._link.fileno() >= 0:

@@ -21,18 +21,20 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib import control_groups, environment, paths
-from jupyter_distrib.agent import allotment, detached, devices, reap
-from jupyter_distrib.agent.client import Client
-from jupyter_distrib.agent.crew import Crew
-from jupyter_distrib.agent.detached import DetachedRuns
-from jupyter_distrib.agent.launch import Launched
-from jupyter_distrib.agent.loop import Loop, Timer
-from jupyter_distrib.agent.node_run import NodeRun
+from jupyter_distrib.agent import devices, gpu_allocation
+from jupyter_distrib.agent.admission import WaitingCrews
+from jupyter_distrib.agent.forkservers import Templates
 from jupyter_distrib.agent.output import prune
-from jupyter_distrib.agent.templates import Templates
-from jupyter_distrib.agent.waiting import WaitingCrews
-from jupyter_distrib.events import (
+from jupyter_distrib.agent.run import NodeRun
+from jupyter_distrib.agent.worker_group import Crew
+from jupyter_distrib.server import detached_runs
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.detached_runs import DetachedRuns
+from jupyter_distrib.system import control_groups, paths, process_environment, reap
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.system.launch import Launched
+from jupyter_distrib.wire.link import Link, LinkError, encode, peer_uid
+from jupyter_distrib.wire.messages import (
     PROTOCOL,
     Answered,
     Ask,
@@ -55,7 +57,6 @@ from jupyter_distrib.events import (
     Stop,
     Welcomed,
 )
-from jupyter_distrib.link import Link, LinkError, encode, peer_uid
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """How long an agent without kernels and runs stays, so that the next kernel starts at once."""
@@ -76,7 +77,7 @@ class Agent:
         self._templates = Templates(self._loop, self._exchange_early, launched)
         self._clients: list[Client] = []
         self._crews: list[Crew] = []
-        self._allotment = allotment.Allotment(directory, self._crews, lambda crew: self._close(crew, force=True))
+        self._allotment = gpu_allocation.Allotment(directory, self._crews, lambda crew: self._close(crew, force=True))
         self._closing: list[Crew] = []
         self._waiting = WaitingCrews(self._loop, self._open, self._tell)
         self._detached = DetachedRuns(self._tell)
@@ -219,7 +220,7 @@ class Agent:
             with suppress(OSError):
                 client.pidfd = os.pidfd_open(hello.pid)
                 self._loop.watch(client.pidfd, lambda: self._gone(client))
-        versions = {name: environment.version(name) for name in ("torch", "cloudpickle")}
+        versions = {name: process_environment.version(name) for name in ("torch", "cloudpickle")}
         self._tell(client, Welcomed(pid=os.getpid(), python=platform.python_version(), **versions))
 
     # ------------------------------------------------------------------------------------------------ crews
@@ -232,9 +233,9 @@ class Agent:
         wanted = command
         command = replace(command, gpus=bool(found), size=command.size or len(fitting) or DEFAULT_CPU_RANKS)
         if fitting or not command.gpu_type:
-            reason = allotment.too_many(command.size)
+            reason = gpu_allocation.too_many(command.size)
         else:
-            reason = allotment.no_such_type(command.gpu_type, found)
+            reason = gpu_allocation.no_such_type(command.gpu_type, found)
         if not reason and fitting:
             assert client.hello is not None
             gpus, reason, busy = self._allotment.take(command.size, fitting, client.hello.label)
@@ -301,7 +302,8 @@ class Agent:
                 os.close(fd)
             return self._tell_no_crew(client, command)
         if not command.detached:
-            return crew.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
+            crew.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
+            return
         tell = self._detached.begin(client, command, crew.command.world_size or crew.command.size, gpus=bool(crew.gpus))
         crew.execute(command, fds, tell)
 
@@ -408,7 +410,7 @@ class Agent:
     def _rest(self) -> None:
         """Nobody is here, but the records of detached runs are: stay for those, without the template's memory."""
         self._templates.stop()
-        self._idle_timer = self._loop.later(detached.KEEP_S, self._retire)
+        self._idle_timer = self._loop.later(detached_runs.KEEP_S, self._retire)
 
     def _retire(self) -> None:
         """End, unless a kernel connects at this very moment.
@@ -434,4 +436,4 @@ class Agent:
 
     def _prune(self) -> None:
         self._detached.prune()
-        self._loop.later(detached.KEEP_S / 24, self._prune)
+        self._loop.later(detached_runs.KEEP_S / 24, self._prune)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_distrib.agent import reap
+from jupyter_distrib.system import reap
 
 _PROC = Path("/proc")
 MAX_CHILDREN = 64

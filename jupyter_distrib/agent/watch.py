@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from jupyter_distrib.agent import death, usage
+from jupyter_distrib.agent import exit_info, usage
 from jupyter_distrib.agent.gpu_usage import GpuReader
-from jupyter_distrib.agent.loop import Loop, Timer
 from jupyter_distrib.agent.rank import Rank
-from jupyter_distrib.agent.stalls import Stalls
-from jupyter_distrib.diagnose import is_suspicious
-from jupyter_distrib.events import Event, Execute, Look, Looked, Probe, Probed, Sampled
+from jupyter_distrib.server.diagnose import is_suspicious
+from jupyter_distrib.server.stalls import Stalls
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import Event, Execute, Look, Looked, Probe, Probed, Sampled
 
 FIRST_S = 0.3
 TICK_S = 1.0
@@ -128,7 +128,9 @@ class Watch:
         state = self._state(number)
         line = None
         if state == "silent":
-            frames = [frame for frame in death.frames_in(rank.place) if frame.filename == self._command.cell.filename]
+            frames = [
+                frame for frame in exit_info.frames_in(rank.place) if frame.filename == self._command.cell.filename
+            ]
             line = frames[-1].line if frames else None
         return Look(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
 

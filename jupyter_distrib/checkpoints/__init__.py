@@ -12,6 +12,7 @@ Loading needs no collective: each rank reads its own pieces.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +27,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from jupyter_distrib.api import in_rank
 from jupyter_distrib.checkpoints import contents, layout, optimizers
 from jupyter_distrib.checkpoints.folder import Writer, refusal_to_read, refusal_to_write
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.results import RankValue
+from jupyter_distrib.worker import identity
 
 
 def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
@@ -134,19 +134,18 @@ def _check_callable_here(name: str, objects: Mapping[str, Any]) -> None:
     _check_handles(name, objects)
     if not objects:
         raise DistributedError(f"jupyter_distrib.{name}() was given nothing: {name}(path, model=model), for instance.")
-    if in_rank() and not dist.is_initialized():
-        from jupyter_distrib.worker import identity  # only in a rank
-
-        if identity.world_size() > 1 and identity.rank() != 0:
-            raise DistributedError(
-                f"jupyter_distrib.{name}() was called on rank {identity.rank()}, and the ranks have no process group "
-                "to write together: add --strategy ddp to the cell, or call it on rank 0 alone."
-            )
+    if identity.is_rank() and not dist.is_initialized() and identity.world_size() > 1 and identity.rank() != 0:
+        raise DistributedError(
+            f"jupyter_distrib.{name}() was called on rank {identity.rank()}, and the ranks have no process group "
+            "to write together: add --strategy ddp to the cell, or call it on rank 0 alone."
+        )
 
 
 def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
+    # Not loaded on a rank, which has no handles.
+    handle = getattr(sys.modules.get("jupyter_distrib.kernel.session.results"), "RankValue", None)
     for key, value in objects.items():
-        if isinstance(value, RankValue):
+        if handle is not None and isinstance(value, handle):
             raise DistributedError(
                 f"`{key}` lives on the ranks: call jupyter_distrib.{name}() in a %%distributed cell."
             )

@@ -21,13 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_distrib import blocking, environment, paths
-from jupyter_distrib.agent import reap
-from jupyter_distrib.agent.launch import exec_agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.events import PROTOCOL, Command, Hello, Welcomed
-from jupyter_distrib.link import Link, encode, peer_uid
-from jupyter_distrib.pools import Lost, Sink
+from jupyter_distrib.pools.base import Lost, Sink
+from jupyter_distrib.system import interrupts, paths, process_environment, reap
+from jupyter_distrib.system.launch import exec_agent
+from jupyter_distrib.wire.link import Link, encode, peer_uid
+from jupyter_distrib.wire.messages import PROTOCOL, Command, Hello, Welcomed
 
 LOAD_TIME = (
     "LD_",
@@ -98,7 +97,7 @@ class LocalNode:
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """At once, as far as the socket takes it; the rest follows from a thread."""
         frame = encode(command, len(fds))
-        with blocking.Uninterrupted(), self._sending:
+        with interrupts.Uninterrupted(), self._sending:
             if self._link.fileno() >= 0:
                 self._link.post(frame, fds)
                 self._flush()
@@ -106,7 +105,7 @@ class LocalNode:
                 os.close(fd)
 
     def close(self) -> None:
-        with blocking.Uninterrupted(), self._sending:
+        with interrupts.Uninterrupted(), self._sending:
             self._closed = True
             self._flush()
 
@@ -269,8 +268,8 @@ def fingerprint(*more: object) -> str:
         sys.executable,
         sys.prefix,
         sys.version,
-        environment.version("torch"),
-        environment.version("cloudpickle"),
+        process_environment.version("torch"),
+        process_environment.version("cloudpickle"),
         *_sources(),
         *sorted(_load_time_environment()),
         *(

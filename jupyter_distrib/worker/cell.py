@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from jupyter_distrib.events import Cell
+from jupyter_distrib.wire.messages import Cell
 
 _VALUE = "__distributed_value__"
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

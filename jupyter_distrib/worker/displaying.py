@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from jupyter_distrib.events import Cleared, Displayed
-from jupyter_distrib.words import size as size_text
+from jupyter_distrib.system.formatting import size as size_text
+from jupyter_distrib.wire.messages import Cleared, Displayed
 
 MAX_BYTES = 10_000_000
 """Of one display: a browser that gets more of them becomes slow."""
@@ -32,7 +32,7 @@ MAX_WAITING = 100
 """Of displays that follow each other faster, the notebook gets the newest."""
 _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
 """Code that nobody should run for a rank, and widgets whose model is not in the kernel."""
-BACKEND = "module://jupyter_distrib.worker.figures"
+BACKEND = "module://jupyter_distrib.worker.matplotlib_backend"
 """How matplotlib calls the backend of ranks."""
 Event = Displayed | Cleared
 

@@ -8,10 +8,11 @@ import os
 import types
 from collections.abc import Iterator, Mapping
 
-from jupyter_distrib import environment, payload
-from jupyter_distrib.events import Failure, Frame
-from jupyter_distrib.worker.interfaces import nccl_hint
-from jupyter_distrib.worker.process import NO_KEYBOARD
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system import process_environment
+from jupyter_distrib.system.network_interfaces import nccl_hint
+from jupyter_distrib.system.process import NO_KEYBOARD
+from jupyter_distrib.wire.messages import Failure, Frame
 
 _MAX_FRAMES = 60
 _MAX_CAUSES = 5
@@ -115,7 +116,7 @@ def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     """The frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
-    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(environment.OWN)]
+    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(process_environment.OWN)]
     frames = [_frame(tb) for tb in theirs or tracebacks]  # ours only if the mistake is ours
     if len(frames) > _MAX_FRAMES:
         frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]

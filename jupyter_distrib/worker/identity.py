@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jupyter_distrib.events import Execute, WorkerOrder
+from jupyter_distrib.wire.messages import Execute, WorkerOrder
 
 _order: WorkerOrder | None = None
 strategy: Any = None

@@ -25,9 +25,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from jupyter_distrib import payload, reporting, tensors
 from jupyter_distrib.errors import ValueLost
-from jupyter_distrib.events import (
+from jupyter_distrib.serialization import payload, tensors
+from jupyter_distrib.system import crash_notes, process
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import (
     Cut,
     Event,
     Execute,
@@ -45,21 +47,19 @@ from jupyter_distrib.events import (
     Started,
     WorkerOrder,
 )
-from jupyter_distrib.link import Link
 from jupyter_distrib.worker import (
     cell,
     displaying,
     identity,
-    last_words,
-    leftovers,
-    modules,
-    process,
-    strategies,
-    surroundings,
+    local_modules,
+    process_reset,
+    rank_environment,
+    reporting,
     threads,
 )
+from jupyter_distrib.worker import strategy as strategy_module
 from jupyter_distrib.worker.failure import interrupt_in
-from jupyter_distrib.worker.late import LateThreads
+from jupyter_distrib.worker.late_output import LateThreads
 from jupyter_distrib.worker.outcome import outcome
 from jupyter_distrib.worker.probe import Prober
 
@@ -92,7 +92,7 @@ def run_worker(
     os.environ["CUDA_VISIBLE_DEVICES"] = order.visible_devices or ""
     worker = Worker(order, Link(socket.socket(fileno=link_fd)), loading_fd)
     signal.signal(signal.SIGINT, worker.on_interrupt)
-    last_words.tell_place_on_signal(loading_fd)
+    crash_notes.tell_place_on_signal(loading_fd)
     worker.settle()
     if gone is not None:
         os.read(gone, 1)
@@ -105,11 +105,11 @@ class Worker:
     """One rank's process."""
 
     def __init__(self, order: WorkerOrder, link: Link, loading_fd: int) -> None:
-        self._loading = partial(last_words.note, loading_fd)
+        self._loading = partial(crash_notes.note, loading_fd)
         self.order = order
         self.link = link
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
-        self.modules = modules.of_template or modules.LocalModules()
+        self.modules = local_modules.of_template or local_modules.LocalModules()
         self.prober = Prober(order.rank)
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
@@ -175,17 +175,17 @@ class Worker:
 
         import torch
 
-        from jupyter_distrib.worker import group, randomness, refusals, saving
+        from jupyter_distrib.worker import process_group, randomness, spawn_guard, torch_save
 
         threads.use(self.order.threads, {})
         if "fork" in multiprocessing.get_all_start_methods():
             multiprocessing.set_start_method("fork", force=True)
         randomness.begin()
-        self.handlers = leftovers.Handlers()
-        self.group = group.Rendezvous(self.order.rank, self.order.world_size)
-        group.install(self.group)
-        refusals.install()
-        saving.install()
+        self.handlers = process_reset.Handlers()
+        self.group = process_group.Rendezvous(self.order.rank, self.order.world_size)
+        process_group.install(self.group)
+        spawn_guard.install()
+        torch_save.install()
         displaying.install()
         if self.order.visible_devices is not None:
             torch.cuda.set_device(identity.device())
@@ -214,7 +214,7 @@ class Worker:
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
         if error is not None:
-            modules.drop_orphans()
+            local_modules.drop_orphans()
         event, out_fds = self._outcome(command, module.__dict__, value, error)
         del value, error
         self.late.end(run)
@@ -244,7 +244,7 @@ class Worker:
                 if self.asked.is_set():
                     raise KeyboardInterrupt
                 self._prepare(command, fds, module)
-                strategy = identity.strategy = strategies.load(command.setting.strategy)()
+                strategy = identity.strategy = strategy_module.load(command.setting.strategy)()
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self.prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
                 value = cell.execute(command.cell, module.__dict__)
@@ -289,24 +289,24 @@ class Worker:
         run = command.run
         torch.set_grad_enabled(True)  # an interrupt may have come where a step was about to switch it on again
         self._take_surroundings(command)
-        leftovers.forget_singletons()
+        process_reset.forget_singletons()
         for path in self.modules.refresh():
             self._tell(Noted(run=run, rank=self.order.rank, text=f"{path} has changed and is imported again"))
         self.late.begin()
         sys.modules["__main__"] = module
         namespace = module.__dict__
-        namespace |= surroundings.provided(namespace)
+        namespace |= rank_environment.provided(namespace)
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
         payload.unpack_inputs(data, buffers, namespace, device=self.order.device, loading=self._loading)
         self._loading("")
-        leftovers.resume_singletons(namespace.values(), payload.kept_values.values())
+        process_reset.resume_singletons(namespace.values(), payload.kept_values.values())
         self.group.begin(run)
         self.prober.begin(run, command.cell.filename)
         reporting.current = reporting.Reporter(run, self.order.rank, self._tell)
         displaying.current = displaying.Displayer(run, self.order.rank, self._tell)
 
-    def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategies.StrategyRun:
-        return strategies.StrategyRun(
+    def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategy_module.StrategyRun:
+        return strategy_module.StrategyRun(
             options=command.setting.strategy_options,
             filename=command.cell.filename,
             everyone=identity.everyone(command),
@@ -320,13 +320,13 @@ class Worker:
         of_group = self.group.environment()
         key = setting.own_environment, setting.env, of_group
         if key != self._wanted_for:
-            own = surroundings.environment if setting.own_environment else {}
+            own = rank_environment.environment if setting.own_environment else {}
             given = identity.with_defaults({**own, **setting.env})
             self._wanted, self._wanted_for = {**given, **identity.environment(), **of_group}, key
             # The kernel's own would find no kernel here.
             if self._wanted.get("MPLBACKEND", "module:").startswith("module:"):
                 self._wanted["MPLBACKEND"] = displaying.BACKEND
-        surroundings.take(setting, self._wanted)
+        rank_environment.take(setting, self._wanted)
         threads.use(self.order.threads, self._wanted)
 
     def _was_stopped(self, error: BaseException) -> bool:
@@ -382,7 +382,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ other threads
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        self._unheard = self._sending or modules.importing_library(frame)
+        self._unheard = self._sending or local_modules.importing_library(frame)
         if self.interruptible and not self._unheard:
             raise KeyboardInterrupt
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from jupyter_distrib import payload
 from jupyter_distrib.errors import PayloadError
-from jupyter_distrib.events import Execute, Failed, Interrupted, Parcel, Returned
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.messages import Execute, Failed, Interrupted, Parcel, Returned
 from jupyter_distrib.worker import failure, identity
 
 

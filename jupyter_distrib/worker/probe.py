@@ -16,8 +16,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from jupyter_distrib import environment
-from jupyter_distrib.events import GroupLook, Probed
+from jupyter_distrib.system import process_environment
+from jupyter_distrib.wire.messages import GroupLook, Probed
 
 DEEP_AFTER_S = 2.5
 BUSY_S = 0.01
@@ -129,7 +129,7 @@ def _function(frames: list[types.FrameType], filename: str) -> str:
         code = frame.f_code
         if code.co_filename == filename:
             return called or ("" if code.co_name == "<module>" else f"{code.co_name}()")
-        if not code.co_filename.endswith(_COMMUNICATION) and not code.co_filename.startswith(environment.OWN):
+        if not code.co_filename.endswith(_COMMUNICATION) and not code.co_filename.startswith(process_environment.OWN):
             called = f"{code.co_name}() ({os.path.basename(code.co_filename)})"
     return called
 
@@ -141,7 +141,7 @@ def _call(frames: list[types.FrameType]) -> str:
         code = frame.f_code
         if code.co_filename.endswith(_COMMUNICATION):
             called = called if code.co_name.startswith("_") or code.co_name == "wrapper" else code.co_name
-        elif not code.co_filename.startswith(environment.OWN):
+        elif not code.co_filename.startswith(process_environment.OWN):
             break
     return called
 

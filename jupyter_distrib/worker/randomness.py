@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from jupyter_distrib.worker import group, identity
+from jupyter_distrib.worker import identity, process_group
 
 _mine: int | None = None
 """What torch was seeded with here; None as soon as the ranks have begun alike."""
@@ -28,7 +28,7 @@ def begin() -> None:
 def begin_alike() -> None:
     """Called before each run in which the ranks train together, on all of them."""
     global _mine
-    board = group.current.board()
+    board = process_group.current.board()
     if board is None or identity.world_size() == 1:
         return
     if identity.rank() == 0:

@@ -1,7 +1,7 @@
 """What `get_ipython()` is on a rank: enough for `!command`, `%time`, `%cd` and `%env`.
 
-`capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main thread.
-"""
+`kernel/capture/capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main
+thread."""
 
 from __future__ import annotations
 

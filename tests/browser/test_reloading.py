@@ -44,7 +44,7 @@ for step in jupyter_distrib.progress(range(100_000)):
         break
 print('ended')
 rank"""
-KEPT = "from jupyter_distrib import frontend\nprint('kept:', len(frontend.handle({'op': 'settled'})['settled']))"
+KEPT = "from jupyter_distrib.kernel.sidebar import bridge as frontend\nprint('kept:', len(frontend.handle({'op': 'settled'})['settled']))"
 
 
 def test_a_page_reloaded_in_mid_run_sees_it_and_gets_its_output(open_notebook: Open, enough: Path) -> None:

@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from jupyter_distrib.events import Ended, Failed, Failure, Measured, Progressed, Returned, Sampled, Started, Wrote
-from jupyter_distrib.pieces import Pieces
-from jupyter_distrib.record import RunRecord
-from tests import golden_run
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.views.state_delta import Pieces
+from jupyter_distrib.wire.messages import (
+    Ended,
+    Failed,
+    Failure,
+    Measured,
+    Progressed,
+    Returned,
+    Sampled,
+    Started,
+    Wrote,
+)
 from tests.browser.conftest import Open
 from tests.browser.lab import BAD, Lab, harmless, until
+from tests.kernel.record import golden_run
 
 TRAIN = """%%distributed --ranks 4
 import os, time, jupyter_distrib
@@ -170,7 +180,7 @@ Show = Callable[[RunRecord], Any]
 @pytest.fixture
 def show(blank: Page) -> Show:
     """Draws a record; what it is given again is an update."""
-    from jupyter_distrib import run_widget
+    from jupyter_distrib.kernel.notebook import widget_model
 
     pieces, clock = Pieces("local"), iter(range(1000))
 
@@ -178,8 +188,8 @@ def show(blank: Page) -> Show:
         changed = pieces.changed(record, float(next(clock)))
         if blank.url == "about:blank" and not blank.locator(".jd-run").count():
             blank.set_content("<!DOCTYPE html><body>")
-            blank.add_style_tag(content=run_widget.RunWidget._css)
-            blank.evaluate(MOUNT, [run_widget.bundle(), {**changed, "clock": {"elapsed_s": 41}}])
+            blank.add_style_tag(content=widget_model.RunWidget._css)
+            blank.evaluate(MOUNT, [widget_model.bundle(), {**changed, "clock": {"elapsed_s": 41}}])
         else:
             blank.evaluate("pieces => window.bring(pieces)", changed)
         blank.evaluate(FRAME)
@@ -348,7 +358,7 @@ def test_a_line_that_is_not_finished_stands_in_the_output_and_may_change(show: S
 
 
 def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
-    from jupyter_distrib.events import Displayed
+    from jupyter_distrib.wire.messages import Displayed
 
     record = a_record(1)
     attack = "<script>top.pwned=1</script><img src=x onerror='top.pwned=1'><a href='javascript:top.pwned=1' id=a>x</a><b>text</b><img src='https://example.com/x.png'><form action='https://example.com'><input type=submit id=s></form>"

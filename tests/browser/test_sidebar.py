@@ -143,8 +143,8 @@ def test_the_panel_in_both_themes_with_a_run_going_on(open_notebook: Open, enoug
 
 
 TOLD = f"""import json, pathlib
-from jupyter_distrib import frontend
-told = json.loads(pathlib.Path({str(TOP / "tests" / "golden_overview.json")!r}).read_text())
+from jupyter_distrib.kernel.sidebar import bridge as frontend
+told = json.loads(pathlib.Path({str(TOP / "tests/kernel/sidebar/golden_overview.json")!r}).read_text())
 told["next"] |= {{"gpus": 1, "ranks": None}}
 front = frontend._installed
 front._look = front._news._look = lambda: {{**told, "route": "control", "doing": None, "trouble": None}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.training import missing
-from tests.test_notebooks import executed, outputs
+from tests.repository.test_notebooks import executed, outputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

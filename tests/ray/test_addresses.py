@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.gate import cluster as joining
+from jupyter_distrib.pools.ray import cluster as joining
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
 

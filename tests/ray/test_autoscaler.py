@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib import testing
-from jupyter_distrib.events import CrewOpened, CrewQueued, CrewRefused
-from jupyter_distrib.pools.ray import RayPool
+from jupyter_distrib.pools.ray.pool import RayPool
+from jupyter_distrib.wire.messages import CrewOpened, CrewQueued, CrewRefused
 from tests.processes import wait_until
 from tests.ray.conftest import ENVIRONMENT, HERE
 

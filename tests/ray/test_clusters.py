@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib import testing
-from jupyter_distrib.events import CrewClosed, CrewQueued
-from jupyter_distrib.gate import cluster as joining
-from jupyter_distrib.pools.ray import RayPool
+from jupyter_distrib.pools.ray import cluster as joining
+from jupyter_distrib.pools.ray.pool import RayPool
+from jupyter_distrib.wire.messages import CrewClosed, CrewQueued
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
 

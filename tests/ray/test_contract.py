@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_distrib import testing
-from jupyter_distrib.pools.ray import RayPool
+from jupyter_distrib.pools.ray.pool import RayPool
 from tests.ray.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

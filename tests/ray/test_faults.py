@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import crash_cases
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
+from tests.product import crash_cases
 from tests.ray.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -66,7 +66,7 @@ def test_a_rank_that_dies_between_cells_is_replaced_unnoticed(book: Notebook) ->
     pids = processes(book)
     os.kill(pids[3], signal.SIGKILL)
     book.ok(
-        "import time\nfrom jupyter_distrib import session\n[crew] = session.current().crews()\n"
+        "import time\nfrom jupyter_distrib.kernel.session import session\n[crew] = session.current().crews()\n"
         f"while crew.workers[3].pid == {pids[3]}: time.sleep(0.01)"
     )
     assert_good(book)
@@ -181,7 +181,7 @@ def test_values_that_the_object_store_cannot_take_fail_their_cell_alone(tmp_path
 LARGE = "large = bytearray(200 << 20)"
 AFTER_TWO_STEPS = """\
 import errno, os, signal
-from jupyter_distrib import shared_memory
+from jupyter_distrib.serialization import shared_memory
 _write_at = shared_memory._write_at
 def _writing(fd, view, start):
     if start == 2 * shared_memory.STEP_BYTES:

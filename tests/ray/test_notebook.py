@@ -27,7 +27,7 @@ def book(kernel: Notebook) -> Iterator[Notebook]:
 def test_loading_the_extension_joins_the_default_pool(cluster: Cluster, tmp_path: Path) -> None:
     name_it(cluster, tmp_path)
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib\nimport time\nfrom jupyter_distrib import session")
+        book.ok("%load_ext jupyter_distrib\nimport time\nfrom jupyter_distrib.kernel.session import session")
         book.ok("while not session.current().connections(): time.sleep(0.05)")
         book.ok("pool = session.current().connections()[0]\nassert pool.kind == 'ray'")
         joined = f"Ray at {cluster.address}"

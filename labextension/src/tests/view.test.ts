@@ -233,7 +233,7 @@ test('the view of a detached run takes its place before the value of the cell', 
 });
 
 test('the overview that the kernel really makes has the shape that is written down here', () => {
-  const golden = JSON.parse(readFileSync(new URL('../../../tests/golden_overview.json', import.meta.url), 'utf-8')) as Overview;
+  const golden = JSON.parse(readFileSync(new URL('../../../tests/kernel/sidebar/golden_overview.json', import.meta.url), 'utf-8')) as Overview;
   assert.equal(golden.protocol, PROTOCOL);
   const [first] = golden.runs;
   assert.ok(first);

@@ -1,0 +1,74 @@
+"""Crews that wait for GPUs, since their notebooks have agreed to (`--wait`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import CrewQueued, OpenCrew
+
+LOOK_AGAIN_S = 1.0
+"""For GPUs that another agent holds, of whose end nothing tells."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiting:
+    client: Client
+    command: OpenCrew
+    until_s: float
+
+
+class WaitingCrews:
+    """Those of one agent.
+
+    Args:
+        reopen: Tries again: it opens the crew, refuses it, or has it wait on.
+        tell: Sends to a kernel.
+    """
+
+    def __init__(
+        self, loop: Loop, reopen: Callable[[Client, OpenCrew], None], tell: Callable[[Client, CrewQueued], None]
+    ) -> None:
+        self._loop, self._reopen, self._tell = loop, reopen, tell
+        self._waiting: list[_Waiting] = []
+        self._told: dict[str, str] = {}
+        """By crew, what it was last told to wait for."""
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, client: Client, command: OpenCrew, reason: str) -> None:
+        """Try again whenever a GPU may have become free, until the time of the command is over. Without a reason there
+        is nothing to be told."""
+        self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
+        if reason and reason != self._told.get(command.crew):
+            self._told[command.crew] = reason
+            self._tell(client, CrewQueued(crew=command.crew, reason=reason))
+        if self._timer is not None:
+            self._timer.cancel()
+        soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
+        self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
+
+    def over(self, crew: str) -> None:
+        """It waits no more."""
+        self._told.pop(crew, None)
+        self._waiting = [each for each in self._waiting if each.command.crew != crew]
+
+    def gone(self, client: Client) -> None:
+        for each in [each for each in self._waiting if each.client is client]:
+            self.over(each.command.crew)
+
+    def some_are_free(self) -> None:
+        """A GPU was given back."""
+        if self._waiting:
+            self._loop.soon(self.look_again)
+
+    def look_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            left_s = max(0.0, each.until_s - time.monotonic())
+            self._reopen(each.client, replace(each.command, wait_s=left_s))

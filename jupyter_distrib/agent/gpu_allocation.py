@@ -1,0 +1,115 @@
+"""What a crew of this agent is given: how many ranks at most, and which GPUs, by leases (`devices.py`) that idle crews
+yield if need be. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from jupyter_distrib.agent import devices
+from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.worker_group import Crew
+from jupyter_distrib.system import formatting
+from jupyter_distrib.wire.messages import CrewClosed
+
+MAX_RANKS = 1000
+FDS_PER_RANK = 6
+"""Both ends of its link and of two pipes while it is being started; half of them later."""
+
+
+class Allotment:
+    """The GPUs of this node.
+
+    Args:
+        directory: Where leases are, of all agents.
+        crews: The agent's own, as they come and go.
+        end: Ends a crew and gives its GPUs back.
+    """
+
+    def __init__(self, directory: Path, crews: Sequence[Crew], end: Callable[[Crew], None]) -> None:
+        self._leases = devices.Leases(directory)
+        self._crews, self._end = crews, end
+
+    def take(self, count: int, found: Sequence[Gpu], label: str) -> tuple[list[Gpu], str, bool]:
+        """Lease so many of the GPUs found, also from idle crews without kept values.
+
+        Args:
+            count: How many.
+            found: Those that will do.
+            label: Who wants them.
+
+        Returns:
+            The GPUs; or none and a sentence that says who has them, and whether waiting can help.
+        """
+        if len(found) < count:
+            visible = f"{len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here"
+            return [], f"--gpus {count} but {visible}; ask for at most that many.", False
+        taken: list[Gpu] = []
+        holders: dict[str, list[int]] = {}
+        for gpu in found:
+            if len(taken) == count:
+                break
+            if self._leases.take(gpu, label) and not self._yielded(gpu, label):
+                holders.setdefault(f"{self._leases.holder(gpu)}{self._kept_on(gpu)}", []).append(gpu.index)
+            else:
+                taken.append(gpu)
+        if len(taken) == count:
+            return taken, "", False
+        self.give_back(taken)
+        told = "; ".join(f"{formatting.numbered('GPU', indices)}: {holder}" for holder, indices in holders.items())
+        return [], f"--gpus {count} but only {len(taken)} of {len(found)} GPUs are free. {told}.", True
+
+    def give_back(self, gpus: Iterable[Gpu]) -> None:
+        for gpu in gpus:
+            self._leases.give_back(gpu)
+
+    def described(self) -> tuple[dict[str, object], ...]:
+        """All GPUs of the node, for the status."""
+        return tuple(
+            {
+                "index": gpu.index,
+                "name": gpu.name,
+                "memory_bytes": gpu.memory_bytes,
+                "used_bytes": gpu.used_bytes,
+                "holder": self._leases.holder(gpu),
+            }
+            for gpu in devices.gpus()
+        )
+
+    def _yielded(self, gpu: Gpu, label: str) -> bool:
+        """Take a GPU from a crew that neither runs nor keeps anything."""
+        for crew in self._crews:
+            if gpu in crew.gpus and crew.idle and not crew.kept:
+                self._end(crew)
+                crew.tell(CrewClosed(crew=crew.name, reason=f"its GPUs went to {label}"), ())
+                return not self._leases.take(gpu, label)
+        return False
+
+    def _kept_on(self, gpu: Gpu) -> str:
+        for crew in self._crews:
+            if gpu in crew.gpus:
+                if (current := crew.current) is not None:
+                    return f" (run {current.run} of {current.label} is on)"
+                names = ", ".join(sorted(key.partition("/")[2] for key in crew.kept))
+                return f" (keeps {names})" if names else ""
+        return ""
+
+
+def no_such_type(wanted: str, found: list[Gpu]) -> str:
+    there = devices.types(found) or "no GPU at all"
+    return f"--gpu-type {wanted}, but this machine has {there}; leave it out, or use another pool."
+
+
+def too_many(size: int) -> str:
+    """Why so many ranks cannot be started here; empty if they can."""
+    if not 0 < size <= MAX_RANKS:
+        return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and len(os.listdir("/dev/fd")) + size * FDS_PER_RANK > limit:
+        return (
+            f"{size} ranks need more open files than the {limit} that this system allows (ulimit -n): "
+            "raise it, or use fewer ranks."
+        )
+    return ""

@@ -1,0 +1,53 @@
+"""What a rank is told when it is started, and how one becomes a program of its own. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.system import control_groups
+from jupyter_distrib.system.launch import AGENT
+from jupyter_distrib.wire.messages import OpenCrew, WorkerOrder
+
+
+def order(command: OpenCrew, local_rank: int, count: int, gpus: Sequence[Gpu]) -> WorkerOrder:
+    """The order of one rank of a crew.
+
+    Args:
+        command: What the crew was asked for.
+        local_rank: Which of its ranks.
+        count: How many were started for this crew, with this one: a replaced rank is another worker.
+        gpus: The crew's, one for each local rank; none for CPU ranks.
+    """
+    size = command.size
+    return WorkerOrder(
+        crew=command.crew,
+        worker=f"{command.crew}.{local_rank}.{count}",
+        agent_pid=os.getpid(),
+        agent=os.environ.get(AGENT, ""),
+        rank=command.first_rank + local_rank,
+        world_size=command.world_size or size,
+        local_rank=local_rank,
+        local_world_size=size,
+        node_rank=command.node_rank,
+        interface=command.interface,
+        device=f"cuda:{local_rank}" if gpus else "cpu",
+        visible_devices=",".join(gpu.uuid for gpu in gpus) if gpus else None,
+        threads=max(1, control_groups.cores() // size),
+    )
+
+
+def as_program(rank: Rank, load_env: dict[str, str]) -> int:
+    """Start a rank as a program of its own, for variables that are read when a program loads; its process id."""
+    fds, env = rank.theirs, {**os.environ, **load_env}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter_distrib.worker.standalone", *map(str, fds)], pass_fds=fds, env=env, cwd="/"
+    )
+    process.returncode = 0  # the loop reaps it, not subprocess
+    for fd in fds:
+        os.close(fd)
+    return process.pid

@@ -1,0 +1,231 @@
+"""One run whose ranks are on several nodes. Runs in the gate's loop.
+
+What only somebody who sees all nodes can do for a run is done here: the others are stopped when ranks of one node fail,
+the far ends of cut connections are cut, who waits for whom is told, and the run ends once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from jupyter_distrib.coordinator.watch import SpreadWatch
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import (
+    Command,
+    Connected,
+    Ended,
+    Event,
+    Execute,
+    Exited,
+    Failed,
+    Interrupted,
+    Looked,
+    Part,
+    Probe,
+    Returned,
+    Stop,
+    TimedOut,
+)
+
+FAILURE_GRACE_S = 0.1
+"""How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
+LOGS_S = 5.0
+"""How long the end of a run waits for the other nodes, and what their ranks have written, after one was lost."""
+LOST_LOGS_S = 1.0
+"""The same for that one, which may have lost its agent only and be there itself."""
+
+
+class Node(Protocol):
+    """The agent of one node, reachable. Nothing here blocks."""
+
+    name: str
+    """How a person knows it: `node 10.0.0.7`."""
+    host: str
+    interface: str
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        """Deliver in order; `fds` stay the caller's."""
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        """Bring what the node's ranks wrote into this folder, then call `done` in the loop; also if it fails."""
+
+
+class SpreadRun:
+    """A run, as far as its nodes execute it.
+
+    Args:
+        ranks: By node, those that execute it.
+        nodes: All of the crew.
+        logs: Folder of the logs of all runs.
+        on_over: Called once, when every node has ended it and its logs are here.
+    """
+
+    def __init__(
+        self,
+        command: Execute,
+        tell: Tell,
+        *,
+        ranks: dict[int, set[int]],
+        nodes: Sequence[Node],
+        loop: Loop,
+        logs: Path,
+        on_over: Callable[[SpreadRun], None],
+    ) -> None:
+        self.command, self.tell, self.ranks = command, tell, ranks
+        self.started_s = time.monotonic()
+        self.clean = True
+        self.sequences: set[int] = set()
+        self._nodes, self._loop, self._logs, self._on_over = nodes, loop, logs / command.run, on_over
+        self._going = set(ranks)
+        """Nodes that have not said that they have ended."""
+        self._fetching: set[int] = set()
+        """Nodes whose logs are on their way."""
+        self._asked_for = False
+        """Logs of some node."""
+        self._timers: list[Timer] = []
+        self._watch = SpreadWatch(
+            command,
+            loop,
+            ranks=lambda: {rank for ranks in self.ranks.values() for rank in ranks},
+            look_closer=self._look_closer,
+            tell=lambda event: tell(event, ()),
+            stop=self.stop,
+        )
+
+    @property
+    def log_directory(self) -> str:
+        """Empty if nobody wrote anything, or none of it could be brought."""
+        return str(self._logs) if self._asked_for and any(self._logs.glob("rank*.log")) else ""
+
+    def start(self, fds: Sequence[int]) -> None:
+        """Hand the cell to the nodes of its ranks."""
+        whole = replace(self.command, run_size=len(self.command.ranks), detached=False, timeout_s=None)
+        for node, mine in self.ranks.items():
+            part = replace(whole, ranks=tuple(sorted(mine)))
+            self._nodes[node].send(part, fds)
+        if self.command.timeout_s is not None:
+            self._after(self.command.timeout_s, self._time_out)
+
+    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._timers.append(self._loop.later(delay_s, call))
+
+    def _time_out(self) -> None:
+        limit_s = self.command.timeout_s or 0.0
+        self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.stop()
+
+    def _look_closer(self) -> None:
+        for node in self._going:
+            self._nodes[node].send(Probe(run=self.command.run, deep=True))
+
+    def stop(self, *, force: bool = False, but: int = -1) -> None:
+        """Stop its ranks on all nodes but one."""
+        self._watch.close()  # where ranks were before they were stopped is what helps
+        for node in self._going - {but}:
+            self._nodes[node].send(Stop(run=self.command.run, force=force))
+
+    def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+        """Something of this run came from a node."""
+        _set_clock(event)
+        match event:
+            case Connected():
+                for other in self._going - {node}:
+                    self._nodes[other].send(Part(run=event.run, ends=event.ends))
+            case Looked():
+                self._watch.heard(event)
+            case Ended():
+                self._ended(node, event)
+            case Returned() | Failed() | Interrupted() | Exited():
+                self.ranks[node].discard(event.rank)
+                self.tell(event, fds)
+                self._follow(node, event)
+            case _:
+                self.tell(event, fds)
+
+    def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
+        """What the end of one rank means for other nodes."""
+        match event:
+            case Failed():
+                self._after(FAILURE_GRACE_S, lambda: self.stop(but=node))
+            case Exited():
+                self.stop(but=node)
+
+    def _ended(self, node: int, event: Ended) -> None:
+        self._going.discard(node)
+        self.clean &= event.clean
+        self.sequences |= set(event.sequences)
+        if event.log_directory:
+            self._fetch(node)
+        self._finish_if_over()
+
+    def _fetch(self, node: int) -> None:
+        self._fetching.add(node)
+        self._asked_for = True
+        self._nodes[node].fetch_logs(self.command.run, self._logs, lambda: self._fetched(node))
+
+    def _fetched(self, node: int) -> None:
+        self._fetching.discard(node)
+        self._finish_if_over()
+
+    def _finish_if_over(self) -> None:
+        if not self._going and not self._fetching:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.close()
+        on_over, self._on_over = self._on_over, lambda run: None
+        on_over(self)
+
+    def close(self) -> None:
+        """Nothing more is to be done for it."""
+        self._watch.close()
+        for timer in self._timers:
+            timer.cancel()
+
+    def lose(self, reason: str, dead: set[int], pids: Mapping[int, int]) -> None:
+        """Ranks of `dead` nodes are lost, those of the others are killed because of it. Ends the run when all logs that
+        can still be had are here; `pids` are those of all ranks."""
+        for node in sorted(dead & self._going):
+            self._give_up(node, pids, lost=reason)
+            self._fetch(node)
+            self._after(LOST_LOGS_S, partial(self._fetched, node))
+        self.stop(force=True)
+        self._after(LOGS_S, lambda: self.give_up(pids))
+        self._finish_if_over()
+
+    def give_up(self, pids: Mapping[int, int], reason: str = "") -> None:
+        """End now, whatever its ranks are at; the reason is why they are stopped, if not because of another rank."""
+        for node in sorted(self._going):
+            self._give_up(node, pids, stopped=reason)
+        self._finish()
+
+    def _give_up(self, node: int, pids: Mapping[int, int], *, lost: str = "", stopped: str = "") -> None:
+        self._going.discard(node)
+        for rank in sorted(self.ranks[node]):
+            gone = Exited(
+                run=self.command.run,
+                rank=rank,
+                pid=pids.get(rank, 0),
+                exit_code=None if lost else -9,
+                asked=not lost,
+                reason=stopped,
+                last_lines=(lost,) if lost else (),
+                at_s=time.monotonic(),
+            )
+            self.tell(gone, ())
+        self.ranks[node].clear()
+
+
+def _set_clock(event: Event) -> None:
+    """Nodes have clocks of their own; the record wants one. In place, since nobody else has this event."""
+    if (there_s := getattr(event, "at_s", None)) is not None:
+        now_s = time.monotonic()
+        object.__setattr__(event, "at_s", now_s)
+        if isinstance(event, Returned) and event.started is not None:
+            object.__setattr__(event.started, "at_s", event.started.at_s + now_s - there_s)

@@ -1,0 +1,61 @@
+"""Puts together, once a second, what the agents of all nodes see of the ranks of one run.
+
+    agents --Looked--> SpreadWatch --> Stalls --> Stalled, Moved, TimedOut
+           <--Probe---
+
+Runs in the gate's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from jupyter_distrib.agent.watch import DEEP_EVERY, TICK_S
+from jupyter_distrib.server.diagnose import is_suspicious
+from jupyter_distrib.server.stalls import Stalls
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import Execute, Look, Looked, RunEvent
+
+
+class SpreadWatch:
+    """Of one run.
+
+    Args:
+        ranks: Those that still execute the cell.
+        look_closer: Has all of them look into their process groups.
+        tell: Takes the events.
+        stop: Stops the run.
+    """
+
+    def __init__(
+        self,
+        command: Execute,
+        loop: Loop,
+        *,
+        ranks: Callable[[], set[int]],
+        look_closer: Callable[[], None],
+        tell: Callable[[RunEvent], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._loop, self._ranks, self._look_closer = loop, ranks, look_closer
+        self._stalls = Stalls(command, tell=tell, stop=stop)
+        self._looks = {rank: Look(rank=rank, state="running") for rank in command.ranks}
+        self._ticks = 0
+        self._timer: Timer = loop.later(TICK_S, self._tick)
+
+    def close(self) -> None:
+        """The run is over, or being stopped."""
+        self._timer.cancel()
+
+    def heard(self, event: Looked) -> None:
+        self._looks |= {look.rank: look for look in event.looks}
+
+    def _tick(self) -> None:
+        self._timer = self._loop.later(TICK_S, self._tick)
+        self._ticks += 1
+        ranks = self._ranks()
+        looks = [look if rank in ranks else replace(look, state="left") for rank, look in self._looks.items()]
+        if self._ticks % DEEP_EVERY == 0 and is_suspicious(looks):
+            self._look_closer()
+        self._stalls.judge(looks)

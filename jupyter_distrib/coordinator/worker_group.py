@@ -1,0 +1,322 @@
+"""One crew whose ranks are on several nodes, each looked after by an agent of its own. Runs in the gate's loop.
+
+    gate: Crew --OpenCrew, Execute, Stop, Meet, ...--> node 0: agent, ranks 0, 1     (and the store)
+               <--CrewOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
+
+To the gate's clients it is what `agent/worker_group.py` is to an agent's: one crew, one stream of events, one end of
+each run. What only somebody who sees all nodes can do is done here, and for one run in `coordinator/run.py`: a new
+store is made when the group of any node is not fit any more."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from jupyter_distrib.coordinator.run import Node, SpreadRun
+from jupyter_distrib.server.pending_cell import Queued, Tell
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.messages import (
+    CloseCrew,
+    CrewChanged,
+    CrewClosed,
+    CrewOpened,
+    CrewQueued,
+    CrewRefused,
+    Ended,
+    Event,
+    Execute,
+    Forget,
+    Meet,
+    OpenCrew,
+    Regrouped,
+    Renew,
+    Returned,
+    WorkerInfo,
+)
+
+RENEW_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One node's part of a crew."""
+
+    node: Node
+    size: int
+    gpus: bool
+
+
+class Place(Protocol):
+    """Where the nodes of one crew come from."""
+
+    def start(self, command: OpenCrew, crew: Crew) -> None:
+        """Find nodes; calls `crew.placed`, `crew.queued` or `crew.refuse` in the loop, and later `crew.heard` and
+        `crew.lost`."""
+
+    def give_back(self, *, useless: bool, killed: bool) -> None:
+        """Let the nodes go, also while they are still being looked for.
+
+        Args:
+            useless: For another crew, too.
+            killed: The ranks; else they have been told to leave.
+        """
+
+
+class Crew:
+    """The workers that one `OpenCrew` asked for, on as many nodes as it takes."""
+
+    early = False
+    gpus: tuple[()] = ()
+    """Leased by whoever places crews, not by the gate."""
+    living = False
+    pids: tuple[int, ...] = ()
+    marks: frozenset[str] = frozenset()
+
+    def __init__(self, command: OpenCrew, *, loop: Loop, place: Place, logs: Path, tell: Tell) -> None:
+        self.command, self.tell = command, tell
+        self.kept: dict[str, float] = {}
+        self.run: SpreadRun | None = None
+        self.ran_s = 0.0
+        self.closed = False
+        self.on_ended: Callable[[SpreadRun], None] = lambda run: None
+        self.on_closed: Callable[[], None] = lambda: None
+        self._loop, self._place, self._logs = loop, place, logs
+        self._shares: list[Share] = []
+        self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
+        self._renewing: Timer | None = None
+        self._ending = ""
+        """Why the crew closes as soon as its run is over."""
+        self._useless = False
+        """What was given to it, for another one."""
+        self._place_has_gpus = False
+        self._queued: Queued | None = None
+
+    @property
+    def name(self) -> str:
+        return self.command.crew
+
+    @property
+    def idle(self) -> bool:
+        return self.run is None and self._queued is None
+
+    @property
+    def current(self) -> Execute | None:
+        return self.run.command if self.run else self._queued.command if self._queued else None
+
+    @property
+    def detached(self) -> bool:
+        return self.current is not None and self.current.detached
+
+    def is_for(self, run: str) -> bool:
+        return self.current is not None and self.current.run == run
+
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        running = self.run.ranks if self.run else {}
+        return tuple(
+            replace(
+                info,
+                state="running" if info.rank in running.get(node, ()) else info.state,
+                node=self._shares[node].node.host,
+            )
+            for node in sorted(self._infos)
+            for info in self._infos[node]
+        )
+
+    def find(self, pid: int) -> None:
+        """Ranks are no children of the gate."""
+
+    # ------------------------------------------------------------------------------------------------ starting
+
+    def open(self) -> None:
+        self._place.start(self.command, self)
+
+    def queued(self, reason: str) -> None:
+        if not self.closed:
+            self.tell(CrewQueued(crew=self.name, reason=reason), ())
+
+    def placed(self, shares: Sequence[Share], *, has_gpus: bool = False) -> None:
+        """The nodes are there: start ranks on each. `has_gpus`: the place has GPUs, if not for these ranks."""
+        if self.closed:
+            return
+        self._shares, self._place_has_gpus = list(shares), has_gpus
+        size, first = sum(share.size for share in shares), self.command.first_rank
+        world_size = self.command.world_size or size
+        self.command = replace(self.command, size=size, gpus=any(share.gpus for share in shares))
+        for number, share in enumerate(shares):
+            command = replace(
+                self.command,
+                size=share.size,
+                gpus=share.gpus,
+                first_rank=first,
+                world_size=world_size,
+                node_rank=number,
+                host=share.node.host,
+                interface=share.node.interface,
+                wait_s=0.0,
+            )
+            share.node.send(command)
+            first += share.size
+
+    def refuse(self, reason: str) -> None:
+        if self.closed:
+            return
+        self._useless = True
+        self.on_closed()
+        self.tell(CrewRefused(crew=self.name, reason=reason), ())
+
+    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+        """Something came from a node, maybe of a crew that had it before; `fds` stay the caller's."""
+        if self.closed or getattr(event, "crew", self.name) != self.name:
+            return
+        match event:
+            case CrewOpened():
+                self._opened(node, event)
+            case CrewRefused():
+                self.refuse(self._on_node(node, event.reason))
+            case CrewClosed():
+                self.lost(node, event.reason or "its ranks were taken away")
+            case CrewChanged() if not self._ending:
+                self._infos[node] = event.workers
+                self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=event.lost), ())
+                self._renew()
+            case Regrouped():
+                self._regrouped(event)
+            case _:
+                self._run_event(node, event, fds)
+
+    def _on_node(self, node: int, reason: str) -> str:
+        return reason if len(self._shares) == 1 else f"{self._shares[node].node.name}: {reason}"
+
+    def _opened(self, node: int, event: CrewOpened) -> None:
+        self._infos[node] = event.workers
+        if len(self._infos) == len(self._shares):
+            gpus, there = self.command.gpus, self._place_has_gpus
+            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=gpus, node_has_gpus=there), ())
+
+    # ------------------------------------------------------------------------------------------------ the store
+
+    def _renew(self) -> None:
+        """Groups of some node are not fit any more: a new store for all. The next cell waits for it."""
+        if self.run is not None:
+            self.run.clean = False  # when it is over: its ranks still use the store
+        elif len(self._shares) > 1 and self._renewing is None:
+            self._renewing = self._loop.later(RENEW_LIMIT_S, lambda: self.lost(0, "it made no new store in time"))
+            self._shares[0].node.send(Renew(crew=self.name))
+
+    def _regrouped(self, event: Regrouped) -> None:
+        for share in self._shares[1:]:
+            share.node.send(Meet(crew=self.name, host=event.host, port=event.port))
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            self.execute(queued.command, queued.fds, queued.tell)
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
+        """Hand the cell to the nodes of its ranks. Takes `fds`."""
+        if self._renewing is not None:
+            self._queued = Queued(command=command, fds=fds, tell=tell)
+            return
+        ranks = {
+            node: mine
+            for node, infos in self._infos.items()
+            if (mine := set(command.ranks) & {info.rank for info in infos})
+        }
+        self.run = SpreadRun(
+            command,
+            tell,
+            ranks=ranks,
+            nodes=[share.node for share in self._shares],
+            loop=self._loop,
+            logs=self._logs,
+            on_over=self._over,
+        )
+        self.run.start(fds)
+        for fd in fds:
+            os.close(fd)
+
+    def stop(self, *, force: bool = False) -> None:
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            return queued.cancel()
+        if self.run is not None:
+            self.run.stop(force=force)
+
+    def _run_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+        run = self.run
+        if run is None or getattr(event, "run", "") != run.command.run:
+            return
+        if isinstance(event, Returned):
+            self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
+        run.heard(node, event, fds)
+
+    def _over(self, run: SpreadRun) -> None:
+        self.run = None
+        self.ran_s += time.monotonic() - run.started_s
+        if not self._ending and (not run.clean or len(run.sequences) > 1):
+            self._renew()
+        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.log_directory), ())
+        self.on_ended(run)
+        if self._ending and not self.closed:
+            self._close()
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def lost(self, node: int, reason: str) -> None:
+        """A node cannot be reached any more. The crew ends with it, since a world of ranks is whole or not at all."""
+        if self.closed:
+            return
+        name = self._shares[node].node.name if self._shares else "the cluster"
+        self.end(f"{name} was lost: {reason}", {node})
+
+    def lose(self, reason: str) -> None:
+        """No node can be reached any more."""
+        self.end(reason, set(range(len(self._shares))))
+
+    def end(self, reason: str, dead: set[int]) -> None:
+        """Give the crew up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""
+        if not self._infos or len(self._infos) < len(self._shares):
+            return self.refuse(reason)
+        self._ending = self._ending or reason
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            queued.cancel()
+        if self.run is None:
+            return self._close()
+        self.run.lose(reason, dead, self._pids())
+
+    def _close(self) -> None:
+        self._useless = True
+        self.on_closed()
+        self.tell(CrewClosed(crew=self.name, reason=self._ending), ())
+
+    def _pids(self) -> dict[int, int]:
+        """Of all ranks."""
+        return {info.rank: info.pid for infos in self._infos.values() for info in infos}
+
+    def forget(self, command: Forget) -> None:
+        for key in command.keys:
+            self.kept.pop(key, None)
+        for share in self._shares:
+            share.node.send(command)
+
+    def close(self, *, force: bool, reason: str = "") -> None:
+        self.closed = True
+        self._ending = self._ending or reason or "its ranks were stopped"
+        if self._queued is not None:
+            self._queued.cancel()
+        if self.run is not None:
+            self.run.give_up(self._pids(), self._ending)
+        if self._renewing is not None:
+            self._renewing.cancel()
+        if not self._useless:
+            for share in self._shares:
+                share.node.send(CloseCrew(crew=self.name, force=force))
+        self._place.give_back(useless=self._useless, killed=force)

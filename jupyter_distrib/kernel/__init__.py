@@ -1,0 +1,1 @@
+"""The user's notebook process: Jupyter's kernel, or a script."""

@@ -1,0 +1,1 @@
+"""What a cell needs from the notebook."""

@@ -1,0 +1,400 @@
+"""What a cell is to a rank: a program with the front end's line numbers, and the notebook's values that it reads.
+
+Pure: runs in the kernel's main thread, executes nothing of the cell, pickles nothing. `kernel/capture/names.py` finds
+out which names the program reads before it binds them; this file supplies the program, IPython syntax included, and
+looks them up."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dis
+import functools
+import re
+import string
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from jupyter_distrib.errors import CaptureError
+from jupyter_distrib.kernel.capture.names import Need, analyse
+from jupyter_distrib.wire.messages import Cell
+
+MODULE_NAMES = frozenset(
+    {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__", "__builtin__", "__annotations__"}
+)
+"""Every module has its own; the notebook's never travel."""
+PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib"}
+"""What a rank puts into the cell's namespace by itself."""
+MAGICS = frozenset({"time", "cd", "env", "pwd", "matplotlib"})
+"""Line magics that a rank's `get_ipython()` knows, besides `system` and `getoutput`."""
+
+Transform = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A value of the notebook that the cell needs."""
+
+    name: str
+    value: object
+    line: int
+    """First cell line that reads it (the magic line is line 1); 0 if only `--with` names it."""
+    certain: bool
+    """False: perhaps never read, in a function that may not run or where the cell may have bound it by then."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A cell that is known to compile, and everything it takes from the notebook."""
+
+    cell: Cell
+    inputs: tuple[Input, ...]
+    defines: tuple[str, ...]
+    """Names the cell binds at module level, in order."""
+    imports: frozenset[str]
+    """Those of them that an import binds."""
+    reads: frozenset[str]
+    """Names that it reads, or perhaps reads, before it binds them."""
+    missing: tuple[tuple[str, int], ...]
+    """Name and line of what it reads for certain although nobody has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What became of a name that a distributed cell defined on the ranks only."""
+
+    cell: str
+    """`Cell In[3]`."""
+    imported: bool = False
+
+    def told(self, name: str, place: str = "") -> str:
+        did, cure = "defined", f"Add `--keep {name}` to that cell."
+        if self.imported:
+            did, cure = "imported", "Import it in this cell, or in a cell of its own."
+        return (
+            f"`{name}`{place} is not in this notebook: {self.cell} {did} it on the ranks, "
+            f"where it ended with that run. {cure}"
+        )
+
+
+def capture(
+    body: str,
+    namespace: Mapping[str, object],
+    *,
+    filename: str,
+    with_names: Sequence[str] = (),
+    dropped: Mapping[str, Dropped] | None = None,
+    first_line: int = 2,
+    provided: Collection[str] = PROVIDED,
+    transform: Transform | None = None,
+) -> Captured:
+    """Turn cell text into a program and its inputs.
+
+    `body` is the cell without its magic line and begins on the front end's `first_line`. `dropped` is what earlier
+    cells defined on the ranks only. `provided` are the names that ranks have by themselves; a value of the notebook's
+    own under such a name wins. `transform` is IPython's `shell.transform_cell`, called only for what is not Python.
+
+    Raises:
+        SyntaxError: With the front end's line, before anything is started.
+        CaptureError: A magic that ranks do not have, a cell magic, or an unknown `--with` name.
+    """
+    source, program = _program(body, filename, first_line, transform)
+    inherited = namespace.get("annotations") is __future__.annotations and first_line > 1 and "__future__" not in body
+    if inherited:  # IPython compiles all later cells that way; the magic's own line is free for saying it again
+        source = "from __future__ import annotations" + source
+    if "get_ipython" in source:
+        program = _Magics(transform).visit(program)
+    names = analyse(program, future_annotations=inherited)
+    inputs = {need.name: _input(need, namespace) for need in names.needs if _travels(need.name, namespace, provided)}
+    for name in with_names:
+        inputs[name] = _named(name, namespace, inputs.get(name), dropped or {})
+    known = {*inputs, *provided, *MODULE_NAMES}
+    return Captured(
+        cell=Cell(source=source, filename=filename),
+        inputs=tuple(inputs.values()),
+        defines=names.defines,
+        imports=frozenset(_imported(program)),
+        reads=frozenset(need.name for need in names.needs),
+        missing=tuple(
+            (need.name, need.line)
+            for need in names.needs
+            if need.certain and need.name not in known and not hasattr(builtins, need.name)
+        ),
+    )
+
+
+def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> CaptureError | None:
+    """Say where a missing name was last seen; None if no missing name was ever defined on the ranks."""
+    for name, line in captured.missing:
+        if (was := dropped.get(name)) is not None:
+            return CaptureError(was.told(name, f" (line {line})"))
+    return None
+
+
+def global_names(value: object) -> set[str]:
+    """Names that a function or class of the notebook, or an instance, looks up as globals or builtins when it runs."""
+    return {name for code in _codes(value, set()) for name in _looked_up(code)}
+
+
+def reachable(inputs: Iterable[Input], namespace: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """Names of the notebook that only the inputs' own functions, classes and instances lead to.
+
+    Returns:
+        Name -> the names on the way there, the input first: `{"model": ("train", "helper")}`.
+    """
+    start: tuple[str, ...] = ()
+    queue = deque((each.name, each.value, start) for each in inputs)
+    seen = {name for name, _, _ in queue}
+    found: dict[str, tuple[str, ...]] = {}
+    while queue:
+        owner, value, way = queue.popleft()
+        for name in sorted(global_names(value)):
+            if name not in seen and _travels(name, namespace, PROVIDED):
+                seen.add(name)
+                found[name] = (*way, owner)
+                queue.append((name, namespace[name], found[name]))
+    return found
+
+
+# Inputs.
+
+
+def _travels(name: str, namespace: Mapping[str, object], provided: Collection[str]) -> bool:
+    if name not in namespace or name in MODULE_NAMES:
+        return False
+    return not ((name in provided or hasattr(builtins, name)) and _is_ipythons(namespace[name]))
+
+
+def _is_ipythons(value: object) -> bool:
+    """True for what IPython itself puts under such names into every notebook: `get_ipython`, `exit`, `open`."""
+    # its `open` is a function that says it were the builtin
+    module = value.__globals__["__name__"] if isinstance(value, FunctionType) else getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in ("IPython", "ipykernel")
+
+
+def _input(need: Need, namespace: Mapping[str, object]) -> Input:
+    reason = f"{'' if need.certain else 'perhaps '}read on line {need.line}"
+    return Input(name=need.name, value=namespace[need.name], line=need.line, certain=need.certain, reason=reason)
+
+
+def _named(name: str, namespace: Mapping[str, object], known: Input | None, dropped: Mapping[str, Dropped]) -> Input:
+    if name in namespace:
+        line = known.line if known else 0
+        return Input(name=name, value=namespace[name], line=line, certain=True, reason="named by --with")
+    if name in dropped:
+        raise CaptureError(dropped[name].told(name, " (named by --with)"))
+    near = get_close_matches(name, [each for each in namespace if not each.startswith("_")], n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else " Define it in an earlier cell, or leave it out."
+    raise CaptureError(f"--with names `{name}`, which is not in this notebook.{hint}")
+
+
+# The program.
+
+
+def _program(body: str, filename: str, first_line: int, transform: Transform | None) -> tuple[str, ast.Module]:
+    """Parse and compile; IPython's translation is asked for only if the text is not Python, since it costs more."""
+    padding = "\n" * (first_line - 1)
+    source = padding + body
+    program = _parse(source, filename)
+    if isinstance(program, SyntaxError):
+        top = len(body) - len(body.lstrip())
+        if body.startswith("%%", top):
+            raise _no_cell_magic(body[top + 2 :], first_line + body.count("\n", 0, top))
+        source = padding + (_translate(body, transform) if transform else body)
+        program = _parse(source, filename)
+    if isinstance(program, SyntaxError):
+        raise program
+    _compile(program, source, filename)
+    return source, program
+
+
+def _parse(source: str, filename: str) -> ast.Module | SyntaxError:
+    try:
+        return ast.parse(source, filename)
+    except SyntaxError as error:
+        return error.with_traceback(None)
+
+
+def _compile(program: ast.Module, source: str, filename: str) -> None:
+    """Find what the parser lets through, such as `return` outside a function, before anything is started."""
+    try:
+        compile(program, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as error:
+        if error.text is None and error.lineno is not None:  # the compiler looks for it in a file
+            error.text = "".join(source.splitlines(keepends=True)[error.lineno - 1 : error.lineno])
+        raise
+
+
+def _translate(body: str, transform: Transform) -> str:
+    """IPython's translation, each line where it was: IPython drops empty ones at the top and joins after `\\`."""
+    try:
+        translated = transform(body).splitlines()
+    except SyntaxError:
+        return body
+    lines = body.splitlines()
+    top = next((index for index, line in enumerate(lines) if line.strip()), 0)
+    result, at = lines[:top], top
+    for line in translated:
+        last = at
+        if not line.endswith("\\"):
+            while last < len(lines) - 1 and lines[last].endswith("\\"):
+                last += 1
+        result += [line, *[""] * (last - at)]
+        at = last + 1
+    return "\n".join(result) + "\n"
+
+
+def _no_cell_magic(text: str, line: int) -> CaptureError:
+    name = (text.split() or [""])[0]
+    return CaptureError(f"line {line}: %%{name} cannot stand inside a distributed cell; put it in a cell of its own")
+
+
+def _imported(program: ast.AST) -> Iterator[str]:
+    """Names that imports bind at module level."""
+    for node in ast.iter_child_nodes(program):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                continue
+            case ast.stmt() | ast.ExceptHandler() | ast.match_case():
+                yield from _imported(node)
+
+
+class _Magics(ast.NodeTransformer):
+    """Puts in place of `get_ipython().run_line_magic(...)` and its like what their text will read and bind.
+
+    For the analysis alone: the rank gets the calls, with its own `get_ipython()`.
+    """
+
+    def __init__(self, transform: Transform | None) -> None:
+        self.transform = transform
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if _shell_call(node.value)[:2] == ("run_line_magic", "time"):
+            return self.statements(_shell_call(node.value)[2], node.lineno)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        method, magic, text = _shell_call(node)
+        match method:
+            case "run_cell_magic":
+                raise _no_cell_magic(magic, node.lineno)
+            case "run_line_magic" if magic not in MAGICS:
+                raise _no_magic(magic, node.lineno)
+            case "run_line_magic" if magic == "time":
+                parts: list[ast.stmt] = self.statements(text, node.lineno)
+                return _all_of([part.value for part in parts if isinstance(part, ast.Expr)], node)
+            case "run_line_magic" | "system" | "getoutput":
+                # IPython leaves the text alone if a name in it is unknown: none of them is read for certain
+                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+                return ast.copy_location(ast.Lambda(args=nothing, body=_all_of(_in_text(text), node)), node)
+            case _:
+                return self.generic_visit(node)
+
+    def statements(self, text: str, line: int) -> list[ast.stmt]:
+        try:
+            parsed = ast.parse(text if self.transform is None else self.transform(text))
+        except SyntaxError:
+            return []  # the rank will say so
+        found: list[ast.stmt] = self.visit(ast.increment_lineno(parsed, line - 1)).body
+        return found
+
+
+def _shell_call(node: ast.AST) -> tuple[str, str, str]:
+    """Method, magic and text of a call that IPython's translation made; empty strings for any other node."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=str(method)),
+            args=[*arguments],
+        ):
+            texts = [each.value for each in arguments if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            if method in ("system", "getoutput") and len(texts) == 1:
+                return method, "", texts[0]
+            if method in ("run_line_magic", "run_cell_magic") and len(texts) >= 2:
+                return method, texts[0], texts[1]
+    return "", "", ""
+
+
+def _no_magic(name: str, line: int) -> CaptureError:
+    if name.startswith("%"):
+        return _no_cell_magic(name[1:], line)
+    shown = {"pinfo": "`?`", "pinfo2": "`??`", "psearch": "`?`"}.get(name, f"%{name}")
+    return CaptureError(f"line {line}: {shown} cannot run on a rank; run it in a cell of its own")
+
+
+def _all_of(expressions: list[ast.expr], where: ast.expr) -> ast.expr:
+    for part in (part for each in expressions for part in ast.walk(each)):
+        ast.copy_location(part, where)
+    return ast.copy_location(ast.Tuple(elts=expressions, ctx=ast.Load()), where)
+
+
+def _in_text(text: str) -> list[ast.expr]:
+    """The expressions that IPython fills into a magic's text: `{expression}` and `$name`."""
+    try:
+        pieces = list(string.Formatter().parse(text))
+    except ValueError:  # a lone brace: IPython leaves such text alone
+        return []
+    found: list[ast.expr] = []
+    for plain, field, form, _ in pieces:
+        inside = f"{field}:{form}" if form else field or ""  # `{x[1:2]}` looks like a format
+        for code in (*re.findall(r"\$([^\W\d]\w*)", plain), inside.strip()):
+            try:
+                found.append(ast.parse(code, mode="eval").body)
+            except SyntaxError:
+                continue  # `awk '{print $1}'`
+    return found
+
+
+# What functions and classes of the notebook lead to.
+
+
+def _codes(value: object, seen: set[int]) -> Iterator[CodeType]:
+    """The code of everything defined in the notebook that comes along with a value."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, FunctionType) and value.__globals__.get("__name__") == "__main__":
+        yield value.__code__
+    for part in _parts(value):
+        yield from _codes(part, seen)
+
+
+def _parts(value: object) -> Iterator[object]:
+    match value:
+        case FunctionType():  # a library's decorator holds the notebook's function in its closure
+            yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY)
+        case MethodType():
+            yield from (value.__func__, value.__self__)
+        case property():
+            yield from (value.fget, value.fset, value.fdel)
+        case staticmethod() | classmethod():
+            yield value.__func__
+        case functools.partial() | functools.cached_property():
+            yield value.func
+        case type():
+            if value.__module__ == "__main__":
+                yield from (*vars(value).values(), *value.__bases__)
+        case ModuleType():
+            return
+        case _:
+            yield getattr(value, "__dict__", {}).get("__wrapped__")  # functools.lru_cache
+            if type(value).__module__ == "__main__":
+                yield type(value)
+
+
+_EMPTY = CellType()
+_LOOKUPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL"})
+
+
+def _looked_up(code: CodeType) -> Iterator[str]:
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in _LOOKUPS)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _looked_up(constant)

@@ -1,0 +1,78 @@
+"""How much each variable adds to what travels. Kernel side, in the thread that runs the cell.
+
+Asked only when there is so much that the user is told, since everything is pickled once more for it, to nowhere. What
+functions lead to goes first, so that it counts for itself and not for the functions; what several names hold counts
+for the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jupyter_distrib.kernel.capture.capture import Input, global_names, reachable
+from jupyter_distrib.serialization.picklers import InputPickler, Name, inputs_in_order
+from jupyter_distrib.serialization.tensors import Tensors
+from jupyter_distrib.system.formatting import size
+
+LARGE_BYTES = 100_000_000
+NAMED_BYTES = LARGE_BYTES // 10
+"""A variable that adds less is not named."""
+
+
+def warning(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int) -> str:
+    """Names the variables that make the inputs so large, the largest first."""
+    ways = reachable(inputs, namespace)
+    values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
+    weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])
+    named = []
+    for name, weight in weights:
+        way = f", used by {' -> '.join(ways[name])}" if name in ways else ""
+        named += [f"`{name}` ({size(weight)}{way})"] if weight >= NAMED_BYTES else []
+    what = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
+    what = what or f"{len(values)} variables ({size(total_bytes)})"
+    are, them = ("is", "it") if len(named) == 1 else ("are", "them")
+    return f"{what} {are} captured and sent once per node. Load {them} in the cell to avoid this."
+
+
+def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict[str, int]:
+    ordered = dict(sorted(values.items(), key=lambda item: bool(global_names(item[1]) & values.keys())))
+    meter = _Meter(namespace, Tensors(results=False))
+    try:
+        meter.dump(inputs_in_order(ordered))
+        if compact := meter.tensors.wasteful():
+            meter = _Meter(namespace, Tensors(results=False, compact=compact))
+            meter.dump(inputs_in_order(ordered))
+    except Exception:  # noqa: BLE001 - foreign code, which pickled well a moment ago
+        return {}
+    return meter.weights()
+
+
+class _Meter(InputPickler):
+    """Pickles to nowhere and notes how far it is at each name."""
+
+    def __init__(self, namespace: dict[str, object], tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._stream, self._buffers, self._marks = _Counter(), list[memoryview](), dict[str, int]()
+        super().__init__(namespace, self._stream, tensors, self._buffers)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Name:
+            self._marks[obj.name] = self._bytes()
+        return super().reducer_override(obj)
+
+    def weights(self) -> dict[str, int]:
+        ends = [*self._marks.values(), self._bytes()][1:]
+        return {name: end - begin for (name, begin), end in zip(self._marks.items(), ends, strict=True)}
+
+    def _bytes(self) -> int:
+        """Not exact: the pickler holds back up to 64 KB."""
+        return self._stream.count + sum(view.nbytes for view in self._buffers)
+
+
+class _Counter:
+    count = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.count += len(data)
+        return len(data)

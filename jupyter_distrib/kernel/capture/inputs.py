@@ -1,0 +1,83 @@
+"""What of a cell's inputs travels: pickled, with a sentence for what cannot be, and a warning for what is large.
+
+Names that the ranks will not have, although the notebook has or had them, go along with the reason, so that a
+`NameError` on one of them can tell it. Kernel side, in the thread that runs the cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+
+from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.kernel.capture import input_sizes
+from jupyter_distrib.kernel.capture.capture import Dropped, Input
+from jupyter_distrib.serialization import payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """The inputs of a cell, ready to be sent."""
+
+    values: dict[str, object]
+    """Those that travel, by name."""
+    packed: payload.Packed
+    left_out: dict[str, str]
+    """Those that do not, since the cell may do without them, and why."""
+
+    def names_in_code(self) -> Iterator[str]:
+        """What functions of the notebook that travel look up or bind as globals, and attributes."""
+        codes = [item.__code__ for item in self.packed.sent if isinstance(item, FunctionType)]
+        while codes:
+            code = codes.pop()
+            yield from code.co_names
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> Shipment:
+    """Pickle the inputs. What cannot be pickled is left out if the cell may do without it.
+
+    Raises:
+        PayloadError: It names the variable, the culprit inside it, and the line that reads it.
+    """
+    travelling = {item.name: item.value for item in inputs}
+    by_name = {item.name: item for item in inputs}
+    left_out: dict[str, str] = {}
+    while True:
+        try:
+            packed = payload.pack_inputs(travelling, namespace)
+        except PayloadError as error:
+            culprit = payload.culprit(travelling, namespace)
+            if culprit is None or culprit.name not in travelling:
+                raise
+            sentence = _sentence(culprit, by_name[culprit.name])
+            if by_name[culprit.name].certain:
+                raise PayloadError(sentence) from error.__cause__
+            left_out[culprit.name] = sentence
+            del travelling[culprit.name]
+        else:
+            if packed.size_bytes > input_sizes.LARGE_BYTES:
+                sent = tuple(item for item in inputs if item.name in travelling)
+                print(input_sizes.warning(sent, namespace, packed.size_bytes))
+            return Shipment(values=travelling, packed=packed, left_out=left_out)
+
+
+def absent(
+    source: str, shipment: Shipment, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
+) -> dict[str, str]:
+    """Names that the cell, or code that travels with it, may miss on the ranks, and why they are not there."""
+    gone = dropped.keys() - namespace.keys()
+    mentioned = {*re.findall(r"[^\W\d]\w*", source), *shipment.names_in_code()} if gone else set()
+    return {**{name: dropped[name].told(name) for name in gone & mentioned}, **shipment.left_out}
+
+
+def _sentence(culprit: payload.Culprit, item: Input) -> str:
+    where = f" (used on line {item.line})" if item.line else ""
+    inside = f" at {culprit.path}" if culprit.path != culprit.name else ""
+    holds = "holds" if inside else "is"
+    return (
+        f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks "
+        f"({culprit.reason}). Build it inside the cell."
+    )

@@ -1,0 +1,64 @@
+"""`# distributed: --gpus 8` as the first line of a cell, in place of `%%distributed --gpus 8`. Kernel side.
+
+Linters, formatters and type checkers see a plain Python cell. The comment becomes the magic before IPython looks for
+magics, in the same line, so that all line numbers stay those of the front end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from jupyter_distrib.kernel.settings.cell_options import MAGIC
+
+_LINE = re.compile(r"#\s*distributed:\s*(?P<options>(?:--.*)?)$")
+"""Other words behind the colon make it a comment like any other."""
+_suspended = False
+
+
+def magic_line(line: str) -> str | None:
+    """The magic that a first line stands for, or None."""
+    found = _LINE.match(line.strip())
+    return f"{MAGIC} {found['options']}".rstrip() if found else None
+
+
+def transform(lines: list[str]) -> list[str]:
+    """An input transformer of IPython: as many lines as it gets, since empty ones go behind the magic."""
+    first = next((index for index, line in enumerate(lines) if line.strip()), None)
+    magic = None if first is None or _suspended else magic_line(lines[first])
+    if first is None or magic is None:
+        return lines
+    return [f"{magic}\n", *lines[:first], *lines[first + 1 :]]
+
+
+def body_transformer(shell: InteractiveShell) -> Callable[[str], str]:
+    """IPython's translation for the body of a cell that is distributed already."""
+
+    def transform_body(source: str) -> str:
+        with _suspension():
+            return str(shell.transform_cell(source))  # type: ignore[no-untyped-call]  # IPython's has no types
+
+    return transform_body
+
+
+@contextmanager
+def _suspension() -> Iterator[None]:
+    global _suspended
+    before, _suspended = _suspended, True
+    try:
+        yield
+    finally:
+        _suspended = before
+
+
+def install(shell: InteractiveShell) -> None:
+    if transform not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.insert(0, transform)
+
+
+def remove(shell: InteractiveShell) -> None:
+    if transform in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(transform)

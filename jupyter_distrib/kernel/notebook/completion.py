@@ -1,0 +1,52 @@
+"""Tab completion of our options in `%%distributed` lines: ours only, none of Python's names. Kernel side."""
+
+from __future__ import annotations
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.interactiveshell import InteractiveShell
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.notebook import comment_syntax
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+from jupyter_distrib.kernel.settings.help import complete
+
+_MAGICS = ("%%distributed", "%%distrib")
+
+
+@context_matcher(identifier="jupyter_distrib", priority=100)  # type: ignore[untyped-decorator]  # IPython's has no types
+def _matcher(context: CompletionContext) -> SimpleMatcherResult:
+    """What can follow in the magic line that the cursor is in."""
+    line = context.line_with_cursor[: context.cursor_position]
+    rest = _options_in(line)
+    if rest is None or context.cursor_line != 0:
+        return {"completions": []}
+    word = rest.rpartition(" ")[2]
+    try:
+        found = complete(rest, **session.current().settings.possible)
+    except DistributedError:  # a settings file that is wrong: the cell will say so
+        found = complete(rest, strategies=STRATEGIES, pools=POOLS)
+    return {
+        "completions": [SimpleCompletion(text, type="option") for text in found],
+        "matched_fragment": word,
+        "suppress": True,
+    }
+
+
+def _options_in(line: str) -> str | None:
+    """What follows the magic, or the comment that stands for it; None where no option can be."""
+    magic, space, rest = line.partition(" ")
+    if magic in _MAGICS:
+        return rest if space else None
+    start, colon, rest = line.partition(":")
+    return rest if comment_syntax.magic_line(start + colon) else None
+
+
+def install(shell: InteractiveShell) -> None:
+    if _matcher not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_matcher)
+
+
+def remove(shell: InteractiveShell) -> None:
+    if _matcher in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_matcher)

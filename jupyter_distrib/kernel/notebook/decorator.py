@@ -1,0 +1,105 @@
+"""The same from Python: `@distributed(gpus=8)` on a function."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.capture import inputs as inputs_module
+from jupyter_distrib.kernel.capture.capture import Input
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.results import RankValue, Results
+from jupyter_distrib.kernel.session.run import Run, early_interrupt
+from jupyter_distrib.kernel.settings.cell_options import Options, from_keywords
+from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.worker import identity
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OF_CELLS = ("out", "keep", "with_", "explain")
+_CALL = "__function__(*__arguments__, **__keywords__)"
+
+
+def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]:
+    """Have a function run on every rank of a pool: the options of `%%distributed` as keywords.
+
+    Without `strategy`, each rank finds torchrun's environment and no process group.
+
+    Raises:
+        OptionsError: Names the keyword that is wrong.
+    """
+    chosen = from_keywords(options, **session.current().settings.possible)
+    for name in _OF_CELLS:
+        if getattr(chosen, name):
+            raise OptionsError(f"{name} is about the names of a cell: a function has arguments and a value instead")
+    return lambda function: DistributedFunction(function, chosen)
+
+
+class DistributedFunction(Generic[P, R]):
+    """A function that runs on every rank when it is called; inside a rank it is the plain function."""
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self._path = function.__qualname__
+        self.function, self.options = function, options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run it with these arguments on every rank; gives the `Results`, or the `Run` with `detach=True`."""
+        if identity.is_rank():
+            return self.function(*args, **kwargs)
+        try:
+            run = self._start(args, kwargs)
+            if self.options.detach:
+                return run
+            results = run.wait(_view(run))
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        else:
+            return results if results is not None else Results(dict.fromkeys(run.record.ranks))
+        raise stopped
+
+    distributed = __call__
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        name = self.function.__name__
+        function = self if self._is_importable() else self.function
+        parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
+        inputs = tuple(
+            Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
+        )
+        here, namespace = session.current(), _namespace()
+        shipment = inputs_module.pack(inputs, namespace)
+        handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
+        absent = inputs_module.absent(_CALL, shipment, namespace, here.dropped)
+        cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)
+        return here.start(cell, shipment.packed, self.options, label=f"{name}()", handles=handles)
+
+    def _is_importable(self) -> bool:
+        """Whether the ranks find it in a module, where it has that module's own globals."""
+        home: object = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
+        for part in self._path.split("."):
+            home = getattr(home, part, None)
+        return home is self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self._path if self._is_importable() else (DistributedFunction, (self.function, self.options))
+
+
+def _namespace() -> dict[str, Any]:
+    """The notebook's names, or those of the script."""
+    if "IPython" in sys.modules:
+        from IPython.core.getipython import get_ipython
+
+        if (shell := get_ipython()) is not None:
+            return shell.user_ns  # type: ignore[no-any-return]
+    return vars(sys.modules["__main__"])
+
+
+def _view(run: Run) -> Any:
+    from jupyter_distrib.kernel.notebook.live_view import LiveView
+
+    return LiveView(run)

@@ -1,0 +1,206 @@
+"""`%distributed_status --doctor`: what there is and what is missing, as a report to read and to paste somewhere. Kernel
+side; loads neither torch nor CUDA.
+
+No values of the environment are in it but those of this package's own variables.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.notebook import live_view
+from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.system import control_groups, paths
+from jupyter_distrib.system.formatting import duration, size
+from jupyter_distrib.system.process_environment import version
+
+PACKAGES = (
+    "torch",
+    "ipykernel",
+    "ipython",
+    "ipywidgets",
+    "anywidget",
+    "jupyterlab",
+    "notebook",
+    "cloudpickle",
+    "nvidia-ml-py",
+    "ray",
+)
+SIDEBAR = "jupyter-distrib"
+"""The folder of the JupyterLab extension."""
+SHM = Path("/dev/shm")  # noqa: S108 - its size is looked at, nothing is put there
+SMALL_SHM_BYTES = 256 << 20
+_OURS = "JUPYTER_DISTRIB_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    text: str
+    advice: str = ""
+    """What to do; empty if all is well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found."""
+
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, session: Session, shell: Any) -> Report:
+        """Look everywhere; what cannot be found out is a finding too."""
+        parts = (_versions(), _front_end(shell), _sidebar(), _settings(session), _pool(session), _gpus(), _machine())
+        return cls(findings=tuple(finding for part in parts for finding in part))
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.advice for finding in self.findings)
+
+    def __repr__(self) -> str:
+        width = max(len(finding.topic) for finding in self.findings)
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{'!' if finding.advice else ' '} {finding.topic.ljust(width)}  {finding.text}")
+            if finding.advice:
+                lines.append(f"  {''.ljust(width)}  -> {finding.advice}")
+        return "\n".join(["jupyter_distrib: " + ("all is well" if self.ok else "see the lines with !"), *lines])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{'❗' if each.advice else '✓'}</td><td>{escape(each.topic)}</td>"
+            f"<td style='text-align:left'>{escape(each.text)}"
+            f"{f'<br><b>{escape(each.advice)}</b>' if each.advice else ''}</td></tr>"
+            for each in self.findings
+        )
+        text = f"<details><summary>as text, to copy</summary><pre>{escape(repr(self))}</pre></details>"
+        return f"<table><tbody>{rows}</tbody></table>{text}"
+
+
+def _versions() -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    yield Finding(topic="jupyter_distrib", text=f"{version('jupyter_distrib')} on Python {platform.python_version()}")
+    yield Finding(topic="system", text=system)
+    yield Finding(topic="interpreter", text=sys.executable)
+    yield Finding(topic="packages", text=", ".join(f"{name} {version(name)}" for name in PACKAGES if version(name)))
+    if not version("anywidget"):
+        advice = "pip install anywidget, in the environment of this kernel, for the live view"
+        yield Finding(topic="anywidget", text="is not installed", advice=advice)
+
+
+def _front_end(shell: Any) -> Iterator[Finding]:
+    kernel = getattr(shell, "kernel", None)
+    where = "a plain IPython terminal" if kernel is None else f"{type(kernel).__name__} of {type(kernel).__module__}"
+    if "VSCODE_PID" in os.environ or "VSCODE_CWD" in os.environ:
+        where += ", VS Code"
+    yield Finding(topic="kernel", text=where)
+    told = {
+        "widget": "the live widget, and static HTML at the end",
+        "html": "HTML that is drawn anew; the front end did not say which cell it executes, or asked for this",
+        "lines": "lines as they come",
+    }
+    route = live_view.route()
+    yield Finding(topic="live view", text=f"{route}: {told[route]}")
+    if kernel is not None:
+        quick = hasattr(kernel, "control_handlers")
+        told_on = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
+        yield Finding(topic="Stop button", text=f"comes on {told_on}")
+        yield from _deafness()
+    ours = ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_OURS))
+    if ours:
+        yield Finding(topic="set", text=ours)
+
+
+def _deafness() -> Iterator[Finding]:
+    """https://github.com/ipython/ipykernel/issues/1554, mended in 7.4.0."""
+    from ipykernel import _version as here
+
+    if (7,) <= here.version_info < (7, 4):
+        text = f"ipykernel {here.__version__} may leave a cell unread that is run while it answers another request"
+        advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle beside a cell at [*]"
+        yield Finding(topic="ipykernel", text=text, advice=advice)
+
+
+def _sidebar() -> Iterator[Finding]:
+    from jupyter_core.paths import jupyter_path
+
+    folders = [Path(folder) for folder in jupyter_path("labextensions", SIDEBAR)]
+    found = next((folder for folder in folders if (folder / "package.json").exists()), None)
+    if found is not None:
+        yield Finding(topic="sidebar", text=str(found))
+        return
+    text = "is not installed where this kernel looks; all else works without it"
+    advice = "install jupyter_distrib in the environment that JupyterLab runs in" if version("jupyterlab") else ""
+    yield Finding(topic="sidebar", text=text, advice=advice)
+
+
+def _settings(session: Session) -> Iterator[Finding]:
+    try:
+        pools = ", ".join(session.settings.pools)
+    except DistributedError as error:
+        yield Finding(topic="settings", text="cannot be read", advice=str(error))
+    else:
+        yield Finding(topic="pools", text=f"{pools}; cells use {session.pool}")
+
+
+def _pool(session: Session) -> Iterator[Finding]:
+    began_s = time.monotonic()
+    try:
+        answer = session.connect(session.pool).ask()
+    except (DistributedError, OSError) as error:
+        yield Finding(topic="pool", text=f"{session.pool} does not answer", advice=str(error))
+        return
+    took_ms = 1000 * (time.monotonic() - began_s)
+    template = answer["template"]
+    text = f"{session.pool} answers in {took_ms:.0f} ms: agent {answer['pid']}, up {duration(answer['up_s'])}"
+    yield Finding(topic="pool", text=f"{text}, template {template}")
+    for crew in answer["crews"]:
+        mine = "this notebook" if crew["session"] == session.name else crew["holder"]
+        yield Finding(topic="ranks", text=f"{len(crew['workers'])} of {mine}, {crew['label'] or 'idle'}")
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        yield Finding(topic="GPU driver", text="unknown", advice="pip install nvidia-ml-py, which lists GPUs")
+        return
+    except Exception as error:  # noqa: BLE001 - whatever a driver's library says
+        yield Finding(topic="GPU driver", text=f"none ({error}); ranks are CPU ranks")
+        return
+    try:
+        driver, count = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        chosen = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r}"
+        advice = ""
+        if count and "+cpu" in version("torch"):
+            advice = "this torch is built for the CPU: install one for CUDA to use the GPUs"
+        yield Finding(topic="GPU driver", text=f"{driver}, {count} GPU{'s' * (count != 1)}{chosen}", advice=advice)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _machine() -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield Finding(topic="machine", text=f"{control_groups.cores()} cores, at most {soft} open files a process")
+    if SHM.exists():
+        total, _, free = shutil.disk_usage(SHM)
+        small = free < SMALL_SHM_BYTES
+        advice = "data loader workers and NCCL may fail: give the container a larger /dev/shm" if small else ""
+        yield Finding(topic="shared memory", text=f"{size(free)} of {size(total)} free", advice=advice)
+    yield Finding(topic="logs", text=str(paths.log_directory()))

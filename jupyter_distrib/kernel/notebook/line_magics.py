@@ -1,0 +1,156 @@
+"""What the line magics ask for: `%distributed_status`, `_logs`, `_attach` and `_pool`. Kernel side, no state.
+
+logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS
+from jupyter_distrib.options import (
+    Arguments,
+    Declared,
+    Option,
+    any_of,
+    check_choice,
+    count,
+    parse_arguments,
+    rank,
+    shown,
+    split_words,
+    switch,
+)
+
+PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize"]
+
+LOGS_OPTIONS = (Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks"),)
+STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch),)
+POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
+KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsRequest:
+    run: str | None = None
+    """None: the last run."""
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    action: PoolAction = "list"
+    name: str | None = None
+    """None: the pool in use."""
+    size: int | None = None
+    """`resize N`: so many ranks, of the kind that they are now."""
+    gpus: int | None = None
+    ranks: int | None = None
+    kind: str | None = None
+    """`add` alone."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """`add` alone: what was given of the kind's options, and defaults for cells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest:
+    run: str | None = None
+    """None: the newest detached run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRequest:
+    doctor: bool = False
+
+
+def parse_logs(line: str) -> LogsRequest:
+    """`%distributed_logs [RUN] [--rank R]`."""
+    arguments = _few(line, "%distributed_logs [RUN] [--rank R]", LOGS_OPTIONS, 1)
+    return LogsRequest(run=next(iter(arguments.positionals), None), **arguments.values)
+
+
+def parse_attach(line: str) -> AttachRequest:
+    """`%distributed_attach [RUN]`."""
+    return AttachRequest(run=next(iter(_few(line, "%distributed_attach [RUN]", (), 1).positionals), None))
+
+
+def parse_status(line: str) -> StatusRequest:
+    """`%distributed_status [--doctor]`."""
+    return StatusRequest(**_few(line, "%distributed_status [--doctor]", STATUS_OPTIONS, 0).values)
+
+
+def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:
+    """`%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N|--ranks N]`.
+
+    Args:
+        line: As typed.
+        pools: The names that there are.
+        of_kinds: By kind, what `add` takes.
+    """
+    actions = get_args(PoolAction)
+    if split_words(line)[:1] == ["add"]:
+        return _parse_add(line, of_kinds)
+    usage = f"%distributed_pool {'|'.join(actions)} [NAME or N] [--gpus N | --ranks N]"
+    arguments = _few(line, usage, POOL_OPTIONS, 2)
+    action, operand = (*arguments.positionals, None, None)[:2]
+    check_choice(action or "list", actions, f"%distributed_pool {action}")
+    request = PoolRequest(
+        action=cast(PoolAction, action or "list"),
+        name=operand if action != "resize" else None,
+        size=count("resize", operand) if operand and action == "resize" else None,
+        **arguments.values,
+    )
+    _refuse_pool_nonsense(request, pools)
+    return request
+
+
+def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
+    """`add NAME --kind KIND [OPTION]...`."""
+    words = split_words(line)
+    flags = [word for word in words if word == "--kind" or word.startswith("--kind=")]
+    at = words.index(flags[0]) if flags else -1
+    kind = (flags[0].partition("=")[2] or "".join(words[at + 1 : at + 2])) if flags else ""
+    if not kind:
+        raise OptionsError(f"add needs the kind of the pool: write add NAME --kind {'|'.join(of_kinds)}")
+    check_choice(kind, of_kinds, f"--kind {kind}")
+    owners: dict[str, list[str]] = {}
+    for owner, options in of_kinds.items():
+        for option in options:
+            owners.setdefault(option.name, []).append(f"--kind {owner}")
+    arguments = parse_arguments(line, (KIND, *of_kinds[kind]), owners=lambda: owners)
+    _, *names = arguments.positionals
+    if len(names) != 1:
+        raise OptionsError(f"add wants one name for the pool; got {shown(' '.join(names)) if names else 'none'}")
+    values = {name: value for name, value in arguments.values.items() if name != KIND.name}
+    return PoolRequest(action="add", name=names[0], kind=kind, values=values)
+
+
+def _refuse_pool_nonsense(request: PoolRequest, pools: Collection[str]) -> None:
+    action, name = request.action, request.name
+    sizes = [size for size in (request.size, request.gpus, request.ranks) if size]
+    if action in ("start", "resize"):
+        if len(sizes) > 1 or (action == "resize" and not sizes):
+            number = "N, --gpus N or --ranks N" if action == "resize" else "--gpus N or --ranks N"
+            raise OptionsError(f"{action} wants one of {number}; got {len(sizes) or 'none'} of them")
+    elif sizes:
+        raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
+    if action in ("use", "remove") and not name:
+        raise OptionsError(f"{action} needs the name of a pool: choose {any_of(pools)}")
+    if action == "list" and name:
+        raise OptionsError(f"list takes no name: leave {name!r} out")
+    if name and name.isdecimal():
+        meant = f"start --gpus {name}" if action == "start" else f"resize {name}"
+        raise OptionsError(f"{action} wants the name of a pool, not {name}: did you mean {meant}?")
+    if name:
+        check_choice(name, pools, f"pool {name}")
+
+
+def _few(line: str, usage: str, options: Sequence[Option], most: int) -> Arguments:
+    arguments = parse_arguments(line, options)
+    if extra := arguments.positionals[most:]:
+        raise OptionsError(f"{extra[0]!r} is one word too many: the line is {usage}")
+    return arguments

@@ -1,0 +1,206 @@
+"""The live view of a run in the cell that started it, and what is left of it at the end. Runs in the thread that waits
+for the run.
+
+    a notebook that people watch      the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
+    at most any other client of the kernel    HTML and text, drawn anew in place a plain terminal                  lines
+    as they come
+
+Nothing appears before there is something to see, and of a cell that ends at once only its end is shown. That is static
+HTML and text (`kernel/views/html.py`, `kernel/views/text.py`) without any widget: what a saved notebook holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
+from jupyter_distrib.kernel.views import html as html_view
+from jupyter_distrib.kernel.views import text as text_view
+from jupyter_distrib.kernel.views.state_delta import Pieces
+from jupyter_distrib.pools.base import ECHOING
+
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.notebook.widget_model import RunWidget
+
+DRAW_EVERY_S = 0.25
+"""Of HTML and text; the first time at once."""
+WIDGET_AFTER_S = 0.3
+"""A run that ends sooner has no widget: it would only flash up."""
+WIDGET_EVERY_S = 0.2
+TICK_S = 1.0
+"""Without news: how often to look whether the run is worth showing by now, or its clock is to be drawn."""
+CHOICE = "JUPYTER_DISTRIB_VIEW"
+"""Environment variable: `widget` or `html`, for a front end that is taken for what it is not."""
+_NO_WIDGETS = (
+    "The run goes on. Its live view is a widget, which this front end does not show; the output comes here at the end. "
+    f"{CHOICE}=html in the kernel's environment gives a plain view instead."
+)
+
+
+class LiveView:
+    """Call it whenever something may have changed; see `run.Watch`. Made in the thread that executes the cell."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._handle: Any = None
+        self._next_s = 0.0
+        self._changes = -1
+        self._shown: dict[str, str] = {}
+        self._metadata: dict[str, Any] = {}
+        self._streamed = 0
+        self._widget: RunWidget | None = None
+        self._pieces = Pieces(run.pool)
+        self._place = cell_outputs.place(get_ipython())
+        self._draw = self._choose()
+
+    def _choose(self) -> Callable[[RunRecord, float], object] | None:
+        """How this run is shown; None for not at all."""
+        if self._run.pool in ECHOING:
+            return None
+        return {"lines": self._stream, "widget": self._push, "html": self._draw_html}[route()]
+
+    def begin(self) -> LiveView:
+        """Take a place under the cell now, for a run that will be shown from another thread when the cell is over."""
+        if self._draw == self._push:
+            self._try(self._open_widget)
+        if self._draw == self._draw_html:
+            self._put(self._bundle(self._run.record, self._run.elapsed_s, shown=True))
+        return self
+
+    def __call__(self, record: RunRecord, elapsed_s: float) -> float:
+        if self._draw is None:
+            return TICK_S
+        now_s = time.monotonic()
+        if record.ended:
+            self._end(record, elapsed_s)
+        elif now_s < self._next_s:
+            return self._next_s - now_s if record.changes != self._changes else TICK_S
+        elif self._draw == self._push and self._widget is None and elapsed_s < WIDGET_AFTER_S:
+            return WIDGET_AFTER_S - elapsed_s
+        else:
+            self._draw(record, elapsed_s)
+        self._changes = record.changes
+        self._next_s = now_s + self._every_s
+        return TICK_S
+
+    @property
+    def _every_s(self) -> float:
+        return WIDGET_EVERY_S if self._draw == self._push else DRAW_EVERY_S
+
+    def _end(self, record: RunRecord, elapsed_s: float) -> None:
+        """Once: whoever waits calls again when all is over."""
+        draw, self._draw = self._draw, None
+        if draw == self._stream:
+            self._stream(record, elapsed_s)
+            return
+        self._put(self._bundle(record, elapsed_s, shown=self._handle is not None))
+        if self._handle is not None:
+            model = self._widget.model_id if self._widget is not None else ""
+            bridge.settle(self._run, self._shown, self._metadata, model_id=model, place=self._place)
+        if self._widget is not None:
+            with suppress(Exception):  # as in `_try`, but for the last time
+                self._send()  # pages that draw it by themselves keep it until the cell ends
+                self._widget.close()
+            self._widget = None
+
+    # ------------------------------------------------------------------------------------------------ HTML and text
+
+    def _draw_html(self, record: RunRecord, elapsed_s: float) -> None:
+        self._put(self._bundle(record, elapsed_s, shown=False))
+
+    def _bundle(self, record: RunRecord, elapsed_s: float, *, shown: bool) -> dict[str, str]:
+        """Text and HTML; empty if there is nothing to tell and (`shown`) nothing to be replaced."""
+        pool = self._run.pool
+        text = text_view.as_text(record, elapsed_s, pool, always=shown)
+        return (
+            {"text/plain": text, "text/html": html_view.as_html(record, elapsed_s, pool, always=shown)} if text else {}
+        )
+
+    def _put(self, bundle: dict[str, Any]) -> None:
+        metadata = cell_outputs.marked(self._run.id, settled=self._run.record.ended)
+        if not bundle or (bundle, metadata) == (self._shown, self._metadata):
+            return
+        self._shown, self._metadata = bundle, metadata
+        if self._handle is None:
+            self._handle = display(  # type: ignore[no-untyped-call]  # IPython has no types here
+                bundle, metadata=metadata, raw=True, display_id=True
+            )
+        else:
+            self._handle.update(bundle, metadata=metadata, raw=True)
+
+    # ------------------------------------------------------------------------------------------------ the widget
+
+    def _push(self, record: RunRecord, elapsed_s: float) -> None:
+        if self._widget is not None:
+            self._try(self._send)
+        elif text_view.is_worth_showing(record, elapsed_s):
+            self._try(self._open_widget)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        """With HTML from now on if the widget library is missing or broken: a run must not end because of its view."""
+        try:
+            action()
+        except Exception:  # noqa: BLE001 - foreign code, and whatever front ends do to it
+            self._widget, self._draw = None, self._draw_html
+
+    def _send(self) -> None:
+        if self._widget is not None and (changed := self._changed()):
+            self._widget.push(changed)
+
+    def _changed(self) -> dict[str, Any]:
+        return self._pieces.changed(self._run.record, time.monotonic(), stopping=self._run.stopping)
+
+    def _open_widget(self) -> None:
+        from jupyter_distrib.kernel.notebook.widget_model import RunWidget
+
+        self._changed()
+        self._widget = RunWidget(self._state, self._take)
+        name, state = self._widget.model_id, self._widget.get_state
+        bridge.show(cell_outputs.Shown(run=self._run, place=self._place, model=name, state=state))
+        text = text_view.header(self._run.record, self._run.elapsed_s, self._run.pool)
+        html = html_view.as_html(self._run.record, self._run.elapsed_s, self._run.pool, always=True)
+        model = {"version_major": 2, "version_minor": 0, "model_id": name}
+        self._put(
+            {
+                "application/vnd.jupyter.widget-view+json": model,
+                "text/html": f"{html}<div>{_NO_WIDGETS}</div>",
+                "text/plain": f"{text}\n{_NO_WIDGETS}",
+            }
+        )
+
+    def _state(self) -> dict[str, Any]:
+        return {**self._pieces.now, "clock": {"elapsed_s": self._run.elapsed_s}}
+
+    def _take(self, request: dict[str, Any]) -> None:
+        """What the browser asks for, in whatever thread it arrives; of this run only."""
+        bridge.handle({**request, "run": self._run.id})
+
+    # ------------------------------------------------------------------------------------------------ a terminal
+
+    def _stream(self, record: RunRecord, elapsed_s: float) -> None:
+        """In a plain terminal nothing can be drawn over: lines as they come, and the rest at the end."""
+        lines, self._streamed = text_view.stream_lines(record, self._streamed)
+        if record.ended and self._streamed != 0:
+            lines.append(text_view.header(record, elapsed_s, self._run.pool))
+        for line in lines:
+            print(line, file=sys.stdout)
+
+
+def route() -> str:
+    """How a run of the cell that is being executed is shown: `widget`, `html` or `lines`."""
+    shell = get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return "lines"
+    wanted = os.environ.get(CHOICE) or ("widget" if cell_outputs.cell_id(shell) else "html")
+    return "widget" if wanted == "widget" and importlib.util.find_spec("anywidget") else "html"

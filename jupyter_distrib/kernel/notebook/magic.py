@@ -1,0 +1,290 @@
+"""`%%distributed` and the line magics: the story of a cell, told once. Runs in the kernel's main thread.
+
+    parse -> capture -> start -> show -> wait -> return
+
+No other function knows the whole path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.capture import inputs
+from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
+from jupyter_distrib.kernel.notebook import comment_syntax, line_magics
+from jupyter_distrib.kernel.notebook.doctor import Report
+from jupyter_distrib.kernel.notebook.explain import Explanation
+from jupyter_distrib.kernel.notebook.live_view import LiveView
+from jupyter_distrib.kernel.notebook.status import PoolTable, Status
+from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.record.traceback_text import Rendering
+from jupyter_distrib.kernel.session import handles as handles_module
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.results import RankValue, Results
+from jupyter_distrib.kernel.session.run import Run, early_interrupt
+from jupyter_distrib.kernel.settings import config_files
+from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.help import help_text
+from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
+from jupyter_distrib.system import formatting
+from jupyter_distrib.worker.strategy import load as load_strategy
+
+
+@magics_class
+class DistributedMagics(Magics):
+    """The magics of one shell."""
+
+    shell: InteractiveShell
+
+    @output_can_be_silenced
+    @cell_magic
+    def distributed(self, line: str, cell: str) -> Any:
+        try:
+            return self._run(line, cell)
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        raise stopped
+
+    distributed.__doc__ = help_text(strategies=STRATEGIES, pools=POOLS)
+    distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
+
+    def _run(self, line: str, cell: str) -> Any:
+        known = session.current().settings
+        options = known.options(line)
+        captured = self._capture(options, cell)
+        if options.explain:
+            strategy = known.filled(options).strategy or "none"
+            effects = load_strategy(strategy).effects(options.strategy_options)
+            return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
+        run = self._start(captured, options, known)
+        if options.detach:
+            return self._detached(run, options)
+        results = run.wait(LiveView(run))
+        if options.out:
+            self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
+        return results
+
+    def _capture(self, options: Options, cell: str) -> Captured:
+        captured: Captured | SyntaxError
+        dropped = session.current().dropped
+        try:
+            captured = capture(
+                cell,
+                self.shell.user_ns,
+                filename=cell_label(self.shell),
+                with_names=options.with_,
+                dropped=dropped,
+                transform=comment_syntax.body_transformer(self.shell),
+            )
+        except SyntaxError as error:
+            captured = error
+        if isinstance(captured, SyntaxError):
+            raise _shown_alone(captured)
+        if (missing := explain_missing(captured, dropped)) is not None:
+            raise missing
+        return captured
+
+    def _start(self, captured: Captured, options: Options, known: config_files.Settings) -> Run:
+        here, notebook = session.current(), self.shell.user_ns
+        shipment = inputs.pack(captured.inputs, notebook)
+        if (unknown := handles_module.explain_unknown(options.keep, captured, shipment, notebook)) is not None:
+            raise unknown
+        absent = inputs.absent(captured.cell.source, shipment, notebook, here.dropped)
+        return here.start(
+            replace(captured.cell, absent=absent),
+            shipment.packed,
+            options,
+            label=captured.cell.filename,
+            cell_id=cell_outputs.cell_id(self.shell),
+            handles=[value for value in shipment.values.values() if isinstance(value, RankValue)],
+            on_ended=self._taking_over(here, captured, options),
+            known=known,
+        )
+
+    def _detached(self, run: Run, options: Options) -> Run:
+        """Show the run from a thread of its own; the cell is free."""
+        watch = LiveView(run).begin()
+
+        def follow() -> None:
+            try:
+                run.wait(watch)
+            except BaseException:  # noqa: BLE001 - whoever calls `result()` gets it
+                return
+
+        threading.Thread(target=follow, name=f"jupyter_distrib-{run.id}", daemon=True).start()
+        if options.out:
+            self.shell.user_ns[options.out] = run
+        return run
+
+    def _taking_over(self, here: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
+        """What a run leaves in the notebook: handles to kept values, and where names went that were not kept.
+
+        In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached
+        run leaves alone what has changed in the notebook since it began.
+        """
+        notebook = self.shell.user_ns
+        before = {name: notebook.get(name) for name in options.keep}
+
+        def take_over(run: Run) -> None:
+            handles_module.note_missing(run, options.keep)
+            handles = here.handles(run, options.keep)
+            for name, handle in handles.items():
+                if not options.detach or notebook.get(name) is before[name]:
+                    notebook[name] = handle
+            for name in captured.defines:
+                if name in notebook:
+                    here.dropped.pop(name, None)
+                else:
+                    here.dropped[name] = Dropped(cell=captured.cell.filename, imported=name in captured.imports)
+
+        return take_over
+
+    @line_magic
+    def distributed_status(self, line: str) -> Status | Report:
+        """Show pool, ranks and runs: `%distributed_status`; a value that also tells it as HTML.
+
+        `%distributed_status --doctor`: versions, front end, pool, driver, and what to do about what is missing.
+        """
+        if line_magics.parse_status(line).doctor:
+            return Report.of(session.current(), self.shell)
+        return Status.of(session.current())
+
+    @line_magic
+    def distributed_logs(self, line: str) -> None:
+        """Print all that a run wrote: `%distributed_logs [RUN] [--rank R]`; without RUN the last run."""
+        request = line_magics.parse_logs(line)
+        run = session.current().find_run(request.run)
+        if request.rank is not None and request.rank not in run.record.ranks:
+            raise PoolError(
+                f"run {run.id} has no rank {request.rank}: it was on {formatting.rank_list(run.record.ranks)}."
+            )
+        print(run.logs(request.rank), end="")
+
+    @line_magic
+    def distributed_attach(self, line: str) -> Run:
+        """Bring back a detached run with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
+        notebook, else of any."""
+        run = session.current().attach(line_magics.parse_attach(line).run)
+        return self._detached(run, Options())
+
+    @line_magic
+    def distributed_pool(self, line: str) -> PoolTable | None:
+        """Show the pools, or do something with one.
+
+        `%distributed_pool`                     what there is, and which ranks are up
+        `%distributed_pool use NAME`            cells use this pool from now on
+        `%distributed_pool add NAME --kind K`   a pool of this notebook, with the options of its kind
+        `%distributed_pool remove NAME`         end its ranks and forget it
+        `%distributed_pool start --gpus N`      have ranks up before a cell asks for them; or `--ranks N`
+        `%distributed_pool stop [NAME]`         end the ranks; what they keep is gone
+        `%distributed_pool restart [NAME]`      new processes
+        `%distributed_pool resize N`            as many ranks from now on
+        """
+        here = session.current()
+        known = here.settings
+        of_kinds = config_files.of_kinds(known.kinds, known.strategies)
+        request = line_magics.parse_pool(line, pools=tuple(known.pools), of_kinds=of_kinds)
+        match request.action:
+            case "list":
+                return PoolTable.of(here)
+            case "use":
+                here.use(request.name)
+            case "add":
+                here.add_pool(config_files.add(known, request.name or "", request.kind or "", request.values))
+            case "remove":
+                here.remove_pool(request.name or "")
+            case "start":
+                here.start_ranks(request.name or here.pool, request.gpus, request.ranks)
+            case "stop":
+                here.stop_ranks(request.name or here.pool)
+            case "restart":
+                here.restart_ranks(request.name or here.pool)
+            case "resize":
+                here.resize(request.name or here.pool, request.size, request.gpus, request.ranks)
+        return PoolTable.of(here)
+
+
+def _shown_alone(error: SyntaxError) -> BaseException:
+    """What to raise in place of a `SyntaxError`, which IPython would show with our frames."""
+    place, *rest = "".join(traceback.format_exception_only(error)).splitlines()
+    stand_in = failures.remote_error("SyntaxError", str(error))
+    lines = (place.replace(f'File "{error.filename}"', str(error.filename)), *rest)
+    stand_in.__dict__["_render_traceback_"] = Rendering(lines=lines)
+    return stand_in
+
+
+def cell_label(shell: InteractiveShell) -> str:
+    """`Cell In[5]`: what IPython's own tracebacks call the cell that is being executed.
+
+    Found by the code that is running: IPython 9 has already counted on when a cell runs, IPython 8 has not.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if (name := shell.compile.format_code_name(frame.f_code.co_filename)) is not None:
+            return " ".join(name)
+        frame = frame.f_back
+    return "Cell"
+
+
+# ---------------------------------------------------------------------------------------------------- the extension
+
+
+_OURS = ("distributed", "distrib")
+_replaced: dict[str, Callable[..., Any]] = {}
+
+
+def load(shell: InteractiveShell) -> None:
+    """`%load_ext jupyter_distrib`; a second time changes nothing."""
+    registry = shell.magics_manager.magics["cell"]
+    for name in _OURS:
+        other = registry.get(name)
+        if other is not None and not isinstance(getattr(other, "__self__", None), DistributedMagics):
+            _replaced[name] = other
+            print(f"%%{name} was {_home(other)}'s; it is jupyter_distrib's until %unload_ext jupyter_distrib.")
+    shell.register_magics(DistributedMagics)
+    from jupyter_distrib.kernel.notebook import completion
+
+    completion.install(shell)
+    bridge.install(shell)
+    comment_syntax.install(shell)
+    shell.events.register("post_run_cell", _pass_on)
+
+
+def _pass_on(_: object) -> None:
+    """What a cell of the notebook has dropped is freed on the ranks when it ends."""
+    session.current().pass_on()
+
+
+def _home(magic: Callable[..., Any]) -> str:
+    """The package that a magic comes from, as far as it tells."""
+    module = getattr(magic, "__module__", None) or type(magic).__module__
+    return "this notebook" if module == "__main__" else module.partition(".")[0]
+
+
+def unload(shell: InteractiveShell) -> None:
+    """`%unload_ext jupyter_distrib`: the ranks end, and what was there before is there again."""
+    from jupyter_distrib.kernel.notebook import completion
+
+    bridge.remove()
+    completion.remove(shell)
+    comment_syntax.remove(shell)
+    shell.events.unregister("post_run_cell", _pass_on)
+    for kind, names in {
+        "cell": _OURS,
+        "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool"),
+    }.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.magics["cell"].update(_replaced)
+    _replaced.clear()
+    session.close()

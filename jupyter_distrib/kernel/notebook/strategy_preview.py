@@ -1,0 +1,132 @@
+"""What a strategy will do to an unchanged cell, as far as its text tells: the second half of `--explain`. Kernel side.
+
+Reads the cell and the functions and classes of the notebook that travel with it; executes nothing. What a library does
+inside cannot be seen here; the head of the run says what was really done.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from jupyter_distrib.kernel.capture.capture import Captured, reachable
+
+_BY_HAND = {
+    "init_process_group": "the cell looks after its ranks itself, so nothing of it is changed",
+    "DistributedDataParallel": "wrapped by hand, so this model is left alone",
+    "FullyShardedDataParallel": "wrapped by hand, so this model is left alone",
+    "fully_shard": "sharded by hand, so this model is left alone",
+    "parallelize_module": "spread over the mesh by this plan",
+    "DistributedSampler": "divided by hand, so a data loader with it is left alone",
+}
+_MAX_TEXT = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """One place where something will be done, or left alone."""
+
+    where: str
+    """`line 5`, or `fit, its line 2` for a function of another cell."""
+    what: str
+    effect: str
+
+
+def foresee(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[Prospect, ...]:
+    """Where in the cell and in what travels with it a strategy will do something.
+
+    Args:
+        captured: The cell.
+        namespace: The notebook's.
+        model: What the strategy does with a model; empty if it does nothing.
+        data: What it does with a data loader.
+    """
+    if not model:
+        return ()
+    effects = f"its model is {model}", data
+    found = list(_in_source(captured.cell.source, "line {}", namespace, effects))
+    values = {item.name: item.value for item in captured.inputs}
+    values |= {name: namespace[name] for name in reachable(captured.inputs, namespace)}
+    for name, value in values.items():
+        if functions := _functions(name, value):
+            for place, function in functions.items():
+                found += _in_source(_source(function), f"{place}, its line {{}}", namespace, effects)
+        elif _is_a(value, "torch.optim.optimizer.Optimizer"):
+            found.append(Prospect(where="captured", what=name, effect=effects[0]))
+        elif _is_a(value, "torch.utils.data.dataloader.DataLoader"):
+            found.append(Prospect(where="captured", what=name, effect=effects[1]))
+    return tuple(found)
+
+
+def _functions(name: str, value: object) -> dict[str, FunctionType]:
+    """A function itself, or the methods of a class: the source of a notebook's class is known by its methods only."""
+    if isinstance(value, FunctionType):
+        return {name: value}
+    if not isinstance(value, type) or value.__module__ != "__main__":
+        return {}
+    methods = {key: getattr(each, "__func__", each) for key, each in vars(value).items()}
+    return {f"{name}.{key}": each for key, each in methods.items() if isinstance(each, FunctionType)}
+
+
+def _source(function: FunctionType) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+
+
+def _in_source(source: str, where: str, namespace: Mapping[str, Any], effects: tuple[str, str]) -> Iterator[Prospect]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for node in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        name = ast.unparse(node.func)
+        if effect := _effect(name, tree, namespace, effects):
+            text = ast.unparse(node)
+            short = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+            yield Prospect(where=where.format(node.lineno), what=short, effect=effect)
+
+
+def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], effects: tuple[str, str]) -> str:
+    last = name.rpartition(".")[2]
+    if last in _BY_HAND:
+        return _BY_HAND[last]
+    if last == "DataLoader":
+        return effects[1]
+    if _is_optimizer(name, tree, namespace):
+        return effects[0]
+    return ""
+
+
+def _is_optimizer(name: str, tree: ast.AST, namespace: Mapping[str, Any]) -> bool:
+    first, *rest = name.split(".")
+    value = namespace.get(first)
+    for part in rest:
+        value = getattr(value, part, None) if inspect.ismodule(value) else None
+    if inspect.isclass(value):
+        return _has_base(value, "torch.optim.optimizer.Optimizer")
+    if "optim" in (first, *rest[:-1]):
+        return rest[-1][:1].isupper()
+    return name in _imported_from_optim(tree)
+
+
+def _imported_from_optim(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.optim":
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _is_a(value: object, base: str) -> bool:
+    return _has_base(type(value), base)
+
+
+def _has_base(kind: type, base: str) -> bool:
+    """By name, so that nothing has to be imported here."""
+    return any(f"{each.__module__}.{each.__qualname__}" == base for each in kind.__mro__)

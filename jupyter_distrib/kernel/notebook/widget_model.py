@@ -1,0 +1,56 @@
+"""The widget that shows a run in the browser: an anywidget whose state is the pieces of `kernel/views/state_delta.py`.
+Kernel side.
+
+Imported when the first run is long enough to be watched, because it takes anywidget and ipywidgets with it. Its methods
+are called in the thread that shows the run; `get_state` also in whatever thread answers a browser that was reloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from jupyter_distrib.kernel import views
+
+_STATIC = Path(views.__file__).parent / "static"
+_MODULES = ("dom.js", "state.js", "chart.js", "output.js", "displays.js", "run.js")
+
+
+def bundle() -> str:
+    """The view as the one module that anywidget takes: each file as it is, but for what it imports from the others."""
+    lines = (line for name in _MODULES for line in (_STATIC / name).read_text("utf-8").splitlines())
+    return "\n".join(line for line in lines if not line.startswith("import "))
+
+
+class RunWidget(anywidget.AnyWidget):
+    """One run. The browser keeps the pieces as plain attributes of the model, so nothing is lost on the way to a view
+    that is still being loaded."""
+
+    layout = traitlets.Any(None).tag(sync=True)  # else each run would have a second model
+    _esm = bundle()
+    _css = (_STATIC / "run.css").read_text("utf-8")
+
+    def __init__(self, pieces: Callable[[], dict[str, Any]], on_request: Callable[[dict[str, Any]], object]) -> None:
+        self._pieces = pieces
+        super().__init__()
+        self.on_msg(lambda _, content, buffers: on_request(content))
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
+        """As ipywidgets': all of it for None, else the named ones; the pieces are among them."""
+        pieces = self._pieces()
+        if key is None:
+            return {**super().get_state(None, drop_defaults), **pieces}
+        keys = {key} if isinstance(key, str) else set(key)
+        state = {name: pieces[name] for name in keys & pieces.keys()}
+        return {**super().get_state(keys - pieces.keys(), drop_defaults), **state} if keys - pieces.keys() else state
+
+    def push(self, changed: Iterable[str]) -> None:
+        """Bring the browser up to date with these pieces."""
+        self.send_state(set(changed))
+        # ipykernel 7.4 takes what the browser sends on this comm to the thread that published on it last, which is the
+        # one that runs the cell. Without this note a press of Stop would wait for the end of the cell.
+        self.comm.__dict__.pop("_reply_subshell_id", None)

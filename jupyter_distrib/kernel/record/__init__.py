@@ -1,0 +1,1 @@
+"""What is known of a run: the fold of its events."""

@@ -1,0 +1,389 @@
+"""From a run that did not end well to the exception that its cell raises. Kernel side; pure functions of a `RunRecord`.
+
+    cause(record)         which rank is the root of it: the others mostly fell over because of that one
+    to_exception(...)     the user's own exception type, told per rank
+    to_interrupt(...)     KeyboardInterrupt that says where each rank was
+    to_early_interrupt(.) ... that says where the kernel was, when there was no run yet
+    to_timeout(...)       RunTimeout, the same way
+
+Every exception made here carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the instance
+(`InteractiveShell.showtraceback`). It is made at once, as lines of text, so that the exception still pickles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bdb
+import builtins
+import re
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.traceback_text import (
+    Paint,
+    Rendering,
+    SourceOf,
+    chain,
+    fingerprint,
+    frame_lines,
+    headline,
+    innermost,
+    is_user,
+    opening,
+    user_frames,
+    where,
+)
+from jupyter_distrib.system.formatting import clipped, duration, rank_list, size
+from jupyter_distrib.wire.messages import Exited, Failure, Frame, Parcel
+
+Unpack = Callable[[Parcel], BaseException | None]
+
+E = TypeVar("E", bound=BaseException)
+LAST_LINES = 20
+
+_PEER_LOST = re.compile(
+    r"connection (?:closed|reset|aborted|was likely closed|refused)|reset by peer|closed by peer|broken pipe"
+    r"|connectfullmesh failed|pair closure|socket timeout|socket closed"
+    r"|remote ?error|remote process exited|communicator was aborted"
+    r"|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes|peer (?:went away|is gone)"
+    r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and TCPStore say when another rank went away."""
+
+_SHOWN_ANOTHER_WAY = (
+    SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError, bdb.BdbQuit
+)  # fmt: skip
+"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames
+or nothing, end the kernel, or count as cancelled. A `RemoteError` of the same name stands for them and has them as
+`original`."""
+
+_CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
+
+
+# ---------------------------------------------------------------------------------------------------- who is the cause
+
+
+def cause(record: RunRecord) -> int | None:
+    """Give the rank whose failure or death brought the run down; None if nothing went wrong on its own.
+
+    Deaths that we did not ask for, and exceptions that do not merely say that a peer went away, are possible roots; the
+    earliest of them is it. If there are only consequences (the true root may be outside), the earliest of those.
+    """
+    troubles = [(at_s, rank) for rank in record.ranks.values() if (at_s := _trouble_at_s(rank)) is not None]
+    roots = [(at_s, rank) for at_s, rank in troubles if not is_consequence(rank)] or troubles
+    return min(roots, key=lambda trouble: trouble[0])[1].rank if roots else None
+
+
+def _trouble_at_s(rank: RankRecord) -> float | None:
+    if rank.failure is not None:
+        return rank.failed_at_s
+    if rank.exit is not None and not rank.exit.asked:
+        return rank.exit.at_s
+    return None
+
+
+def is_consequence(rank: RankRecord) -> bool:
+    """Whether a rank's exception merely says that another rank went away."""
+    failure = rank.failure
+    while failure is not None:
+        if _PEER_LOST.search(f"{failure.type_name}: {failure.message}"):
+            return True
+        failure = failure.cause
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- what to raise
+
+
+def to_exception(
+    record: RunRecord,
+    unpack: Unpack,
+    source_of: SourceOf,
+    elapsed_s: float,
+    *,
+    colors: bool = False,
+) -> BaseException:
+    """Give the exception to raise in the cell: the root's own object if it can be had.
+
+    It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
+    `except` block: IPython prints raw frames for whatever has an exception group in its context.
+    """
+    paint = Paint(colors)
+    number = cause(record)
+    if number is None:
+        message = _ended_from_outside(record, elapsed_s)
+        return _dressed(RankLost(message), [f"RankLost: {message}", *_others(record, set())], None, record)
+    root = record.ranks[number]
+    if root.failure is None:
+        return _lost(record, root, source_of, paint)
+    alike = _alike(record, root)
+    if root.failure.code is not None:
+        message = f"{rank_list(alike, sentence=True)} called {_exit_call(root.failure)}."
+        lines = [
+            *opening(root.failure, source_of, paint, _header(record, alike)),
+            paint.name("RankLost") + f": {message}",
+        ]
+        return _dressed(RankLost(message), [*lines, *_others(record, set(alike))], number, record)
+    lines = chain(root.failure, source_of, paint, _header(record, alike))
+    lines.append(_raised_by(alike, elapsed_s))
+    exception = _object(root.failure, unpack)
+    return _dressed(exception, [*lines, *_others(record, set(alike))], number, record)
+
+
+def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None = None) -> KeyboardInterrupt:
+    """Give the KeyboardInterrupt of a run that the user stopped; it says where each rank was."""
+    message = f"Stopped by you after {duration(elapsed_s)}."
+    lines = [f"KeyboardInterrupt: {message}", *_stall(record), *_others(record, set(), source_of)]
+    return _dressed(KeyboardInterrupt(message), lines, None, record)
+
+
+def to_early_interrupt(frames: Sequence[Frame]) -> KeyboardInterrupt:
+    """Give the KeyboardInterrupt of a cell that was stopped while the kernel prepared it; `frames` are the kernel's."""
+    message = "Stopped by you before the ranks had begun."
+    inside = [f"In {where(frame)}" for frame in frames if is_user(frame)][-1:]
+    stopped = KeyboardInterrupt(message)
+    stopped.__dict__["_render_traceback_"] = Rendering(lines=(f"KeyboardInterrupt: {message}", *inside))
+    return stopped
+
+
+def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:
+    """Give the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
+    where each rank was."""
+    name = "--hang-timeout" if record.hung else "--timeout"
+    message = f"The run was stopped after {duration(elapsed_s)}, because its {name} is {duration(limit_s)}."
+    if record.hung:
+        message = " ".join([message, *_stall(record)])
+    lines = [f"RunTimeout: {message}", *_others(record, set(), source_of)]
+    return _dressed(RunTimeout(message), lines, None, record)
+
+
+def _stall(record: RunRecord) -> list[str]:
+    return [record.stall.text] if record.stall else []
+
+
+def _ended_from_outside(record: RunRecord, elapsed_s: float) -> str:
+    """What brought a run down that was no rank's doing."""
+    for rank in record.ranks.values():
+        if rank.exit is not None and rank.exit.reason:
+            return f"The run ended after {duration(elapsed_s)}, because {rank.exit.reason}."
+    return "The run ended although not every rank had finished."
+
+
+def _header(record: RunRecord, ranks: Sequence[int]) -> str:
+    return f"Traceback ({rank_list(ranks)} of {record.world_size})"
+
+
+def _raised_by(ranks: Sequence[int], elapsed_s: float) -> str:
+    same = "the same" if len(ranks) > 1 else "it"
+    return f"{rank_list(ranks, sentence=True)} raised {same} after {duration(elapsed_s)}."
+
+
+def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRecord) -> E:
+    failures = {
+        each.rank: each.failure or each.exit
+        for each in record.ranks.values()
+        if each.failure is not None or (each.exit is not None and not each.exit.asked)
+    }
+    # Not setattr: the user's class may forbid it (a frozen dataclass does).
+    exception.__dict__.update(rank=rank, failures=failures, _render_traceback_=Rendering(lines=tuple(lines)))
+    return exception
+
+
+def _object(failure: Failure, unpack: Unpack) -> BaseException:
+    """The user's exception object, or a stand-in that carries its name."""
+    original: BaseException | None = None
+    if failure.parcel is not None:
+        try:
+            original = unpack(failure.parcel)
+        except Exception:  # noqa: BLE001 - foreign code: the exception's own __init__ or __setstate__
+            original = None
+    if original is not None and not isinstance(original, _SHOWN_ANOTHER_WAY) and hasattr(original, "__dict__"):
+        return original
+    stand_in = remote_error(failure.type_name, failure.message)
+    stand_in.__dict__["original"] = original
+    return stand_in
+
+
+def remote_error(type_name: str, message: str) -> RemoteError:
+    """Make a `RemoteError` whose class has the name of the exception it stands for, and pickles.
+
+    If that is a builtin one, it is also caught as that: `except KeyError` works.
+    """
+    return _remote_type(type_name)(message)
+
+
+class _StandIn(RemoteError):
+    type_name = ""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # not super(): a builtin beside this class may want other arguments
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remote_error, (self.type_name, self.args[0]), dict(self.__dict__)
+
+
+@lru_cache(maxsize=256)
+def _remote_type(type_name: str) -> type[_StandIn]:
+    module, _, name = type_name.rpartition(".")
+    bases: tuple[type[_StandIn], ...] | tuple[type[_StandIn], type[Exception]] = (_StandIn,)
+    builtin = getattr(builtins, type_name, None)
+    if isinstance(builtin, type) and issubclass(builtin, Exception) and not issubclass(builtin, _SHOWN_ANOTHER_WAY):
+        bases = (_StandIn, builtin)
+
+    namespace = {"__module__": module or RemoteError.__module__, "type_name": type_name}
+    return type(name or "RemoteError", bases, namespace)
+
+
+# ---------------------------------------------------------------------------------------------------- a dead process
+
+
+def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint) -> RankLost:
+    assert root.exit is not None
+    message = f"Rank {root.rank} {describe_exit(root.exit)}."
+    lines = [paint.name("RankLost") + f": {message}"]
+    if frames := user_frames(root.exit.frames):
+        lines += ["It was here:", *frame_lines(frames, source_of, paint)]
+    if root.exit.last_lines:
+        lines += ["The last it wrote to standard error:"]
+        lines += [f"    {clipped(text, 500)}" for text in root.exit.last_lines[-LAST_LINES:]]
+    return _dressed(RankLost(message), [*lines, *_others(record, {root.rank})], root.rank, record)
+
+
+def describe_exit(ended: Exited) -> str:
+    """Say how a process ended, as what follows `rank 2 `."""
+    return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
+
+
+def _manner(ended: Exited) -> str:
+    code = ended.exit_code
+    if code is None:
+        return "is gone; how its process ended cannot be known"
+    if code >= 0:
+        return f"left the process (os._exit or a C exit, status {code}) before it finished"
+    name, words = _signal(-code)
+    if ended.out_of_memory:
+        peak = f"peak {size(ended.peak_rss_bytes)}" if ended.peak_rss_bytes else ""
+        limit = f"the limit of memory is {size(ended.memory_limit_bytes)}" if ended.memory_limit_bytes else ""
+        told = "; ".join(filter(None, (peak, limit)))
+        memory = f" ({told})" if told else ""
+        return f"was killed by {name}, by the system's out-of-memory killer{memory}"
+    return f"crashed with {name} ({words})" if name in _CRASHES else f"was killed by {name}"
+
+
+def _signal(number: int) -> tuple[str, str]:
+    try:
+        return signal.Signals(number).name, (signal.strsignal(number) or "").lower()
+    except ValueError:
+        return f"signal {number}", "a real-time signal"
+
+
+def _exit_call(failure: Failure) -> str:
+    said = failure.message if failure.code == 1 and failure.message not in ("", "1", "True") else failure.code
+    return f"sys.exit({said!r})"
+
+
+# ---------------------------------------------------------------------------------------------------- the other ranks
+
+
+def own_traceback(rank: RankRecord) -> str:
+    """What ranks share whose exceptions may be told as one; empty if the rank failed by no fault of its own."""
+    return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(rank) else ""
+
+
+def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
+    """The root, and the ranks with a traceback that is exactly equal."""
+    assert root.failure is not None
+    key = fingerprint(root.failure)
+    return tuple(
+        rank.rank for rank in record.ranks.values() if rank.failure is not None and fingerprint(rank.failure) == key
+    )
+
+
+def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = None) -> list[str]:
+    """One line for each group of ranks of which the same is to be said."""
+    has_root = bool(shown)
+    waited = any(_operation(_last_frames(rank)) for rank in record.ranks.values())
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank in record.ranks.values():
+        if rank.rank not in shown:
+            story = _story(rank, has_root, source_of)
+            story += ", while others were waiting for it" if story == _LEFT_EARLY and waited else ""
+            groups.setdefault((story, own_traceback(rank)), []).append(rank.rank)
+        elif rank.exit is not None and rank.exit.asked:
+            groups.setdefault((" replaced: names kept on it are gone", ""), []).append(rank.rank)
+    told = {_story(record.ranks[rank], has_root, source_of) for rank in shown}
+    lines = []
+    for (story, _), ranks in groups.items():
+        lines.append(rank_list(ranks, sentence=True) + story + (" (another traceback)" if story in told else ""))
+        told.add(story)
+    return lines
+
+
+_LEFT_EARLY = " had left the cell early with sys.exit()"
+
+
+def _last_frames(rank: RankRecord) -> tuple[Frame, ...]:
+    return rank.failure.frames if rank.failure is not None else rank.stopped_at
+
+
+def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+    """What became of a rank, as what follows its number."""
+    if rank.failure is not None:
+        return _failure_story(rank, has_root, source_of)
+    if rank.exit is not None and not (rank.exit.asked and rank.returned):
+        where = _where(rank.stopped_at, source_of)
+        if rank.exit.reason:
+            return " had not finished: names kept on it are gone"
+        if rank.exit.asked:
+            return " did not stop and was replaced: names kept on it are gone" + (f" (was at {where})" if where else "")
+        return f" {describe_exit(rank.exit)}"
+    if rank.state == "interrupted":
+        where = _where(rank.stopped_at, source_of)
+        return _stopped_story(rank.stopped_at, where, has_root)
+    if rank.exited_early:
+        return _LEFT_EARLY
+    if rank.state == "done":
+        return " had finished"
+    return " had not started" if rank.started_at_s is None else " had not finished"
+
+
+def _failure_story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
+    assert rank.failure is not None
+    where = _where(rank.failure.frames, source_of)
+    at = f" at {where}" if where else ""
+    if is_consequence(rank):
+        return _stopped_story(rank.failure.frames, where, has_root)
+    if rank.failure.code is not None:
+        return f" called {_exit_call(rank.failure)}{at}"
+    return f" raised {clipped(headline(rank.failure), 200)}{at}"
+
+
+def _stopped_story(frames: Sequence[Frame], where: str, has_root: bool) -> str:
+    if has_root:
+        return f" stopped because of it{_operation(frames)}" + (f" at {where}" if where else "")
+    return f": {where}" if where else " stopped"
+
+
+def _operation(frames: Sequence[Frame]) -> str:
+    """The collective in which a rank was waiting."""
+    inside = [frame.function for frame in frames if "distributed_c10d" in frame.filename]
+    names = [name for name in inside if not name.startswith("_") and name != "wrapper"]
+    return f" (in {names[0]})" if names else ""
+
+
+def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
+    """`Cell In[5], line 14, in train: loss.backward()`, of the innermost line that is the user's cell."""
+    frame = innermost(frames)
+    if frame is None:
+        return ""
+    source = source_of(frame.filename) if source_of else None
+    text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text
+    return where(frame) + (f": {clipped(text, 120)}" if text else "")

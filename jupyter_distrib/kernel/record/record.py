@@ -1,0 +1,343 @@
+"""What is known about one run: the fold of its events. Kernel side; no thread, no clock, standard library only.
+
+`RunRecord.apply(event)` is the only way anything changes here. The live view, the returned values, a saved record and
+a reattached run are all readings of the same fold. Memory is bounded whatever the ranks print, because the full text is
+in the log files.
+
+    Wrote --> Stream (one per rank and stream) --+--> complete lines --> RunRecord.lines_since
+              joins pieces, folds \\r and codes    +--> tqdm's bars   --> RankRecord.progress
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+from jupyter_distrib.kernel.record.displays import Displays
+from jupyter_distrib.kernel.record.output_lines import Line, Lines
+from jupyter_distrib.kernel.record.terminal_stream import Progress, Stream
+from jupyter_distrib.wire.messages import (
+    Cleared,
+    Displayed,
+    Ended,
+    Exited,
+    Failed,
+    Failure,
+    Frame,
+    Interrupted,
+    Measured,
+    Moved,
+    Noted,
+    Parcel,
+    Progressed,
+    Returned,
+    RunEvent,
+    Sampled,
+    Stalled,
+    Started,
+    TimedOut,
+    WorkerInfo,
+    Wrote,
+)
+
+RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
+
+HISTORY = 1000
+NESTED_BARS = 3
+NOTES = 100
+
+
+# ---------------------------------------------------------------------------------------------------- what is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Numbers that a rank reported together."""
+
+    step: int
+    values: dict[str, float]
+    at_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class RankRecord:
+    """One rank of a run. Read it; only `RunRecord.apply` writes it."""
+
+    rank: int
+    state: RankState = "waiting"
+    pid: int = 0
+    device: str = ""
+    device_name: str = ""
+    progress: tuple[Progress, ...] = ()
+    """Nested loops, outermost first; empty if the rank reports none."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last value of every name ever reported."""
+    metrics_step: int = 0
+    history: list[Sample] = field(default_factory=list)
+    """Thinned to every second sample whenever it is full, so that it always spans the whole run."""
+    last_line: str = ""
+    failure: Failure | None = None
+    failed_at_s: float = 0.0
+    exit: Exited | None = None
+    stopped_at: tuple[Frame, ...] = ()
+    """Where an interrupt met it, outermost first."""
+    returned: bool = False
+    value: Parcel | None = None
+    kept: dict[str, str] = field(default_factory=dict)
+    """Names that stay on the rank -> name of the value's type."""
+    sharded: tuple[str, ...] = ()
+    """Those of them whose values are sharded over the ranks."""
+    exited_early: bool = False
+    rss_bytes: int = 0
+    """Resident memory of its process and the children it started; 0 while unknown."""
+    peak_rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    """100 is one core."""
+    gpu_memory_bytes: int | None = None
+    peak_gpu_memory_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_percent: float | None = None
+    displays: Displays = field(default_factory=Displays)
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("done", "failed", "lost", "interrupted")
+
+    @property
+    def gone(self) -> bool:
+        """Its process ended during the run, for whatever reason: what was kept on it is gone with it."""
+        return self.exit is not None
+
+
+# ---------------------------------------------------------------------------------------------------- the fold
+
+
+class RunRecord:
+    """The state of a run.
+
+    Args:
+        workers: What is known of the ranks before the first event: pid, device, and whether they are still starting.
+        remark: A sentence to be shown if anything is; a `Noted` is shown in any case.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        label: str,
+        ranks: Sequence[int],
+        world_size: int,
+        gpus: bool = False,
+        strategy: str = "none",
+        workers: Iterable[WorkerInfo] = (),
+        remark: str = "",
+    ) -> None:
+        self.run = run
+        self.label = label
+        self.world_size = world_size
+        self.gpus = gpus
+        self.strategy = strategy
+        self.remark = remark
+        self.ranks: dict[int, RankRecord] = {rank: RankRecord(rank=rank) for rank in sorted(ranks)}
+        self.notes: list[Noted] = []
+        self.ended = False
+        self.limit_s: float | None = None
+        """The time limit that ended the run; None if none did."""
+        self.hung = False
+        """The limit was one for a stall (`--hang-timeout`)."""
+        self.log_directory = ""
+        self.stall: Stalled | None = None
+        """What nothing moves for; of a run that has ended: what it was stuck in when it was stopped."""
+        self.changes = 0
+        """Grows with every event, so that a view knows whether to draw."""
+        self._streams: dict[tuple[int, str], Stream] = {}
+        self._output = Lines()
+        self._last_at_s: float | None = None
+        for worker in workers:
+            if rank := self.ranks.get(worker.rank):
+                rank.pid, rank.device, rank.device_name = worker.pid, worker.device, worker.device_name
+                rank.state = "starting" if worker.state == "starting" else "waiting"
+
+    def apply(self, event: RunEvent) -> None:
+        """Take one event of this run.
+
+        Raises:
+            ValueError: It belongs to another run.
+        """
+        if event.run != self.run:
+            raise ValueError(f"an event of run {event.run} came to the record of run {self.run}")
+        self.changes += 1
+        match event:
+            case Started():
+                self._start(self.ranks[event.rank], event)
+            case Wrote():
+                self._write(self.ranks[event.rank], event)
+            case Progressed():
+                self._progress(self.ranks[event.rank], event)
+            case Measured():
+                self._measure(self.ranks[event.rank], event)
+            case Noted():
+                self.notes = [*self.notes, event][-NOTES:]
+            case Sampled():
+                self._sample(self.ranks[event.rank], event)
+            case Displayed():
+                rank = self.ranks[event.rank]
+                rank.displays = rank.displays.after(event)
+            case Cleared():
+                self.ranks[event.rank].displays = Displays()
+            case Stalled():
+                self.stall = event
+            case Moved():
+                self.stall = None
+            case Returned():
+                self._return(self.ranks[event.rank], event)
+            case Failed():
+                self._fail(self.ranks[event.rank], event)
+            case Interrupted():
+                self._interrupt(self.ranks[event.rank], event)
+            case Exited():
+                self._exit(self.ranks[event.rank], event)
+            case TimedOut():
+                self.limit_s, self.hung = event.limit_s, event.stalled
+            case Ended():
+                self._end(event)
+            case _:
+                assert_never(event)
+        if not isinstance(event, Noted) and event.at_s:
+            self._last_at_s = max(event.at_s, self._last_at_s or event.at_s)
+
+    @property
+    def ok(self) -> bool:
+        """Every rank reached the end of the cell, or left it with `sys.exit(0)`."""
+        return all(rank.state == "done" for rank in self.ranks.values())
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the first rank's start to the last event; a running view adds its own clock."""
+        starts = [rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None]
+        return max(0.0, self._last_at_s - min(starts)) if starts and self._last_at_s is not None else 0.0
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """The most that its ranks used, each at its own worst moment, together; 0 while unknown."""
+        return sum(rank.peak_rss_bytes for rank in self.ranks.values())
+
+    @property
+    def peak_gpu_memory_bytes(self) -> int | None:
+        """As `peak_rss_bytes`; None without GPUs."""
+        peaks = [rank.peak_gpu_memory_bytes for rank in self.ranks.values() if rank.peak_gpu_memory_bytes is not None]
+        return sum(peaks) if peaks else None
+
+    @property
+    def line_count(self) -> int:
+        """Complete lines that the ranks wrote, also those that are not kept here."""
+        return self._output.count
+
+    @property
+    def entry_count(self) -> int:
+        """What to give to `lines_since` to get only what comes after now."""
+        return self._output.entries
+
+    def lines_since(self, entry: int = 0) -> list[Line]:
+        """Complete lines of all ranks in order of arrival, with one gap where the middle is no longer kept."""
+        return self._output.since(entry)
+
+    def partial_lines(self) -> list[Line]:
+        """What each rank has written of a line that has not ended yet."""
+        return [
+            Line(rank=rank, stream=name, text=text)
+            for (rank, name), stream in sorted(self._streams.items())
+            if (text := stream.peek())
+        ]
+
+    def _start(self, rank: RankRecord, event: Started) -> None:
+        rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
+
+    def _write(self, rank: RankRecord, event: Wrote) -> None:
+        stream = self._streams.setdefault((event.rank, event.stream), Stream())
+        if event.skipped_lines:
+            self._keep(rank, event.stream, stream.finish())
+            self._output.append(Line(rank=event.rank, stream=event.stream, skipped=event.skipped_lines))
+        texts, bars = stream.feed(event.text)
+        self._keep(rank, event.stream, texts)
+        for depth, bar in bars:
+            rank.progress = _drawn(rank.progress, depth, bar)
+        rank.last_line = stream.peek() or rank.last_line
+
+    def _keep(self, rank: RankRecord, stream: str, texts: list[str]) -> None:
+        number, append = rank.rank, self._output.append
+        for text in texts:
+            append(Line(rank=number, stream=stream, text=text))
+        rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
+
+    def _progress(self, rank: RankRecord, event: Progressed) -> None:
+        index = next((i for i, old in enumerate(rank.progress) if old.label == event.label), None)
+        if index is None:
+            outer, rate = tuple(old for old in rank.progress if not old.finished), None
+        else:
+            # An outer loop moves on only when the loops inside it are over, so those go.
+            outer, rate = rank.progress[:index], _smoothed_rate(rank.progress[index], event)
+        new = Progress(label=event.label, step=event.step, total=event.total, rate=rate, at_s=event.at_s)
+        rank.progress = (*outer, new)[-NESTED_BARS:]
+
+    def _measure(self, rank: RankRecord, event: Measured) -> None:
+        rank.metrics = {**rank.metrics, **event.values}
+        rank.metrics_step = event.step
+        rank.history.append(Sample(step=event.step, values=event.values, at_s=event.at_s))
+        if len(rank.history) > HISTORY:
+            del rank.history[-2::-2]
+
+    def _sample(self, rank: RankRecord, event: Sampled) -> None:
+        rank.rss_bytes, rank.cpu_percent = event.rss_bytes, event.cpu_percent
+        rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.rss_bytes)
+        rank.gpu_memory_total_bytes, rank.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
+        rank.gpu_memory_bytes = event.gpu_memory_bytes
+        if event.gpu_memory_bytes is not None:
+            rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
+
+    def _return(self, rank: RankRecord, event: Returned) -> None:
+        if event.started is not None:
+            self._start(rank, event.started)
+        rank.state, rank.returned, rank.ended_at_s = "done", True, event.at_s
+        rank.value, rank.kept, rank.exited_early = event.value, event.kept, event.exited_early
+        rank.sharded = event.sharded
+
+    def _fail(self, rank: RankRecord, event: Failed) -> None:
+        rank.state, rank.failure, rank.failed_at_s, rank.ended_at_s = "failed", event.failure, event.at_s, event.at_s
+
+    def _interrupt(self, rank: RankRecord, event: Interrupted) -> None:
+        rank.state, rank.stopped_at, rank.ended_at_s = "interrupted", event.frames, event.at_s
+
+    def _exit(self, rank: RankRecord, event: Exited) -> None:
+        rank.exit = event
+        rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.peak_rss_bytes)
+        # A rank that had failed keeps that: it is the better answer to "why". What it kept is gone in any case.
+        if rank.state != "failed" and not (rank.state == "done" and event.asked):
+            rank.state, rank.ended_at_s = "lost", event.at_s
+
+    def _end(self, event: Ended) -> None:
+        for (rank, name), stream in self._streams.items():
+            self._keep(self.ranks[rank], name, stream.finish())
+        self.ended, self.log_directory = True, event.log_directory
+        if self.ok:
+            self.stall = None
+
+
+def _smoothed_rate(old: Progress, event: Progressed) -> float | None:
+    seconds, steps = event.at_s - old.at_s, event.step - old.step
+    if steps < 0:  # the loop was begun again
+        return None
+    if seconds <= 0:
+        return old.rate
+    return steps / seconds if old.rate is None else 0.7 * old.rate + 0.3 * steps / seconds
+
+
+def _drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -> tuple[Progress, ...]:
+    """Put tqdm's bar at its depth and drop those below it; `bar` None clears, `depth` None means not known yet."""
+    if depth is None:
+        same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
+        depth = next(same, 0)
+    return (bars[:depth] + ((bar,) if bar else ()))[-NESTED_BARS:]

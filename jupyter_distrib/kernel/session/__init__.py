@@ -1,0 +1,1 @@
+"""The pools, ranks and runs of one kernel."""

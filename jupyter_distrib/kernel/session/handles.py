@@ -1,0 +1,105 @@
+"""What ranks keep of a run: which names can be kept, and handles to the values.
+
+The ranks drop a value that nobody in the notebook has a handle to any more.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from jupyter_distrib.errors import CaptureError
+from jupyter_distrib.kernel.capture.capture import PROVIDED, Captured
+from jupyter_distrib.kernel.capture.inputs import Shipment
+from jupyter_distrib.kernel.session.connection import Crew
+from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.wire.messages import Forget, Noted
+
+_PROVIDED = PROVIDED | {"mesh"}
+"""What a rank puts into the cell's namespace, with `--strategy fsdp` and `tp` included."""
+_BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__import__", "get_ipython"})
+"""A program that reads one of these may bind names that its text does not show."""
+
+
+def explain_unknown(
+    names: Iterable[str], captured: Captured, shipment: Shipment, notebook: Mapping[str, object]
+) -> CaptureError | None:
+    """Say which name of `--keep` no rank will have; None if each may come about. A training would be lost with it."""
+    if re.search(r"\bimport\s*\*", captured.cell.source):
+        return None
+    code = {*captured.reads, *shipment.names_in_code()}
+    known = {*captured.defines, *shipment.values}
+    for name in names:
+        if name in known or name in code or name in notebook or name in _PROVIDED or code & _BINDS_ANYTHING:
+            continue
+        near = get_close_matches(name, [each for each in known if not each.startswith("_")], n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else "Define it in the cell, or leave it out."
+        return CaptureError(f"--keep names `{name}`, which this cell does not define. {hint}")
+    return None
+
+
+def note_missing(run: Run, names: Iterable[str]) -> None:
+    """Say which names of `--keep` no rank had when it came to the end of the cell."""
+    kept = {name for rank in run.record.ranks.values() for name in rank.kept}
+    if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
+        has = "has this name" if len(missing) == 1 else "has one of these names"
+        text = f"nothing is kept as {', '.join(missing)}: no rank {has} at the end of the cell"
+        run.deliver(Noted(run=run.id, rank=None, text=text), ())
+
+
+class Keeper:
+    """Makes the handles of one notebook.
+
+    Args:
+        fetch: Gives a copy of a key's value from one rank of a crew.
+    """
+
+    def __init__(self, fetch: Callable[[Crew, str, int], Any]) -> None:
+        self._fetch = fetch
+        self._forgotten: queue.SimpleQueue[tuple[Crew, str]] = queue.SimpleQueue()
+
+    def handles(self, crew: Crew, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
+        """Those of the names that some rank defined."""
+        out: dict[str, RankValue] = {}
+        for name in names:
+            types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
+            if types:
+                out[name] = self._handle(crew, run, name, types)
+        return out
+
+    def _handle(self, crew: Crew, run: Run, name: str, types: dict[int, str]) -> RankValue:
+        key, forgotten, held = f"{run.id}/{name}", self._forgotten, weakref.ref(crew)
+
+        def drop(key: str) -> None:
+            if (crew := held()) is not None:
+                forgotten.put((crew, key))
+
+        handle = RankValue(
+            name=name,
+            key=key,
+            crew=crew.name,
+            ranks=types,
+            type_names=types,
+            pool=run.pool,
+            since=run.record.label,
+            sharded=any(name in rank.sharded for rank in run.record.ranks.values()),
+            fetch=lambda rank: self._fetch(crew, key, rank),
+            on_drop=drop,
+        )
+        crew.handles.add(handle)
+        return handle
+
+    def pass_on(self) -> None:
+        """Tell the ranks which values are not wanted any more. (Handles go at any moment, in any thread.)"""
+        keys: dict[str, tuple[Crew, list[str]]] = {}
+        while not self._forgotten.empty():
+            crew, key = self._forgotten.get()
+            keys.setdefault(crew.name, (crew, []))[1].append(key)
+        for crew, dropped in keys.values():
+            if crew.state == "open":
+                crew.connection.node.send(Forget(crew=crew.name, keys=tuple(dropped)))

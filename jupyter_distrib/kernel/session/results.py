@@ -1,0 +1,213 @@
+"""What a run gives back: the value of every rank, and handles to what stays on the ranks. Kernel side; no thread.
+
+`Results` is what a cell evaluates to. `RankValue` stands in the notebook for a name that was kept with `--keep`: the
+value itself lives in the ranks' processes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
+from typing import Any, NoReturn, overload
+
+from jupyter_distrib.errors import ValueLost
+from jupyter_distrib.system.formatting import rank_list
+
+REPR_CHARACTERS = 600
+
+
+class Results:
+    """The value of each rank, indexed by the rank's number whichever ranks the run was on; immutable.
+
+    `results[3]` is rank 3's value, `results[-1]` the last rank's, `results[:2]` a list of those below rank 2. Iteration
+    and comparison with a list go over the values in the order of ranks.
+    """
+
+    __slots__ = ("_values",)
+    __hash__ = None  # type: ignore[assignment]  # the values need not be hashable, and equality is by value
+
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        self._values = dict(sorted(values.items()))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self._values)
+
+    def values(self) -> list[Any]:
+        return list(self._values.values())
+
+    def items(self) -> list[tuple[int, Any]]:
+        return list(self._values.items())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(self.values()[::-1])
+
+    @overload
+    def __getitem__(self, rank: int) -> Any: ...
+    @overload
+    def __getitem__(self, rank: slice) -> list[Any]: ...
+    def __getitem__(self, rank: int | slice) -> Any:
+        end = max(self._values, default=-1) + 1
+        if isinstance(rank, slice):
+            return [self._values[each] for each in range(end)[rank] if each in self._values]
+        number = rank.__index__()
+        try:
+            return self._values[number + end if number < 0 else number]
+        except KeyError:
+            there = rank_list(self._values) if self._values else "no rank"
+            raise IndexError(f"there is no value of rank {number}: the results are of {there}") from None
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Results):
+            return self._values == other._values
+        return self.values() == list(other) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Results, (self._values,)
+
+    def __repr__(self) -> str:
+        lines = []
+        for ranks, text, _ in self._shown():
+            name = f"{rank_list(ranks)}: "
+            lines.append(name + text.replace("\n", "\n" + " " * len(name)))
+        return "\n".join(lines) or "no values"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{rank_list(ranks)}</th><td>{html or f'<pre>{escape(text)}</pre>'}</td></tr>"
+            for ranks, text, html in self._shown()
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+    def _shown(self) -> list[tuple[list[int], str, str]]:
+        """Ranks, text and markup ("" if the value has none); ranks whose values look the same share one."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for rank, value in self._values.items():
+            groups.setdefault((_text(value), _html(value)), []).append(rank)
+        return [(ranks, text, html) for (text, html), ranks in groups.items()]
+
+
+def _text(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
+    if len(text) <= REPR_CHARACTERS:
+        return text
+    half = REPR_CHARACTERS // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} more characters) ... {text[-half:]}"
+
+
+def _html(value: object) -> str:
+    # A class itself has the method too, but unbound.
+    method = None if isinstance(value, type) else getattr(value, "_repr_html_", None)
+    try:
+        return str(method() or "") if callable(method) else ""
+    except Exception:  # noqa: BLE001 - foreign code
+        return ""
+
+
+class RankValue:
+    """A name that was kept on ranks, as the notebook sees it: `model[0]` fetches rank 0's copy.
+
+    In a `%%distributed` cell on the same pool the name means the rank's own value. When the last handle to it is
+    garbage collected, the ranks may drop theirs.
+
+    Args:
+        key: What the crew knows the value by.
+        type_names: Rank -> name of the value's type, as far as known.
+        pool: How the pool is called in the repr: `local`.
+        since: Which cell kept it: `Cell In[3]`.
+        sharded: No rank has all of it; `handle[rank]` brings the whole, whichever rank is named.
+        fetch: Brings a copy of one rank's value; called by `handle[rank]` in the caller's thread.
+        on_drop: Called with `key` when the handle is collected, which may be in any thread and in the middle of
+            anything: it must neither wait nor take a lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        key: str,
+        crew: str,
+        ranks: Iterable[int],
+        type_names: Mapping[int, str] | None = None,
+        pool: str = "",
+        since: str = "",
+        sharded: bool = False,
+        fetch: Callable[[int], Any],
+        on_drop: Callable[[str], object] | None = None,
+    ) -> None:
+        self.name = name
+        self.key = key
+        self.crew = crew
+        self.ranks = tuple(sorted(ranks))
+        self.type_names = dict(type_names or {})
+        self.sharded = sharded
+        self.lost: frozenset[int] = frozenset()
+        """Ranks whose copy is gone."""
+        self._pool = pool
+        self._since = since
+        self._fetch = fetch
+        if on_drop is not None:
+            # At exit the ranks end anyway.
+            weakref.finalize(self, on_drop, key).atexit = False
+
+    def mark_lost(self, ranks: Iterable[int]) -> None:
+        """Say that these ranks' processes ended: their copies are gone."""
+        self.lost = self.lost | (frozenset(ranks) & frozenset(self.ranks))
+
+    def __getitem__(self, rank: int) -> Any:
+        """Fetch a copy of a rank's value.
+
+        Raises:
+            IndexError: The name was not kept on that rank.
+            ValueLost: The rank's process is gone.
+        """
+        if rank not in self.ranks:
+            raise IndexError(f"`{self.name}` was not kept on rank {rank}: it is on {rank_list(self.ranks)}")
+        if rank in self.lost or (self.sharded and self.lost):
+            raise ValueLost(
+                f"`{self.name}` of {rank_list(self.lost)} is gone with the process that held it: "
+                f"run {self._since or 'the cell that made it'} again"
+            )
+        return self._fetch(rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[rank] for rank in self.ranks)
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        # IPython and pickle ask for many underscored names; they get the usual answer.
+        if attribute.startswith("_"):
+            raise AttributeError(f"'RankValue' object has no attribute {attribute!r}")
+        first = self.ranks[0] if self.ranks else 0
+        raise AttributeError(
+            f"`{self.name}` lives on the ranks: use {self.name}[{first}] to fetch rank {first}'s copy, "
+            "or read it in a %%distributed cell"
+        )
+
+    def __copy__(self) -> RankValue:
+        return self
+
+    def __deepcopy__(self, memo: object) -> RankValue:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from jupyter_distrib.serialization.payload import kept_value  # here, because only this needs what is heavy
+
+        return kept_value, (self.key,)
+
+    def __repr__(self) -> str:
+        types = " or ".join(dict.fromkeys(self.type_names.values())) or "a value"
+        details = ["sharded"] if self.sharded else []
+        details += [f"{self._pool} pool"] if self._pool else []
+        details += [f"kept since {self._since}"] if self._since else []
+        details += [f"gone on {rank_list(self.lost)}"] if self.lost else []
+        return f"{self.name}: {types} on {rank_list(self.ranks)}" + (f" ({', '.join(details)})" if details else "")

@@ -1,0 +1,278 @@
+"""What one kernel has: its pools and ranks (`kernel/session/pool_manager.py`), and its runs. One instance a process
+(`current`).
+
+Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
+(`kernel/session/connection.py`)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from jupyter_distrib.errors import PayloadError, PoolError
+from jupyter_distrib.kernel.capture.capture import Dropped
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session import selection, travelling_environment
+from jupyter_distrib.kernel.session.connection import Connection, Crew
+from jupyter_distrib.kernel.session.handles import Keeper
+from jupyter_distrib.kernel.session.pool_manager import Holdings
+from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.config_files import Settings
+from jupyter_distrib.serialization import payload, shared_memory
+from jupyter_distrib.system import interrupts, process_environment
+from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire.messages import Attached, Cell, Execute, NotAttached, Noted, Parcel, Setting, Stop
+
+HISTORY = 20
+"""Runs that are remembered; more only while more go on."""
+STOPPED_S = 5.0
+"""How long a cell that cannot be sent whole is waited for."""
+CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+"""Has torch compare what the ranks call before each collective."""
+GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
+"""The cell that brings a sharded value back."""
+
+
+class Session(Holdings):
+    """Everything this kernel holds: pools and ranks, and the runs on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: tuple[Run, ...] = ()
+        """The last runs, oldest first, and all that go on."""
+        self.dropped: dict[str, Dropped] = {}
+        """Names that a distributed cell defined on the ranks only."""
+        self._numbers = itertools.count(1)
+        self._keeper = Keeper(self._fetch)
+
+    def start(
+        self,
+        cell: Cell,
+        packed: payload.Packed,
+        options: Options,
+        *,
+        label: str,
+        cell_id: str = "",
+        handles: Sequence[RankValue] = (),
+        on_ended: Callable[[Run], object] | None = None,
+        known: Settings | None = None,
+    ) -> Run:
+        """Send the cell to its ranks. Returns as soon as they have been told to run it.
+
+        `on_ended` is called in the node's thread, before whoever waits for the run hears of its end. `known` are the
+        settings that the options were read with; without them, those of now.
+
+        Raises:
+            PoolError, CaptureError, ValueLost: Nothing was started.
+        """
+        here = known or self.settings
+        options, asked = self._filled(options, here), options
+        self.pass_on()
+        with self.taking(options, handles) as crew:
+            for text in _meaningless(options, crew.connection):
+                print(text)
+            parcel, views = payload.laid_out(packed)
+            content = shared_memory.Content(views) if views else None
+            with content or nullcontext():
+                if content is not None and not crew.connection.early:
+                    content.fill()
+                self.wait_open(crew)
+                run = self._run(crew, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
+                run.held = packed.sent
+                if on_ended is not None:
+                    run.on_ended.append(lambda: on_ended(run))
+                self._send(run, crew, self._command(run, crew, options, cell, parcel), content)
+        return run
+
+    def _send(self, run: Run, crew: Crew, command: Execute, content: shared_memory.Content | None) -> None:
+        """Ranks that have the cell, or some of its content, are told of an interrupt by the run."""
+        connection = crew.connection
+        inline = connection.kind == "inline"  # there `send` is the run
+        early = content is not None and connection.early
+        guard = interrupts.Uninterrupted(run.cancel)
+        try:
+            with nullcontext() if inline else guard:
+                fds = [] if content is None else content.early() if early else [content.finish()]
+                crew.run = run
+                self._remember(run)
+                connection.begin(run)
+                connection.node.send(command, fds)
+                if content is not None and early:
+                    content.fill(given_up=lambda: guard.pressed or run.interrupted)
+        except PayloadError:
+            run.cancel()
+            run.wait_ended(STOPPED_S)
+            raise
+
+    def _command(self, run: Run, crew: Crew, options: Options, cell: Cell, inputs: Parcel) -> Execute:
+        return Execute(
+            run=run.id,
+            crew=crew.name,
+            ranks=tuple(run.record.ranks),
+            cell=cell,
+            inputs=inputs,
+            setting=self._setting(options, crew.connection),
+            detached=options.detach,
+            timeout_s=options.timeout_s,
+            hang_timeout_s=options.hang_timeout_s,
+            label=run.record.label,
+        )
+
+    def _run(self, crew: Crew, options: Options, cell: Cell, *, label: str, cell_id: str, origins: str) -> Run:
+        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
+        if missing := set(ranks) - set(range(crew.size)):
+            raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(crew.size))} only.")
+        record = RunRecord(
+            run=f"{self.name}-{next(self._numbers)}",
+            label=label,
+            ranks=ranks,
+            world_size=crew.size,
+            gpus=crew.gpus,
+            strategy=options.strategy or "none",
+            workers=crew.workers,
+            remark="; ".join(filter(None, (origins, crew.connection.remark))),
+        )
+        if options.gpus is not None and not crew.gpus:
+            record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {crew.size} CPU ranks (gloo)"))
+        node = crew.connection.node
+        lines = {cell.filename: cell.source.splitlines(keepends=True)}
+        run = Run(
+            record,
+            lambda force: node.send(Stop(run=record.run, force=force)),
+            pool=crew.connection.pool,
+            cell=lines,
+            detached=options.detach,
+            cell_id=cell_id,
+        )
+        run.on_ended.append(lambda: self._after(crew, run))
+        return run
+
+    def _remember(self, run: Run) -> None:
+        with self._lock:
+            over = [each for each in self.history if each.done()]
+            gone = over[: max(0, len(self.history) + 1 - HISTORY)]
+            self.history = (*(each for each in self.history if each not in gone), run)
+        self.changed()
+
+    def _after(self, crew: Crew, run: Run) -> None:
+        """When a run has ended: handles on ranks that died in it are void. In the node's thread."""
+        gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
+        for handle in list(crew.handles):
+            handle.mark_lost(gone)
+        self.changed()
+
+    def _setting(self, options: Options, connection: Connection) -> Setting:
+        directory = os.getcwd()
+        path = tuple(folder or directory for folder in sys.path)
+        return Setting(
+            env={
+                **(travelling_environment.that_travel() if connection.remote else process_environment.variables()),
+                **(CHECKED if options.check else {}),
+                **options.env,
+            },
+            own_environment=connection.remote,
+            directory=directory,
+            path=travelling_environment.without_own(path) if connection.elsewhere else path,
+            own_libraries=connection.elsewhere,
+            strategy=options.strategy or "none",
+            strategy_options=options.strategy_options,
+            keep=options.keep,
+            by_value=options.detach,
+        )
+
+    def pass_on(self) -> None:
+        """Have the ranks free what nobody here has a handle to any more."""
+        self._keeper.pass_on()
+
+    def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
+        """Handles to what a run has kept, for those names that some rank defined."""
+        crew = next((crew for crew in self.crews() if crew.run is run), None)
+        return {} if crew is None else self._keeper.handles(crew, run, names)
+
+    def _fetch(self, crew: Crew, key: str, rank: int) -> Any:
+        """A copy of one rank's kept value: a run of its own, on that rank; on all of them, if each has a shard."""
+        handle = next(handle for handle in crew.handles if handle.key == key)
+        if crew.busy:
+            raise selection.busy(crew)
+        connection = crew.connection
+        on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
+        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=connection.options)
+        label = f"{handle.name}[{rank}]"
+        packed = payload.pack_inputs({"__kept__": handle}, {})
+        run = self.start(Cell(source=source, filename=label), packed, options, label=label, handles=[handle])
+        with self._lock:
+            self.history = tuple(each for each in self.history if each is not run)
+        results = run.wait()
+        return None if results is None else results[home]
+
+    def find_run(self, name: str | None) -> Run:
+        """By id or by its number; the last one for None. Raises `PoolError`."""
+        for run in reversed(self.history):
+            if name is None or name in (run.id, run.id.rpartition("-")[2]):
+                return run
+        known = ", ".join(run.id for run in self.history)
+        raise PoolError(
+            f"there is no run {name} in this notebook; there are: {known}." if known else "nothing has run yet."
+        )
+
+    def attach(self, name: str | None) -> Run:
+        """A detached run, from this kernel or an earlier one, with its whole record. Raises `PoolError`."""
+        for run in reversed(self.history):
+            if run.detached and (name is None or name in (run.id, run.id.rpartition("-")[2])):
+                return run
+        connection = self.connect(self.pool)
+
+        def make(event: Attached) -> Run:
+            record = RunRecord(
+                run=event.run,
+                label=event.label,
+                ranks=event.ranks,
+                world_size=event.world_size,
+                gpus=event.gpus,
+                strategy=event.strategy,
+            )
+            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
+            return Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
+
+        answer = connection.attach(name or "", make)
+        if isinstance(answer, NotAttached):
+            raise PoolError(answer.reason)
+        self._remember(answer)
+        return answer
+
+
+def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
+    """What of a cell's options changes nothing where it runs."""
+    for option in OPTIONS:
+        if option.name in connection.meaningless and getattr(options, option.name):
+            why = connection.meaningless[option.name]
+            yield f"{option.flag} has no meaning on the {connection.kind} pool: {why}"
+
+
+_current: Session | None = None
+_making = threading.Lock()
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
+
+
+def current() -> Session:
+    """This process's session; a forked child of the kernel gets its own."""
+    global _current
+    with _making:
+        if _current is None or _current.pid != os.getpid():
+            _current = Session()
+        return _current
+
+
+def close() -> None:
+    """End the session, if there is one; the next use starts another."""
+    global _current
+    if _current is not None and _current.pid == os.getpid():
+        _current.close()
+    _current = None

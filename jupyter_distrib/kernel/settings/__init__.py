@@ -1,0 +1,1 @@
+"""The options of a cell, and where their defaults come from."""

@@ -1,0 +1,322 @@
+"""What a user can ask for: the magic line and the keywords of the Python API; `kernel/settings/help.py` tells of them.
+
+Runs in the kernel and wherever a strategy or pool declares its options; standard library only, no state.
+
+    %%distributed --gpus 2 --strategy ddp     --parse_line-->     Options    --to_line-->  the equal magic line
+    gpus=2, strategy="ddp"                    --from_keywords-->  Options
+
+An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; all else here is derived from
+that. Both ways in end in `arguments.gather`, so a line and a call are refused for the same reasons in the same words.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.options import (
+    Declared,
+    Option,
+    Owners,
+    Say,
+    as_flag,
+    as_keyword,
+    check_choice,
+    count,
+    gather,
+    names,
+    one_name,
+    parse_arguments,
+    rank_list,
+    seconds,
+    shown,
+    split_words,
+    switch,
+    unknown_option,
+    variable,
+)
+
+MAGIC = "%%distributed"
+DEFAULT_STRATEGY = "none"
+DEFAULT_POOL = "local"
+
+
+def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: Any) -> Any:
+    return field(default=initial, metadata={"option": Option(flag=flag, metavar=metavar, meaning=meaning, **more)})
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one cell or call asks for; None, empty and False mean not asked for."""
+
+    gpus: int | None = _declared(
+        None, "--gpus", "N", "N ranks with one GPU each; where the pool has no GPU at all, N CPU ranks", read=count,
+        default="all GPUs of the pool, else 2 CPU ranks", synonyms=("devices", "num-gpus", "nproc-per-node"))
+    ranks: int | None = _declared(
+        None, "--ranks", "N", "N CPU ranks", read=count,
+        synonyms=("cpus", "np", "num-processes", "num-workers", "workers", "world-size"))
+    gpu_type: str | None = _declared(
+        None, "--gpu-type", "TYPE", "GPUs of this type only, such as A10; refused where there is none",
+        default="any type", synonyms=("accelerator", "accelerator-type", "gpu-model"))
+    strategy: str | None = _declared(
+        None, "--strategy", "NAME", "how the ranks work together; `none` sets torchrun's environment only",
+        default=DEFAULT_STRATEGY)
+    pool: str | None = _declared(
+        None, "--pool", "NAME", "where the ranks are", default=DEFAULT_POOL, synonyms=("cluster",))
+    out: str | None = _declared(None, "--out", "NAME", "bind the Results of all ranks to this name", read=one_name)
+    keep: tuple[str, ...] = _declared(
+        (), "--keep", "NAMES", "leave these names on the ranks; the notebook gets a handle",
+        read=names, repeatable=True)
+    with_: tuple[str, ...] = _declared(
+        (), "--with", "NAMES", "also send these names, which the cell reaches only through exec or a string",
+        read=names, repeatable=True, keyword="with_")
+    on: tuple[int, ...] | None = _declared(
+        None, "--on", "RANKS", "run on these ranks of the warm pool only, such as 0,2-3", read=rank_list,
+        default="all ranks")
+    timeout_s: float | None = _declared(
+        None, "--timeout", "S", "stop after S seconds", read=seconds, default="no limit", keyword="timeout_s")
+    wait_s: float | None = _declared(
+        None, "--wait", "S", "wait up to S seconds for ranks or GPUs that are busy", read=seconds,
+        default="refuse at once, and say who has them", keyword="wait_s")
+    hang_timeout_s: float | None = _declared(
+        None, "--hang-timeout", "S", "stop when ranks have waited S seconds for others in one place", read=seconds,
+        default="only say so", keyword="hang_timeout_s")
+    check: bool = _declared(
+        False, "--check", "", "fail at once when ranks call different collectives, or with different shapes",
+        read=switch)
+    detach: bool = _declared(
+        False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
+    fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))
+    env: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
+        flag="--env", metavar="K=V", meaning="set an environment variable on the ranks; may be given again",
+        read=variable, repeatable=True)})
+    explain: bool = _declared(
+        False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
+    strategy_options: dict[str, str] = field(default_factory=dict)
+    """By `Option.name`, what was given of the chosen strategy's own options."""
+    pool_options: dict[str, str] = field(default_factory=dict)
+# fmt: on
+
+
+OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+# ------------------------------------------------------------------------------------------------ in and out
+
+
+def parse_line(
+    line: str, *, strategies: Declared, pools: Declared, strategy: str = DEFAULT_STRATEGY, pool: str = DEFAULT_POOL
+) -> Options:
+    """Read what follows `%%distributed`, quoted as in a shell; a `# comment` may end it.
+
+    Args:
+        line: As typed.
+        strategies: By name, what each declares.
+        pools: By name, what each declares.
+        strategy: The one whose options can be given without naming it.
+        pool: Likewise.
+
+    Raises:
+        OptionsError: what is wrong with which option and what to do, in one sentence.
+    """
+    words = split_words(line)
+    chosen = value_after(words, "--strategy") or strategy, value_after(words, "--pool") or pool
+    table = possible(strategies, pools, *chosen, as_flag)
+    arguments = parse_arguments(line, table.options, owners=table.owners)
+    for word in arguments.positionals:
+        raise OptionsError(f"{word!r} stands alone: {_meant(word, arguments.values, strategies, pools)}")
+    return table.chosen(arguments.values)
+
+
+def from_keywords(
+    keywords: Mapping[str, object],
+    *,
+    strategies: Declared,
+    pools: Declared,
+    strategy: str = DEFAULT_STRATEGY,
+    pool: str = DEFAULT_POOL,
+) -> Options:
+    """Read keywords: a list, tuple or set where the line has commas, a mapping for `env`; None is not given.
+
+    Raises:
+        OptionsError: as `parse_line`, with the keyword's name.
+    """
+    given = {name: value for name, value in keywords.items() if value is not None}
+    chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
+    table = possible(strategies, pools, *chosen, as_keyword)
+    known = {option.name: option for option in table.options}
+    pairs: list[tuple[Option, str]] = []
+    for name, value in given.items():
+        if name not in known:
+            raise unknown_option(name, table.options, table.owners, as_keyword)
+        pairs += [(known[name], text) for text in _texts(known[name], value)]
+    return table.chosen(gather(pairs, as_keyword))
+
+
+def to_line(options: Options) -> str:
+    """The magic line that `parse_line` reads as these options.
+
+    Raises:
+        OptionsError: a value holds a line break.
+    """
+    words = [MAGIC]
+    for option in OPTIONS:
+        words += [_word(option.flag, text) for text in _written(getattr(options, option.name))]
+    for name, text in {**options.pool_options, **options.strategy_options}.items():
+        words.append(_word("--" + name.replace("_", "-"), text))
+    line = " ".join(words)
+    if len(line.splitlines()) > 1:
+        raise OptionsError("a magic line cannot hold a value with a line break: set it in the cell instead")
+    return line
+
+
+def _written(value: object) -> list[str]:
+    match value:
+        case None | False | ():
+            return []
+        case True:
+            return [""]
+        case float():
+            return [repr(value).removesuffix(".0")]
+        case tuple():
+            return [",".join(map(str, value))]
+        case dict():
+            return [f"{key}={text}" for key, text in value.items()]
+        case _:
+            return [str(value)]
+
+
+def _word(flag: str, text: str) -> str:
+    if not text:
+        return flag
+    return f"{flag}{'=' if text.startswith('-') else ' '}{shlex.quote(text)}"
+
+
+def _texts(option: Option, value: object) -> list[str]:
+    """What a keyword's value would be on a line; repeatable options have one text for each item."""
+    if not option.metavar:
+        if not isinstance(value, bool):
+            raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
+        return [""] * value
+    if option.read is variable and isinstance(value, Mapping):
+        for key, text in value.items():
+            if "=" in str(key) or text is None:
+                raise OptionsError(f"{option.name} wants a text for each name; got {shown(f'{key}: {text}')}")
+        return [f"{key}={text}" for key, text in value.items()]
+    if not isinstance(value, list | tuple | set | frozenset | range):
+        return [str(value)]
+    return [str(item) for item in value] if option.repeatable else [",".join(map(str, value))]
+
+
+# ------------------------------------------------------------------------------------------------ what is possible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What may be given with the chosen strategy and pool."""
+
+    options: tuple[Option, ...]
+    strategy: tuple[Option, ...]
+    pool: tuple[Option, ...]
+    owners: Owners
+    say: Say
+
+    def chosen(self, values: Mapping[str, Any]) -> Options:
+        options = Options(
+            **{name: value for name, value in values.items() if name in _BY_NAME},
+            strategy_options={each.name: values[each.name] for each in self.strategy if each.name in values},
+            pool_options={each.name: values[each.name] for each in self.pool if each.name in values},
+        )
+        _refuse_nonsense(options, self.say)
+        return options
+
+
+def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:
+    """What may be given with this strategy and this pool. Raises `OptionsError` if there is none of that name."""
+    everywhere = base(strategies, pools)
+    for option in everywhere:  # before all else, since what other options mean hangs on these two
+        if name := {"strategy": strategy, "pool": pool}.get(option.name):
+            check_choice(name, option.choices, say(option, name))
+    strategy_own = _own(strategies.get(strategy, ()))
+    pool_own = _own(pools.get(pool, ()))
+    every = (*everywhere, *strategy_own, *pool_own)
+    owners = partial(_owners, strategies, pools, say)
+    return Table(options=every, strategy=strategy_own, pool=pool_own, owners=owners, say=say)
+
+
+def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = {}
+    for chooser, declared in ((_BY_NAME["strategy"], strategies), (_BY_NAME["pool"], pools)):
+        for owner, options in declared.items():
+            for each in options:
+                owners.setdefault(each.name, []).append(say(chooser, owner))
+    return owners
+
+
+def base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
+    """The options that every cell has."""
+    choices = {"strategy": tuple(strategies), "pool": tuple(pools)}
+    return tuple(replace(each, choices=choices[each.name]) if each.name in choices else each for each in OPTIONS)
+
+
+def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:
+    def as_text(option: Option) -> Option:
+        def read(name: str, text: str) -> str:
+            option.read(name, text)
+            return text
+
+        return replace(option, read=read, repeatable=False)
+
+    return tuple(as_text(option) for option in options)
+
+
+def value_after(words: Sequence[str], flag: str) -> str | None:
+    """The value of a flag, wherever it stands: a value never begins with `--`."""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+        if word == flag and not following.startswith("--"):
+            return following or None
+    return None
+
+
+def _refuse_nonsense(options: Options, say: Say) -> None:
+    def named(name: str) -> str:
+        return say(_BY_NAME[name], "")
+
+    if options.gpus and options.ranks:
+        raise OptionsError(
+            f"{named('gpus')} and {named('ranks')} exclude each other: "
+            f"{named('gpus')} has one GPU for each rank, {named('ranks')} has CPU ranks"
+        )
+    if options.gpu_type and options.ranks:
+        raise OptionsError(
+            f"{named('gpu_type')} and {named('ranks')} exclude each other: {named('ranks')} has CPU ranks"
+        )
+    if options.on and options.fresh:
+        raise OptionsError(
+            f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
+        )
+    size = options.gpus or options.ranks
+    if size and options.on and options.on[-1] >= size:
+        raise OptionsError(f"{named('on')} names rank {options.on[-1]}, but {size} ranks count from 0 to {size - 1}")
+    if options.out in options.keep:
+        raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
+
+
+def _meant(word: str, values: Mapping[str, Any], strategies: Declared, pools: Declared) -> str:
+    flag = "--" + word.partition("=")[0]
+    if word.isdecimal() and not values.keys() & {"gpus", "ranks"}:
+        return f"did you mean --gpus {word}?"
+    if flag in {option.flag for option in OPTIONS}:
+        return f"did you mean {flag}?"
+    for kind, known in (("strategy", strategies), ("pool", pools)):
+        if word in known and kind not in values:
+            return f"did you mean --{kind} {word}?"
+    return "an option begins with --, and a value with spaces needs quotes"

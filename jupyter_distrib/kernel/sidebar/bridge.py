@@ -1,0 +1,289 @@
+"""What the front end asks of this kernel, done: stop a run, choose a pool, start ranks, show a log.
+
+`handle` takes a request and answers at once; what takes longer goes on in a thread, and its end is news
+(`kernel/sidebar/broadcast.py`). Requests come as `distrib_request` on the kernel's control channel, which is served in
+a thread of its own, also while a cell runs. `control_handlers` is an attribute of ipykernel and no documented
+interface: where it is missing, requests come on a comm on which the kernel never speaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from jupyter_distrib.errors import DistributedError, OptionsError
+from jupyter_distrib.kernel.record.terminal_stream import without_codes
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.settings import config_files
+from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+from jupyter_distrib.kernel.settings.config_files import SIDEBAR
+from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
+from jupyter_distrib.kernel.sidebar.cell_outputs import Cells, Place, Shown
+from jupyter_distrib.kernel.sidebar.overview import overview
+from jupyter_distrib.pools.base import kinds
+
+REQUEST, REPLY = "distrib_request", "distrib_reply"
+REQUEST_COMM = "jupyter_distrib-requests"
+LOG_BYTES = 200_000
+"""Of a rank's log, the end that is shown; the file has all of it."""
+
+
+class FrontEnd:
+    """All front ends of this kernel together: who asks, and who is told."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell, self._kernel = shell, shell.kernel
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._settings = config_files.without_files(kinds(POOLS), STRATEGIES)
+        """As they were when they could last be read."""
+        self._doing: dict[str, str] | None = None
+        self._trouble: dict[str, Any] | None = None
+        self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
+        self._news = Broadcast(self._look, self._active)
+        self._route = self._listen()
+        session.current().on_change = self._news.changed
+        shell.events.register("post_run_cell", self.cells.ended)
+        self._news.changed()  # pages that look already hear that somebody is here
+
+    # ------------------------------------------------------------------------------------------------ channels
+
+    def _listen(self) -> str:
+        handlers = getattr(self._kernel, "control_handlers", None)
+        if isinstance(handlers, dict):
+            handlers[REQUEST] = self._on_control
+            return "control"
+        from comm import get_comm_manager
+
+        get_comm_manager().register_target(REQUEST_COMM, self._on_open)
+        return "comm"
+
+    async def _on_control(self, stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
+        answer = self.handle(parent["content"])
+        self._kernel.session.send(stream, REPLY, answer, parent, ident)
+
+    def _on_open(self, comm: Any, opening: Mapping[str, Any]) -> None:
+        comm.on_msg(lambda message: self._on_message(message["content"]["data"]))
+
+    def _on_message(self, request: Mapping[str, Any]) -> None:
+        self._news.send("answer", {"to": request.get("id"), **self.handle(request)})
+
+    def close(self) -> None:
+        session.current().on_change = lambda: None
+        self._shell.events.unregister("post_run_cell", self.cells.ended)
+        if self._route == "control":
+            self._kernel.control_handlers.pop(REQUEST, None)
+        else:
+            from comm import get_comm_manager
+
+            get_comm_manager().unregister_target(REQUEST_COMM, self._on_open)
+        self._news.close()
+
+    def _look(self) -> dict[str, Any]:
+        here, trouble = session.current(), self._trouble
+        try:
+            self._settings = here.settings
+        except OptionsError as error:  # a file that is being edited; what held before is shown with the reason
+            trouble = {"text": str(error), "at_s": 0.0}
+        seen = overview(here, self._settings, self._answers)
+        more = {"route": self._route, "doing": self._doing, "trouble": trouble, "views": self.cells.views()}
+        return {**seen, **more}
+
+    def _seen(self) -> dict[str, Any]:
+        return {"now_s": time.time(), "overview": self._look()}
+
+    def show(self, shown: Shown) -> None:
+        self.cells.show(shown)
+        self._news.changed()
+
+    def _active(self) -> bool:
+        return any(not run.done() for run in session.current().history)
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what is asked; from any thread. The answer has `ok`, and `error`, a sentence, if it is False."""
+        try:
+            return {"ok": True, **self._done(request)}
+        except DistributedError as error:
+            return {"ok": False, "error": str(error)}
+        except Exception as error:  # noqa: BLE001 - a front end that gets no answer would wait
+            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
+
+    def _done(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        here = session.current()
+        match request.get("op"):
+            case "overview":
+                return self._seen()
+            case "stop":
+                here.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
+                self._news.changed()
+            case "pick":
+                known = here.settings
+                pool = _one_of(request, "pool", known.pools) if "pool" in request else None
+                strategy = _one_of(request, "strategy", known.strategies) if "strategy" in request else None
+                here.pick(pool=pool, strategy=strategy, size=_size(request["size"]) if "size" in request else None)
+                return self._seen()  # the next pick is made on top of this one
+            case "start" | "resize" | "restart" as op:
+                self._begin(op, _one_of(request, "pool", here.settings.pools), request)
+            case "stop_ranks":
+                here.stop_ranks(_one_of(request, "pool", here.settings.pools), SIDEBAR)
+            case "refresh":
+                threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
+            case "logs":
+                return self._log(_text(request, "run"), int(request["rank"]))
+            case "view":
+                return {"view": self.cells.view(_text(request, "run"))}
+            case "settled":
+                return {"settled": self.cells.settled()}
+            case "saved":
+                self.cells.forget(request["runs"])
+            case "dismiss":
+                self._trouble = None
+                self._news.changed()
+            case op:
+                raise OptionsError(
+                    f"this version of jupyter_distrib does not know the request {op!r}: restart the kernel."
+                )
+        return {}
+
+    def _begin(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
+        """Have ranks started in a thread: that may take seconds, and the front end can stop them meanwhile."""
+        if self._doing is not None:
+            raise OptionsError(f"the {self._doing['pool']} pool is still being started; stop it, or wait.")
+        if size := _size(request):
+            session.current().pick_size(pool, size)
+        self._doing, self._trouble = {"op": op, "pool": pool}, None
+        self._news.changed()
+
+        def work() -> None:
+            here = session.current()
+            try:
+                match op:
+                    case "start":
+                        here.start_ranks(pool, None, None)
+                    case "resize":
+                        here.resize(pool, None, None, None, SIDEBAR)
+                    case _:
+                        here.restart_ranks(pool, SIDEBAR)
+            except (DistributedError, OSError) as error:
+                self._trouble = {"text": str(error), "at_s": time.time()}
+            finally:
+                self._doing = None
+                self._ask()
+
+        threading.Thread(target=work, name=f"jupyter_distrib-{op}", daemon=True).start()
+
+    def _ask(self) -> None:
+        """What every pool in use says of its node and of who holds its devices."""
+        for connection in session.current().connections():
+            with suppress(DistributedError):
+                self._answers[connection.pool] = {**connection.ask(), "at_s": time.time()}
+        self._news.changed()
+
+    def _log(self, run: str, rank: int) -> dict[str, Any]:
+        path = session.current().find_run(run).log_file(rank)
+        text, skipped = _end_of(path, LOG_BYTES)
+        return {"text": without_codes(text), "skipped_bytes": skipped, "path": str(path)}
+
+
+def _text(request: Mapping[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or not value:
+        raise OptionsError(f"the request {request.get('op')} has no {name}.")
+    return value
+
+
+def _one_of(request: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> str:
+    value = _text(request, name)
+    if value not in known:
+        raise OptionsError(f"there is no {name} {value}; there are: {', '.join(known)}.")
+    return value
+
+
+def _size(request: Mapping[str, Any]) -> dict[str, Any]:
+    """How many ranks are asked for and of which kind, as `Options` has it; empty for what the pool gives by itself."""
+    size = {name: request[name] for name in ("gpus", "ranks", "gpu_type") if request.get(name)}
+    for name in ("gpus", "ranks"):
+        if name in request and request[name] is not None:
+            number = request[name]
+            if not isinstance(number, int) or not 0 < number <= 1000:
+                raise OptionsError(f"the number of ranks is 1 to 1000, not {number!r}.")
+    if len(size.keys() & {"gpus", "ranks"}) > 1 or ("gpu_type" in size and "ranks" in size):
+        raise OptionsError("ranks have GPUs or are CPU ranks, not both.")
+    return size
+
+
+def _end_of(path: Path, most_bytes: int) -> tuple[str, int]:
+    """The end of a file, beginning with a whole line, and how many bytes are before it."""
+    try:
+        with path.open("rb") as file:
+            skipped = max(0, file.seek(0, 2) - most_bytes)
+            file.seek(skipped)
+            data = file.read()
+    except OSError:
+        return "", 0
+    if skipped:
+        whole = data.partition(b"\n")[2]
+        skipped += len(data) - len(whole)
+        data = whole
+    return data.decode("utf-8", "backslashreplace"), skipped
+
+
+# ---------------------------------------------------------------------------------------------------- of this kernel
+
+
+_installed: FrontEnd | None = None
+
+
+def install(shell: InteractiveShell) -> None:
+    """Listen to the front ends of this shell's kernel; a shell in a terminal has none."""
+    global _installed
+    if _installed is None and getattr(shell, "kernel", None) is not None:
+        _installed = FrontEnd(shell)
+
+
+def remove() -> None:
+    global _installed
+    if _installed is not None:
+        _installed.close()
+    _installed = None
+
+
+def handle(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what a front end asks, whichever way it came; from any thread."""
+    if _installed is None:
+        return {"ok": False, "error": "jupyter_distrib is not loaded in this kernel: run %load_ext jupyter_distrib."}
+    return _installed.handle(request)
+
+
+def show(shown: Shown) -> None:
+    """Tell pages of a view."""
+    if _installed is not None:
+        _installed.show(shown)
+
+
+def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: Place) -> None:
+    """See `Cells.settle`.
+
+    Args:
+        run: It has ended.
+        data: Of the last update of its display.
+        metadata: Likewise.
+        model_id: Of the widget that stood there; empty if none did.
+        place: Where the display is.
+    """
+    if _installed is not None:
+        output = {"output_type": "display_data", "data": dict(data), "metadata": dict(metadata)}
+        view = {"run": run.id, "model": model_id, "output": output}
+        _installed.cells.settle(place, view, detached=run.detached)
+
+
+def route() -> str:
+    """How requests reach this kernel: `control`, `comm`, or empty if nothing listens."""
+    return "" if _installed is None else _installed._route  # noqa: SLF001 - same file

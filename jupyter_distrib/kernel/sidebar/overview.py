@@ -1,0 +1,215 @@
+"""What a front end shows of this kernel, as JSON can carry it: the pools, the ranks that are up, the last runs, and
+what the next run would use. Kernel side; a pure function of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.session.connection import Crew
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, to_line
+from jupyter_distrib.kernel.settings.config_files import NamedPool, Settings
+from jupyter_distrib.system.formatting import clipped
+from jupyter_distrib.wire.messages import WorkerInfo
+
+PROTOCOL = 2
+"""Grows when a page of another version would not understand the kernel."""
+LINE_CHARACTERS = 200
+
+
+def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe this moment.
+
+    Args:
+        session: What the kernel holds.
+        here: Its pools and defaults.
+        answers: By pool, what its agent said last, as `Connection.ask` gives it, and `at_s`, when that was.
+    """
+    return {
+        "protocol": PROTOCOL,
+        "session": session.name,
+        "label": session.label,
+        "pid": session.pid,
+        "next": _next(session, here),
+        "strategies": list(here.strategies),
+        "pools": [_pool(session, pool, answers.get(pool.name)) for pool in here.pools.values()],
+        "runs": [_run(run) for run in reversed(session.history)],
+    }
+
+
+def _next(session: Session, here: Settings) -> dict[str, Any]:
+    """What a bare `%%distributed` uses, and the line that says the same."""
+    filled = here.filled(Options())
+    size = session.size_of(here.pool, here)
+    said = Options(
+        **size,
+        strategy=filled.strategy if filled.strategy != DEFAULT_STRATEGY else None,
+        pool=filled.pool if filled.pool != DEFAULT_POOL else None,
+    )
+    return {
+        "pool": filled.pool,
+        "strategy": filled.strategy,
+        "gpus": size.get("gpus"),
+        "ranks": size.get("ranks"),
+        "gpu_type": size.get("gpu_type"),
+        "origins": here.origins(Options()),
+        "line": to_line(said),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- pools
+
+
+def _pool(session: Session, pool: NamedPool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    crews = [_crew(crew) for crew in session.crews() if crew.connection.pool == pool.name]
+    return {
+        "name": pool.name,
+        "kind": pool.kind,
+        "origin": pool.origin,
+        "crews": crews,
+        "node": _node(session, answer) if answer and answer.get("nodes") != () else None,
+    }
+
+
+def _crew(crew: Crew) -> dict[str, Any]:
+    return {
+        "name": crew.name,
+        "state": crew.state,
+        "size": crew.size,
+        "gpus": crew.gpus,
+        "kept": sorted({handle.name for handle in crew.kept}),
+        "run": crew.run.id if crew.run is not None and not crew.run.done() else None,
+        "ranks": [_worker(info) for info in crew.workers],
+    }
+
+
+def _worker(info: WorkerInfo) -> dict[str, Any]:
+    return {
+        "rank": info.rank,
+        "state": info.state,
+        "pid": info.pid,
+        "device": info.device,
+        "device_name": info.device_name,
+        "rss_bytes": info.rss_bytes,
+        "node": info.node,
+    }
+
+
+def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "at_s": answer["at_s"],
+        "name": answer.get("name", ""),
+        "cpus": answer.get("cpus"),
+        "memory_bytes": answer.get("memory_bytes"),
+        "gpus": [
+            {key: gpu[key] for key in ("index", "name", "memory_bytes", "used_bytes", "holder")}
+            for gpu in answer["gpus"]
+        ],
+        "nodes": nodes_of(session, answer),
+        "others": [
+            {"holder": crew["holder"], "ranks": len(crew["workers"]), "running": crew["label"]}
+            for crew in answer["crews"]
+            if crew["session"] != session.name
+        ],
+    }
+
+
+def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a pool as its agent tells of them, each with `ranks`: those of this notebook that are there."""
+    mine = [info for crew in answer["crews"] if crew["session"] == session.name for info in crew["workers"]]
+    if "nodes" in answer:
+        return [
+            {**node, "ranks": [info.rank for info in mine if info.node == node["name"]]} for node in answer["nodes"]
+        ]
+    return [{**_machine(answer), "ranks": [info.rank for info in mine]}] if answer.get("name") else []
+
+
+def _machine(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The one node of a pool that has no others, as a gate describes each of its own."""
+    gpus = answer["gpus"]
+    return {
+        "name": answer["name"],
+        "cpus": answer["cpus"],
+        "free_cpus": None,
+        "memory_bytes": answer["memory_bytes"],
+        "gpus": len(gpus),
+        "free_gpus": sum(not gpu["holder"] for gpu in gpus),
+        "gpu_type": ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus)),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+def _run(run: Run) -> dict[str, Any]:
+    record = run.record
+    return {
+        "run": run.id,
+        "label": record.label,
+        "cell": run.cell_id,
+        "state": run.state,
+        "pool": run.pool,
+        "strategy": record.strategy,
+        "ranks": len(record.ranks),
+        "numbers": list(record.ranks),
+        "world_size": record.world_size,
+        "gpus": record.gpus,
+        "detached": run.detached,
+        "began_at_s": run.began_at_s,
+        "elapsed_s": run.elapsed_s if run.done() else None,
+        "stop_asked_at_s": run.stop_asked_at_s,
+        "stopping": run.stopping,
+        "peak_rss_bytes": record.peak_rss_bytes,
+        "peak_gpu_memory_bytes": record.peak_gpu_memory_bytes,
+        "stall": record.stall.text if record.stall else "",
+        "trouble": _trouble(record),
+        "progress": _slowest(record),
+        "line": _last_line(record),
+        # An ended run is told in one line; the ranks of a running one are what people watch.
+        "members": [] if run.done() else [_member(rank) for rank in record.ranks.values()],
+    }
+
+
+def _member(rank: RankRecord) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "state": rank.state,
+        "device": rank.device_name or rank.device,
+        "rss_bytes": rank.rss_bytes,
+        "cpu_percent": rank.cpu_percent,
+        "gpu_memory_bytes": rank.gpu_memory_bytes,
+        "gpu_memory_total_bytes": rank.gpu_memory_total_bytes,
+        "gpu_percent": rank.gpu_percent,
+    }
+
+
+def _slowest(record: RunRecord) -> dict[str, Any] | None:
+    """The outermost loop of the rank that is least far."""
+    bars = [rank.progress[0] for rank in record.ranks.values() if rank.progress]
+    if not bars:
+        return None
+    bar = min(bars, key=lambda each: each.step)
+    return {"label": bar.label, "step": bar.step, "total": bar.total}
+
+
+def _trouble(record: RunRecord) -> str:
+    """The first failure in one line."""
+    number = failures.cause(record)
+    if number is None:
+        return ""
+    rank = record.ranks[number]
+    if rank.failure is not None:
+        first = rank.failure.message.strip().partition("\n")[0]
+        told = f"{rank.failure.type_name.rpartition('.')[2]}: {first}"
+    else:
+        told = failures.describe_exit(rank.exit) if rank.exit is not None else rank.state
+    return f"rank {number}: {clipped(told, LINE_CHARACTERS)}"
+
+
+def _last_line(record: RunRecord) -> str:
+    return next((clipped(rank.last_line, LINE_CHARACTERS) for rank in record.ranks.values() if rank.last_line), "")

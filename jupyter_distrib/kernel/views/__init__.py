@@ -1,0 +1,1 @@
+"""A record as text, HTML, or the state of a widget. Pure functions."""

@@ -1,0 +1,110 @@
+"""Reported numbers over steps as a small picture for a saved notebook. Kernel side; pure functions of a `RunRecord`.
+
+An SVG that is embedded as an image can neither run scripts nor take the page's colours, so its own are chosen to be
+readable on white and on black. The live view draws its charts itself (`static/chart.js`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import isfinite
+
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.system.formatting import short
+
+CHARTS = 4
+COLUMNS = 2
+WIDTH, HEIGHT = 300, 110
+TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 54
+POINTS = 600
+"""Of one chart, over all its ranks."""
+FIRST, OTHERS, TEXT = "#e8751a", "#6b8fb5", "#808080"
+
+Point = tuple[float, float]
+
+
+def chart_of(record: RunRecord) -> str:
+    """An `<img>` with one chart for each of the first metrics that change, and how many more do; empty if none does."""
+    lines = {name: _lines(record, name) for name in _names(record)}
+    charts = {name: drawn for name, drawn in lines.items() if any(_changes(points) for _, points in drawn)}
+    if not charts:
+        return ""
+    shown = list(charts.items())[:CHARTS]
+    rows = -(-len(shown) // COLUMNS)
+    width, height = WIDTH * min(COLUMNS, len(shown)), HEIGHT * rows
+    parts = [
+        f'<g transform="translate({WIDTH * (index % COLUMNS)} {HEIGHT * (index // COLUMNS)})">{_chart(name, drawn)}</g>'
+        for index, (name, drawn) in enumerate(shown)
+    ]
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'font-family="system-ui,sans-serif" font-size="11" fill="none">{"".join(parts)}</svg>'
+    )
+    data = base64.b64encode(svg.encode()).decode()
+    names = escape(", ".join(short(name) for name, _ in shown))
+    left = len(charts) - len(shown)
+    more = f"<div>{left} more metric{'s' * (left != 1)} not drawn here</div>" if left else ""
+    return (
+        f'<img alt="{names} over steps" width="{width}" height="{height}" src="data:image/svg+xml;base64,{data}">{more}'
+    )
+
+
+def _names(record: RunRecord) -> list[str]:
+    return list(dict.fromkeys(name for rank in record.ranks.values() for name in rank.metrics))
+
+
+def _changes(points: Sequence[Point]) -> bool:
+    return any(y != points[0][1] for _, y in points)
+
+
+def _lines(record: RunRecord, name: str) -> list[tuple[int, list[Point]]]:
+    """By rank, its points; the first rank last, so that it is drawn over the others."""
+    most = max(20, POINTS // len(record.ranks))
+    lines = [(rank.rank, list(_points(rank, name, most))) for rank in record.ranks.values()]
+    return [(rank, points) for rank, points in reversed(lines) if points]
+
+
+def _points(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
+    points = [(float(sample.step), sample.values[name]) for sample in rank.history if name in sample.values]
+    points = [point for point in points if isfinite(point[1])]
+    yield from points[:: -(-len(points) // most) or 1][:-1]
+    yield from points[-1:]
+
+
+def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
+    """Title, lines, and at the right the highest, the lowest and the first rank's last value."""
+    xs = [x for _, points in lines for x, _ in points]
+    ys = [y for _, points in lines for _, y in points]
+    low, high = min(ys), max(ys)
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    across = width / ((max(xs) - min(xs)) or 1)
+    parts = [
+        f'<text x="{LEFT}" y="13" fill="{TEXT}" font-weight="600">{escape(short(name, 30))}</text>',
+        f'<path d="M{LEFT} {TOP + height}h{width}" stroke="{TEXT}" stroke-opacity=".5"/>',
+        f'<text x="{LEFT + width}" y="{HEIGHT - 3}" fill="{TEXT}" text-anchor="end">step {max(xs):g}</text>',
+    ]
+    first, start = min(rank for rank, _ in lines), min(xs)
+    for rank, points in lines:
+        spots = [
+            f"{LEFT + (x - start) * across:.0f} {TOP + (1 - _share(y, low, high)) * height:.1f}" for x, y in points
+        ]
+        style = f'stroke="{FIRST}" stroke-width="1.8"' if rank == first else f'stroke="{OTHERS}" stroke-opacity=".55"'
+        parts.append(f'<path d="M{"L".join(spots)}" {style} stroke-linejoin="round"/>')
+    for y, value in ((TOP + 4, high), (TOP + height, low)):
+        parts.append(f'<text x="{LEFT + width + 6}" y="{y}" fill="{TEXT}">{value:.3g}</text>')
+    last = dict(lines)[first][-1][1]
+    if 0.2 < (at := _share(last, low, high)) < 0.8:
+        parts.append(
+            f'<text x="{LEFT + width + 6}" y="{TOP + (1 - at) * height + 4:.0f}" fill="{FIRST}">{last:.3g}</text>'
+        )
+    if len(lines) > 1:
+        parts.append(f'<text x="{LEFT + width}" y="13" fill="{FIRST}" text-anchor="end">rank {first}</text>')
+    return "".join(parts)
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """Where a value is between the lowest and the highest: 0 to 1."""
+    # Halved first: the range of two large numbers may not be a number.
+    return 0.5 if low == high else (value / 2 - low / 2) / (high / 2 - low / 2)

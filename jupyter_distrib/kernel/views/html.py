@@ -1,0 +1,101 @@
+"""A run as static HTML: what a saved notebook shows of it years later. Kernel side; pure functions of a `RunRecord`.
+
+No script and no style tag, since front ends and hosting sites take them out: tables, `<details>`, and images that carry
+their data. Whatever ranks wrote is escaped; what they displayed is an image, harmless markup
+(`kernel/views/sanitize_html.py`) or text."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from jupyter_distrib.kernel.record.displays import Display
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.terminal_stream import visible
+from jupyter_distrib.kernel.views import chart, sanitize_html
+from jupyter_distrib.kernel.views import text as text_view
+from jupyter_distrib.system.formatting import clipped
+
+DISPLAY_BYTES = 8_000_000
+"""Of all displays together; a notebook that is larger is slow to open."""
+TEXT_CHARACTERS = 10_000
+LONG_OUTPUT = 40
+"""More lines than this can be folded away."""
+WIDE_CHARACTERS = 60
+_DRAWN_BAR = re.compile(" [▓░]+")
+"""Ragged in a proportional font."""
+_CELL = ' style="text-align:left;white-space:nowrap"'
+_WIDE_CELL = ' style="text-align:left"'
+
+
+def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
+    """The same as `view.as_text`, with the charts and displays besides."""
+    if not always and not text_view.is_worth_showing(record, elapsed_s):
+        return ""
+    parts = [f"<div><b>{escape(text_view.header(record, elapsed_s, pool))}</b></div>"]
+    parts += [f"<div>{escape(note)}</div>" for note in text_view.remarks(record)]
+    if rows := text_view.statuses(record, elapsed_s):
+        parts.append(_table(rows))
+    if record.ended and (picture := chart.chart_of(record)):
+        parts.append(f"<div>{picture}</div>")
+    if lines := text_view.output(record):
+        parts.append(_output(lines))
+    parts += _displays(record)
+    return visible(f"<div>{''.join(parts)}</div>")
+
+
+def _table(rows: Sequence[text_view.Row]) -> str:
+    filled = [column for column in range(len(text_view.COLUMNS)) if any(row[column] for row in rows)]
+    head = "".join(f"<th{_CELL}>{text_view.COLUMNS[column]}</th>" for column in filled)
+    body = "".join("<tr>" + "".join(_cell(row[column]) for column in filled) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(text: str) -> str:
+    text = _DRAWN_BAR.sub("", text)
+    return f"<td{_CELL if len(text) < WIDE_CHARACTERS else _WIDE_CELL}>{escape(text)}</td>"
+
+
+def _output(lines: Sequence[str]) -> str:
+    text = f"<pre>{escape(chr(10).join(lines))}</pre>"
+    return text if len(lines) <= LONG_OUTPUT else f"<details open><summary>Output</summary>{text}</details>"
+
+
+# ---------------------------------------------------------------------------------------------------- displays
+
+
+def _displays(record: RunRecord) -> Iterator[str]:
+    left = DISPLAY_BYTES
+    for rank in record.ranks.values():
+        shown = []
+        for display in reversed(rank.displays.shown):  # the newest are the last to be left out
+            if display.size_bytes <= left:
+                left -= display.size_bytes
+                shown.append(f"<div>{display_html(display, f'rank {rank.rank}')}</div>")
+        if rank.displays.shown:
+            body = _missing(rank, shown) + "".join(reversed(shown))
+            yield f"<details open><summary>rank {rank.rank}</summary>{body}</details>"
+
+
+def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
+    count = rank.displays.skipped + len(rank.displays.shown) - len(shown)
+    return f"<div>... {count:,} earlier display{'s' * (count != 1)} not kept here</div>" if count else ""
+
+
+def display_html(display: Display, alt: str) -> str:
+    """The richest representation that is harmless everywhere."""
+    data = display.data
+    for kind in sanitize_html.IMAGES:
+        if kind in data and sanitize_html.is_base64(data[kind]):
+            return _image(kind, "".join(data[kind].split()), alt)
+    if "image/svg+xml" in data:
+        return _image("image/svg+xml", base64.b64encode(data["image/svg+xml"].encode()).decode(), alt)
+    if "text/html" in data and (harmless := sanitize_html.safe(data["text/html"])).strip():
+        return harmless
+    return f"<pre>{escape(clipped(text_view.displayed_text(data), TEXT_CHARACTERS))}</pre>"
+
+
+def _image(kind: str, data: str, alt: str) -> str:
+    return f'<img alt="{escape(alt)}" src="data:{kind};base64,{data}">'

@@ -1,0 +1,152 @@
+"""The state of a run in pieces, each under a key of its own, so that a browser is sent only those that have changed.
+
+Kernel side, in the thread that shows the run; no clock. Put together again (`assemble` in `static/state.js`) the pieces
+are what `state.state_of` gives, with thinned histories:
+
+    head            the run as a whole
+    rank_3          one rank: state, progress, metrics, memory, last line, lines that are not finished
+    history_3       its reported numbers, column by column, thinned to what a small chart can show
+    display_3_0     its displays, one by one
+    lines_7         output: a ring of `RING` chunks; only the newest of them grows
+
+Everything is bounded, whatever the ranks do: keys are used again, and a batch beyond `BATCH_LINES` has a gap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_distrib.kernel.record.displays import KEPT, Display
+from jupyter_distrib.kernel.record.failures import is_consequence
+from jupyter_distrib.kernel.record.output_lines import Line
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord, Sample
+from jupyter_distrib.kernel.views import state as run_state
+from jupyter_distrib.system.formatting import clipped
+
+CHUNK = 50
+RING = 24
+BATCH_LINES = 100
+LINE_CHARACTERS = 500
+LAST_LINE_CHARACTERS = 200
+NAMES = 12
+"""Metrics of a rank that are sent, with how many others there are; those are in the record."""
+FEWEST_CHARTS, MOST_CHARTS = 6, 24
+"""Of a rank; the more ranks, the fewer."""
+POINTS = 12_000
+"""Of all charts and ranks together."""
+FEWEST_POINTS = 30
+"""Of a line."""
+HISTORY_EVERY_S = 1.0
+DISPLAY_BYTES = 2_000_000
+"""Of one update; what is over waits for the next."""
+
+Piece = Any
+
+
+class Pieces:
+    """What the browser has; `changed` brings it up to date."""
+
+    def __init__(self, pool: str) -> None:
+        self.now: dict[str, Piece] = {}
+        """Every piece as it was last given out; replaced, never changed, so that any thread may read it."""
+        self._pool = pool
+        self._entries = 0
+        self._count = 0
+        self._chunk: list[dict[str, Any]] = []
+        self._histories: dict[int, tuple[Sample, float]] = {}
+        """By rank, the newest sample that was given out, and when."""
+        self._displays: dict[str, Display] = {}
+
+    def changed(self, record: RunRecord, now_s: float, *, stopping: str = "") -> dict[str, Piece]:
+        """The pieces that differ from what was given out before."""
+        of_run = {"elapsed_s": 0, "pool": self._pool, "stopping": stopping, "numbers": list(record.ranks)}
+        found: dict[str, Piece] = {"head": {**run_state.head(record), **of_run}}
+        origin_s = run_state.origin(record)
+        unfinished: dict[int | None, list[dict[str, Any]]] = {}
+        for line in record.partial_lines():
+            unfinished.setdefault(line.rank, []).append(_entry(line))
+        for rank in record.ranks.values():
+            found[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
+            found |= self._history(rank, now_s, len(record.ranks))
+        found |= self._shown(record)
+        found |= self._lines(record)
+        new = {key: piece for key, piece in found.items() if key not in self.now or self.now[key] != piece}
+        self.now = {**self.now, **new}
+        return new
+
+    def _history(self, rank: RankRecord, now_s: float, ranks: int) -> dict[str, Piece]:
+        before, at_s = self._histories.get(rank.rank, (None, now_s - HISTORY_EVERY_S))
+        if not rank.history or rank.history[-1] is before or now_s - at_s < HISTORY_EVERY_S:
+            return {}
+        self._histories[rank.rank] = rank.history[-1], now_s
+        return {f"history_{rank.rank}": columns(rank, POINTS // ranks)}
+
+    def _shown(self, record: RunRecord) -> dict[str, Piece]:
+        found, left = {}, DISPLAY_BYTES
+        for rank in record.ranks.values():
+            for index, display in enumerate(rank.displays.shown, start=rank.displays.skipped):
+                key = f"display_{rank.rank}_{index % KEPT}"
+                if self._displays.get(key) is display or (left < display.size_bytes and left < DISPLAY_BYTES):
+                    continue
+                left -= display.size_bytes
+                self._displays[key] = display
+                found[key] = {"index": index, **run_state.display_state(display)}
+        return found
+
+    def _lines(self, record: RunRecord) -> dict[str, Piece]:
+        """Chunks that are new or have grown. Every entry has a number, which is its place in the ring."""
+        new = _latest(record.lines_since(self._entries))
+        self._entries = record.entry_count
+        found: dict[str, Piece] = {}
+        for line in new:
+            chunk = self._count // CHUNK
+            self._chunk = [*self._chunk, _entry(line)] if self._count % CHUNK else [_entry(line)]
+            self._count += 1
+            found[f"lines_{chunk % RING}"] = {"chunk": chunk, "entries": self._chunk}
+        return found
+
+
+def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
+    row = run_state.row(rank, origin_s)
+    metrics = dict(list(row["metrics"].items())[:NAMES])
+    shown = {"first": rank.displays.skipped, "count": len(rank.displays.shown)}
+    return {
+        **row,
+        "metrics": metrics,
+        "unsent_metrics": len(row["metrics"]) - len(metrics),
+        "last_line": clipped(rank.last_line, LAST_LINE_CHARACTERS),
+        "shown": shown,
+        "consequence": rank.failure is not None and is_consequence(rank),
+    }
+
+
+def columns(rank: RankRecord, points: int) -> dict[str, Any]:
+    """`{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about so many points of all numbers together, evenly taken,
+    and always the last ones; how many numbers are left out."""
+    most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
+    names = list(rank.metrics)[:most]
+    stride = -(-len(rank.history) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
+    samples = rank.history[::stride]
+    if samples[-1] is not rank.history[-1]:
+        samples.append(rank.history[-1])
+    values: dict[str, Any] = {"step": [sample.step for sample in samples], "left": len(rank.metrics) - len(names)}
+    for name in names:
+        values[f"={name}"] = [_short(sample.values.get(name)) for sample in samples]
+    return values
+
+
+def _short(value: float | None) -> float | str | None:
+    """Five digits are more than a chart shows."""
+    return None if value is None else run_state.number(float(f"{value:.5g}"))
+
+
+def _latest(lines: list[Line]) -> list[Line]:
+    if len(lines) <= BATCH_LINES:
+        return lines
+    hidden = sum(line.skipped or 1 for line in lines[:-BATCH_LINES])
+    return [Line(rank=None, skipped=hidden), *lines[-BATCH_LINES:]]
+
+
+def _entry(line: Line) -> dict[str, Any]:
+    state = run_state.line_state(line)
+    return {**state, "text": clipped(line.text, LINE_CHARACTERS)}

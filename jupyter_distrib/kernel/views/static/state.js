@@ -1,0 +1,376 @@
+// What the view of a run says, without any DOM: pieces in, words and orders out. Pure functions, tested under node.
+//
+// A *state* is what `state_of` gives in Python (tests/kernel/record/golden_run_state.json); the kernel sends it in pieces
+// (`pieces.py`), which `assemble` puts together. Numbers that JSON does not know are "nan", "inf" and "-inf".
+
+const DISPLAYS_KEPT = 100;
+const CHUNKS = 24;
+const KEPT_LINES = 1000; // of each rank, here in the browser
+const FOLD_WINDOW = 64;
+/** @type {[string, number][]} */
+const LETTERS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
+/** @type {[string, number][]} */
+const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
+export const FINISHED = new Set(["done", "failed", "lost", "interrupted"]);
+export const GLYPHS = {
+  waiting: "○", starting: "◌", running: "●", done: "✓", failed: "✗", lost: "✗", interrupted: "■",
+};
+
+/** The state that the pieces of a model hold; null before the first has come. */
+export function assemble(get) {
+  const head = get("head");
+  if (!head) return null;
+  const ranks = head.numbers.map((number) => {
+    const row = get(`rank_${number}`);
+    const { first, count } = row.shown;
+    const displays = [];
+    for (let index = first; index < first + count; index += 1) {
+      const piece = get(`display_${number}_${index % DISPLAYS_KEPT}`);
+      if (piece && piece.index === index) displays.push(piece);
+    }
+    return { ...row, displays, skipped_displays: first, unfinished: row.unfinished ?? [], columns: get(`history_${number}`) ?? null };
+  });
+  return { ...head, ranks };
+}
+
+/** The lines that have come, of all ranks together and of each one; keeps more of them than the kernel does. */
+export class Logs {
+  constructor() {
+    this.all = [];
+    this.byRank = new Map();
+    this.next = 0; // number of the entry that comes next
+    this.changes = 0;
+  }
+
+  take(get, size = 50) {
+    const chunks = [];
+    for (let place = 0; place < CHUNKS; place += 1) {
+      const piece = get(`lines_${place}`);
+      if (piece && (piece.chunk + 1) * size > this.next) chunks.push(piece);
+    }
+    for (const { chunk, entries } of chunks.sort((a, b) => a.chunk - b.chunk)) {
+      const first = chunk * size;
+      if (first > this.next) this.add({ rank: null, stream: "stdout", text: "", skipped: first - this.next });
+      for (const entry of entries.slice(Math.max(0, this.next - first))) this.add(entry);
+      this.next = Math.max(this.next, first + entries.length);
+    }
+  }
+
+  add(entry) {
+    this.changes += 1;
+    push(this.all, entry);
+    if (entry.rank === null) for (const lines of this.byRank.values()) push(lines, entry);
+    else push(this.of(entry.rank), entry);
+  }
+
+  of(rank) {
+    if (!this.byRank.has(rank)) this.byRank.set(rank, []);
+    return this.byRank.get(rank);
+  }
+}
+
+function push(lines, entry) {
+  lines.push(entry);
+  if (lines.length > 2 * KEPT_LINES) lines.splice(0, KEPT_LINES);
+}
+
+// ------------------------------------------------------------------------------------------------ numbers and words
+
+/** `0:41`, `1:02:03`. */
+export function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (number) => String(number).padStart(2, "0");
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** `45`, `1.5`, `12.3k`, `629M`. */
+export function amount(number) {
+  for (const [letter, factor] of LETTERS) {
+    if (number >= 10 * factor || (number >= factor && letter !== "k")) return digits(number / factor, 3) + letter;
+  }
+  return Number.isInteger(number) ? String(number) : number >= 100 ? String(Math.trunc(number)) : digits(number, 3);
+}
+
+export function size(bytes) {
+  for (const [unit, factor] of UNITS) {
+    if (bytes >= factor) return `${(bytes / factor).toFixed(1)} ${unit}`;
+  }
+  return `${bytes} bytes`;
+}
+
+/** At most so many digits, without trailing zeros; "nan" and "inf" as they are. */
+export function digits(value, count = 4) {
+  if (typeof value === "string") return value;
+  const large = Math.abs(value);
+  if (value !== 0 && (large < 1e-3 || large >= 1e7)) return value.toExponential(count - 1).replace(/\.?0+e/, "e");
+  return large >= 10 ** count ? value.toFixed(0) : String(Number(value.toPrecision(count)));
+}
+
+/** The same, but as long as its neighbours: numbers under one another are compared. */
+function aligned(value) {
+  const plain = typeof value === "number" && !Number.isInteger(value) && Math.abs(value) >= 1e-3 && Math.abs(value) < 1e4;
+  return plain ? value.toPrecision(4) : digits(value);
+}
+
+/** `0-3, 5`. */
+export function spans(ranks) {
+  const runs = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const last = runs[runs.length - 1];
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  return runs.map(([first, last]) => (last > first ? `${first}-${last}` : `${first}`)).join(", ");
+}
+
+export function rankList(ranks) {
+  return `rank${ranks.length === 1 ? "" : "s"} ${spans(ranks)}`;
+}
+
+/** `all 8`, `0-3, 5`: whose line it is. */
+export function whose(ranks, state) {
+  return ranks.length > 1 && ranks.length === state.ranks.length ? `all ${ranks.length}` : spans(ranks);
+}
+
+// ------------------------------------------------------------------------------------------------ the run
+
+/** `8 ranks · ddp · local · 2 × A100`; the clock is beside it. */
+export function title(state) {
+  const count = state.ranks.length;
+  const ranks = count === state.world_size
+    ? `${count} rank${count === 1 ? "" : "s"}`
+    : `${rankList(state.numbers ?? state.ranks.map((rank) => rank.rank))} of ${state.world_size}`;
+  const strategy = state.strategy === "none" ? "" : state.strategy;
+  return [ranks, strategy, state.pool, devices(state)].filter(Boolean).join(" · ");
+}
+
+function devices(state) {
+  const counts = new Map();
+  for (const rank of state.ranks) {
+    const name = deviceName(rank.device_name) || rank.device.split(":")[0];
+    if (name && name !== "cpu") counts.set(name, (counts.get(name) ?? 0) + 1);
+  }
+  const names = [...counts].map(([name, count]) => `${count} × ${name}`);
+  return names.join(", ") || (state.gpus ? "cuda" : "cpu");
+}
+
+export function deviceName(name) {
+  return name.split(" (")[0].replace(/^NVIDIA /, "").split("-")[0].trim();
+}
+
+/** What the system has to say, each sentence once with the ranks it is about. */
+export function notes(state) {
+  const about = new Map(state.remark ? [[state.remark, []]] : []);
+  for (const note of state.notes) {
+    if (!about.has(note.text)) about.set(note.text, []);
+    if (note.rank !== null) about.get(note.text).push(note.rank);
+  }
+  return [...about].map(([text, ranks]) => (ranks.length ? `${rankList(ranks)}: ${text}` : text));
+}
+
+/**
+ * What went wrong, a sentence for all ranks of which the same is to be said: exceptions only if their tracebacks are exactly
+ * equal. What only followed from it comes last.
+ */
+export function failures(state) {
+  const groups = new Map();
+  for (const rank of [...state.ranks].sort((a, b) => Number(a.consequence ?? false) - Number(b.consequence ?? false))) {
+    if (!trouble(rank)) continue;
+    const own = rank.failure && !rank.consequence; // else it is a sentence on what became of the rank
+    const story = `${own ? ":" : ""} ${trouble(rank)}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;
+    const key = own ? rank.failure.traceback : story;
+    if (!groups.has(key)) groups.set(key, { story, ranks: [] });
+    groups.get(key).ranks.push(rank.rank);
+  }
+  const told = new Set();
+  return [...groups.values()].map(({ story, ranks }) => {
+    const all = ranks.length > 1 && ranks.length === state.ranks.length;
+    const other = told.has(story) ? " (another traceback)" : "";
+    told.add(story);
+    return `${all ? `all ${ranks.length} ranks` : rankList(ranks)}${story}${other}`;
+  });
+}
+
+/** Where the ranks are while nothing moves, those that are not waiting for others first. */
+export function places(stall) {
+  const groups = new Map();
+  for (const { rank, where, line, waiting } of [...stall.places].sort((a, b) => a.waiting - b.waiting)) {
+    const text = `${where}${line === null ? "" : ` (line ${line})`}`;
+    if (!groups.has(text)) groups.set(text, { ranks: [], waiting });
+    groups.get(text).ranks.push(rank);
+  }
+  return [...groups].map(([text, { ranks, waiting }]) => ({ text: `${rankList(ranks)}: ${text}`, waiting }));
+}
+
+export function trouble(rank) {
+  if (rank.consequence) return "stopped because another rank was gone";
+  if (rank.failure) {
+    const name = rank.failure.type.split(".").pop();
+    const message = rank.failure.message.trim();
+    return message ? `${name}: ${message}` : name;
+  }
+  if (rank.state !== "lost" || !rank.exit) return "";
+  if (rank.exit.asked) return rank.exit.reason || "did not stop and was replaced";
+  if (rank.exit.out_of_memory) return "was killed by the system's out-of-memory killer";
+  const code = rank.exit.code;
+  if (code === null) return "is gone";
+  return code < 0 ? `was killed by signal ${-code}` : `left its process with status ${code}`;
+}
+
+/** Where a stop that was asked for stands: a sentence, or nothing. */
+export function stopping(state, asked) {
+  if (!asked && !state.stopping) return "";
+  const left = state.ranks.filter((rank) => !FINISHED.has(rank.state)).map((rank) => rank.rank);
+  if (!left.length) return "stopped";
+  const where = (state.stall?.places ?? []).filter((place) => left.includes(place.rank));
+  const places = where.length ? `: ${where.map((place) => `rank ${place.rank} ${place.where}`).slice(0, 3).join("; ")}` : "";
+  return asked === "killed" || state.stopping === "killed"
+    ? `killing ${rankList(left)}`
+    : `asked to stop; ${left.length === state.ranks.length ? "all ranks" : rankList(left)} still running${places}`;
+}
+
+/** One sentence for those who cannot see the rows; changes only when a state does. */
+export function summary(state, asked) {
+  const counts = new Map();
+  for (const rank of state.ranks) counts.set(rank.state, (counts.get(rank.state) ?? 0) + 1);
+  const parts = [...counts].map(([name, count]) => `${count} ${name}`);
+  for (const text of failures(state).slice(0, 2)) parts.push(text.slice(0, 120));
+  if (state.stall) parts.push(state.stall.text);
+  return [...parts, stopping(state, asked)].filter(Boolean).join("; ");
+}
+
+// ------------------------------------------------------------------------------------------------ the ranks
+
+/** How far each rank is behind the front one: rank -> `{steps, seconds}`, only those that are noticeably so. */
+export function behind(state) {
+  const moving = state.ranks.filter((rank) => rank.state === "running" && rank.progress.length);
+  const depth = Math.min(...moving.map((rank) => rank.progress.length));
+  const late = new Map();
+  if (moving.length < 2) return late;
+  const places = moving.map((rank) => position(rank.progress.slice(0, depth)));
+  const front = Math.max(...places);
+  const rates = moving.map((rank) => rank.progress[depth - 1].rate).filter((rate) => rate > 0).sort((a, b) => a - b);
+  const rate = rates[Math.floor(rates.length / 2)];
+  moving.forEach((rank, index) => {
+    const steps = front - places[index];
+    const seconds = rate ? steps / rate : null;
+    if (seconds === null ? steps >= 5 : steps >= 2 && seconds >= 0.5) late.set(rank.rank, { steps, seconds });
+  });
+  return late;
+}
+
+/** One number for nested loops: steps of the innermost since the beginning. */
+function position(bars) {
+  return bars.reduce((place, bar) => place * (bar.total ?? 0) + bar.step, 0);
+}
+
+export function behindText({ steps, seconds }) {
+  return seconds === null ? `${amount(steps)} steps behind` : `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s behind`;
+}
+
+/** The ranks in the order in which they matter: failed or lost, then those that are behind, then by number. */
+export function order(state, late = behind(state)) {
+  const bad = (rank) => rank.state === "failed" || rank.state === "lost";
+  const weight = (rank) => (bad(rank) ? (rank.consequence ? -1e9 : -2e9) : -(late.get(rank.rank)?.steps ?? 0));
+  return [...state.ranks].sort((a, b) => weight(a) - weight(b) || a.rank - b.rank);
+}
+
+/** What one row says: plain texts and fractions. */
+export function row(rank, late) {
+  return {
+    rank: rank.rank,
+    state: rank.state,
+    device: rank.gpu_memory_bytes !== null || rank.device.startsWith("cuda") ? rank.device.replace("cuda:", "GPU ") : rank.device,
+    ...usage(rank),
+    outer: rank.progress.slice(0, -1).map((bar) => barOf(bar, false)).map(({ label, steps }) => `${label} ${steps}`.trim()),
+    bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running")),
+    metrics: Object.entries(rank.metrics).map(([name, value]) => [name, aligned(value)]),
+    unsent: rank.unsent_metrics ?? 0,
+    last: rank.last_line,
+    trouble: trouble(rank),
+    behind: late ? behindText(late) : "",
+  };
+}
+
+/** The first metrics of a row, and how many more there are. */
+export function firstMetrics({ metrics, bars, unsent }, most) {
+  const all = metrics.length ? metrics : bars.filter((bar) => bar.detail).map((bar) => ["", bar.detail]);
+  const more = Math.max(0, all.length - most) + unsent;
+  return more ? [...all.slice(0, most), ["", `${more} more`]] : all;
+}
+
+/** `6.4 GB` of `86 GB`, 75 % of the GPU; without one, resident memory and CPU. */
+function usage(rank) {
+  if (rank.gpu_memory_bytes !== null) {
+    const total = rank.gpu_memory_total_bytes;
+    const of = total ? ` of ${size(total)}` : "";
+    return {
+      memory: size(rank.gpu_memory_bytes),
+      memoryFraction: total ? rank.gpu_memory_bytes / total : null,
+      busy: rank.gpu_percent === null ? "" : `${Math.round(rank.gpu_percent)} %`,
+      usage: `GPU memory ${size(rank.gpu_memory_bytes)}${of}${rank.gpu_percent === null ? "" : `, GPU ${Math.round(rank.gpu_percent)} % busy`}`,
+    };
+  }
+  if (!rank.rss_bytes) return { memory: "", memoryFraction: null, busy: "", usage: "" };
+  const busy = `${Math.round(rank.cpu_percent)} %`;
+  return { memory: size(rank.rss_bytes), memoryFraction: null, busy, usage: `memory ${size(rank.rss_bytes)}, CPU ${busy}` };
+}
+
+function barOf(bar, running) {
+  const steps = bar.total === null ? amount(bar.step) : `${amount(bar.step)}/${amount(bar.total)}`;
+  const finished = bar.total !== null && bar.step >= bar.total;
+  const rate = running && bar.rate > 0 && !finished ? bar.rate : null;
+  return {
+    label: bar.label,
+    steps,
+    fraction: bar.total ? Math.min(1, Math.max(0, bar.step / bar.total)) : null,
+    percent: bar.total ? `${Math.floor((100 * bar.step) / bar.total)} %` : amount(bar.step),
+    rate: rate === null ? "" : rate >= 1 ? `${amount(rate)} ${bar.unit}/s` : `${digits(1 / rate, 3)} s/${bar.unit}`,
+    left: rate === null || !bar.total ? "" : `${clock((bar.total - bar.step) / rate)} left`,
+    detail: bar.detail,
+  };
+}
+
+// ------------------------------------------------------------------------------------------------ output
+
+/**
+ * Put together what several ranks wrote exactly alike, near to each other; the order of each single rank is kept.
+ * Ranks send their lines in batches, so equal lines are rarely direct neighbours. `first` is the line as it came.
+ */
+export function fold(lines) {
+  const folded = [];
+  for (const line of lines) {
+    const last = folded[folded.length - 1];
+    if (line.skipped) {
+      if (last && last.skipped) last.skipped += line.skipped;
+      else folded.push({ ...line, first: line, ranks: [] });
+      continue;
+    }
+    const place = equalPlace(folded, line);
+    if (place === null) folded.push({ ...line, first: line, ranks: [line.rank] });
+    else join(folded, place, line.rank);
+  }
+  return folded;
+}
+
+/** The first equal line near the end that this rank may still join: after the last one that it shares. */
+function equalPlace(folded, line) {
+  let place = null;
+  for (let index = folded.length - 1; index >= Math.max(0, folded.length - FOLD_WINDOW); index -= 1) {
+    const other = folded[index];
+    const mine = other.ranks.includes(line.rank);
+    if (other.skipped || (mine && other.ranks.length > 1)) break;
+    if (!mine && other.text === line.text && other.stream === line.stream) place = index;
+  }
+  return place;
+}
+
+/** Add the rank to a line; what it alone wrote before this line goes in front of it. */
+function join(folded, place, rank) {
+  const rest = folded.splice(place);
+  rest[0].ranks.push(rank);
+  const own = rest.filter((line, index) => index > 0 && line.ranks.includes(rank));
+  folded.push(...own, ...rest.filter((line) => !own.includes(line)));
+}

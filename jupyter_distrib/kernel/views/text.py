@@ -1,0 +1,331 @@
+"""A run as text, while it goes on and afterwards. Kernel side; pure functions of a `RunRecord`.
+
+It is what terminals, diffs and logs show of a saved notebook, so it is short, complete in what it counts, and says
+where the rest is. `kernel/views/html.py` says the same as HTML.
+
+    2 ranks · ddp · local · cpu · 0:41
+    [0] epoch 1 loss 0.52
+    [1] epoch 1 loss 0.53
+    [0-1] saved
+    ... 19,800 lines not shown here; %distributed_logs r-7 shows all
+    rank 0  running  epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left  loss 0.31
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan, nan
+
+from jupyter_distrib.kernel.record.failures import describe_exit, is_consequence, own_traceback
+from jupyter_distrib.kernel.record.output_lines import Line
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
+from jupyter_distrib.system.formatting import clipped, rank_list, short, size
+
+FINAL_LINES = (60, 60)
+"""Output lines shown of a run that has ended: so many of its beginning, so many of its end."""
+LIVE_LINES = (10, 30)
+"""Fewer while it runs, since the cell is drawn again a few times a second."""
+FINAL_CHARACTERS = 1000
+LIVE_CHARACTERS = 300
+SOLO_RANKS = 8
+"""With more ranks than this, those that are in the same state share one line."""
+QUIET_S = 1.0
+FOLD_WINDOW = 64
+BAR_CELLS = 8
+DISPLAY_CHARACTERS = 2000
+
+
+def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
+    """Whether there is anything to tell; a run that only ended well, and quickly, is told by its values."""
+    ranks = record.ranks.values()
+    told = record.line_count or record.notes or record.stall
+    if told or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
+        return True
+    if _troubled(record) or any(rank.exited_early for rank in ranks):
+        return True
+    return not record.ended and (elapsed_s >= QUIET_S or bool(record.partial_lines()))
+
+
+def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
+    """Give the view of this moment, or the final one once the record has ended; empty if nothing is worth showing.
+
+    `elapsed_s` is by the caller's clock (`record.elapsed_s` for a replay); `pool` is how the header calls the pool.
+    """
+    if not always and not is_worth_showing(record, elapsed_s):
+        return ""
+    rows = statuses(record, elapsed_s)
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    lines = "\n".join(
+        [
+            header(record, elapsed_s, pool),
+            *remarks(record),
+            *output(record),
+            *_displays(record),
+            *("  ".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:])).rstrip() for row in rows),
+        ]
+    )
+    return visible(lines)
+
+
+def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:
+    """For a plain terminal: lines completed since the last call, with their ranks, and the next `since` (first 0)."""
+    return [_line_text(each, FINAL_CHARACTERS) for each in _folded(record.lines_since(since))], record.entry_count
+
+
+def header(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
+    """`2 ranks · ddp · local · cpu · 0:41`; a short run says less."""
+    ranks = sorted(record.ranks)
+    count = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
+    parts = [count if len(ranks) == record.world_size else f"{rank_list(ranks)} of {record.world_size}"]
+    if record.strategy not in ("", "none"):
+        parts.append(record.strategy)
+    if elapsed_s >= QUIET_S:
+        parts += [pool] if pool else []
+        parts.append(_devices(record))
+    parts.append(clock(elapsed_s) if elapsed_s >= 10 else f"{elapsed_s:.1f} s")
+    return " · ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """`0:41`, `12:05`, `1:02:03`."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def _devices(record: RunRecord) -> str:
+    """`cpu`, `2 × A100`."""
+    names = [device_name(rank.device_name) or rank.device.partition(":")[0] for rank in record.ranks.values()]
+    counts = {name: names.count(name) for name in names if name not in ("", "cpu")}
+    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or ("cuda" if record.gpus else "cpu")
+
+
+def device_name(name: str) -> str:
+    """`A100` for `NVIDIA A100-SXM4-80GB (GPU 0)`."""
+    return name.partition(" (")[0].removeprefix("NVIDIA ").partition("-")[0].strip()
+
+
+def remarks(record: RunRecord) -> list[str]:
+    """What the system has to say, each sentence once with the ranks it is about."""
+    about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
+    for note in record.notes:
+        about.setdefault(note.text, []).extend([] if note.rank is None else [note.rank])
+    early = [rank.rank for rank in record.ranks.values() if rank.exited_early]
+    if early:
+        about["left the cell early with sys.exit()"] = early
+    if record.stall is not None:
+        about[record.stall.text] = []
+    return [f"· {rank_list(ranks)}: {text}" if ranks else f"· {text}" for text, ranks in about.items()]
+
+
+# ---------------------------------------------------------------------------------------------------- output lines
+
+
+@dataclass(slots=True)
+class _Folded:
+    """A line of output and the ranks that wrote exactly this."""
+
+    line: Line
+    ranks: list[int] = field(default_factory=list)
+
+    @property
+    def weight(self) -> int:
+        return self.line.skipped or len(self.ranks)
+
+
+def _folded(lines: Iterable[Line]) -> list[_Folded]:
+    """Put together what several ranks wrote alike, near to each other; the order of each single rank is kept.
+
+    Ranks send their lines in batches, so equal lines are rarely direct neighbours.
+    """
+    folded: list[_Folded] = []
+    for line in lines:
+        if line.skipped:
+            _add_gap(folded, line)
+        elif (place := _equal_place(folded, line)) is None:
+            folded.append(_Folded(line, _ranks(line)))
+        else:
+            _join(folded, place, line)
+    return folded
+
+
+def _add_gap(folded: list[_Folded], gap: Line) -> None:
+    before = folded[-1].line if folded else None
+    if before is None or not before.skipped:
+        folded.append(_Folded(gap))
+        return
+    rank = gap.rank if gap.rank == before.rank else None
+    folded[-1].line = Line(rank=rank, skipped=before.skipped + gap.skipped)
+
+
+def _equal_place(folded: Sequence[_Folded], line: Line) -> int | None:
+    """The first equal line near the end that this rank may still join, which is after the last one that it shares."""
+    place = None
+    for index in range(len(folded) - 1, max(-1, len(folded) - 1 - FOLD_WINDOW), -1):
+        other = folded[index]
+        if other.line.skipped or (line.rank in other.ranks and len(other.ranks) > 1):
+            break
+        if other.line.text == line.text and other.line.stream == line.stream and line.rank not in other.ranks:
+            place = index
+    return place
+
+
+def _join(folded: list[_Folded], place: int, line: Line) -> None:
+    """Add the rank to a line; what it alone wrote before this line goes in front of it."""
+    behind = folded[place:]
+    own = [each for each in behind if line.rank in each.ranks]
+    rest = [each for each in behind if line.rank not in each.ranks]
+    rest[0].ranks += _ranks(line)
+    folded[place:] = own + rest
+
+
+def _ranks(line: Line) -> list[int]:
+    return [] if line.rank is None else [line.rank]
+
+
+def output(record: RunRecord) -> list[str]:
+    first, last = FINAL_LINES if record.ended else LIVE_LINES
+    characters = FINAL_CHARACTERS if record.ended else LIVE_CHARACTERS
+    folded = _folded([*record.lines_since(), *record.partial_lines()])
+    if len(folded) <= first + last:
+        return [_line_text(each, characters, record.run) for each in folded]
+    hidden = sum(each.weight for each in folded[first:-last])
+    gap = _Folded(Line(rank=None, skipped=hidden))
+    return [_line_text(each, characters, record.run) for each in (*folded[:first], gap, *folded[-last:])]
+
+
+def _line_text(folded: _Folded, characters: int, run: str = "") -> str:
+    line = folded.line
+    if line.skipped:
+        of_rank = "" if line.rank is None else f" of rank {line.rank}"
+        where = f"; %distributed_logs {run} shows all" if run else ""
+        return f"... {line.skipped:,} line{'s' * (line.skipped != 1)}{of_rank} not shown here{where}"
+    ranks = rank_list(folded.ranks).partition(" ")[2].replace(" ", "")
+    return f"[{ranks}{'!' if line.stream == 'stderr' else ''}] {clipped(line.text, characters)}"
+
+
+def _displays(record: RunRecord) -> list[str]:
+    """What ranks displayed, as far as it is text."""
+    lines = []
+    for rank in record.ranks.values():
+        for display in rank.displays.shown:
+            text = clipped(displayed_text(display.data), DISPLAY_CHARACTERS)
+            lines += [f"[{rank.rank}] {line}" for line in text.splitlines()]
+    return lines
+
+
+def displayed_text(data: Mapping[str, str]) -> str:
+    """A display's text, or the names of what it is instead."""
+    kinds = [kind for kind in ("text/plain", "text/markdown", "text/latex") if kind in data]
+    return without_codes(data[kinds[0]]) if kinds else f"({', '.join(sorted(data))})"
+
+
+# ---------------------------------------------------------------------------------------------------- status lines
+
+COLUMNS = ("ranks", "state", "progress", "metrics", "memory")
+Row = tuple[str, str, str, str, str]
+"""As the columns say; in place of metrics, what happened."""
+
+
+def _troubled(record: RunRecord) -> bool:
+    return any(rank.state in ("failed", "lost", "interrupted") for rank in record.ranks.values())
+
+
+def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
+    ranks = list(record.ranks.values())
+    telling = any(rank.progress or rank.metrics for rank in ranks) or _troubled(record)
+    if not telling and (record.ended or elapsed_s < QUIET_S):
+        return []
+    groups: dict[tuple[str, ...], list[RankRecord]] = {}
+    for rank in ranks:
+        alike = (rank.state, _trouble(rank), own_traceback(rank))
+        loops = "/".join(bar.label for bar in rank.progress)
+        key = (*alike, loops if len(ranks) > SOLO_RANKS else "" if alike[1] else str(rank.rank))
+        groups.setdefault(key, []).append(rank)
+    rows = sorted(groups.values(), key=lambda group: not _is_root(group[0]))
+    return [_status(group, ended=record.ended) for group in rows]
+
+
+def _is_root(rank: RankRecord) -> bool:
+    """It failed or died by itself: such ranks come first."""
+    return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
+
+
+def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
+    """One line for ranks in the same state; its bar is that of the slowest."""
+    slowest = min(group, key=lambda rank: [bar.step for bar in rank.progress])
+    most = max(group, key=lambda rank: [bar.step for bar in rank.progress])
+    bars = " · ".join(
+        _bar(slow, fast, running=slowest.state == "running")
+        for slow, fast in zip(slowest.progress, most.progress, strict=False)
+    )
+    told = _trouble(slowest) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
+    return rank_list(rank.rank for rank in group), slowest.state, bars, told, _memory(group, ended=ended)
+
+
+def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
+    """What the ranks use, or at the end what they used at most: the largest of the group."""
+    on_gpu = [rank for rank in group if rank.gpu_memory_bytes is not None]
+    if ended:
+        peak = max((rank.peak_gpu_memory_bytes or 0 if on_gpu else rank.peak_rss_bytes) for rank in group)
+        return f"peak {size(peak)}" if peak else ""
+    if on_gpu:
+        used = max(rank.gpu_memory_bytes or 0 for rank in on_gpu)
+        busy = [rank.gpu_percent for rank in on_gpu if rank.gpu_percent is not None]
+        return size(used) + (f", {min(busy):.0f} % busy" if busy else "")
+    used = max(rank.rss_bytes for rank in group)
+    return f"{size(used)}, {max(rank.cpu_percent for rank in group):.0f} % CPU" if used else ""
+
+
+def _trouble(rank: RankRecord) -> str:
+    if rank.failure is not None and is_consequence(rank):
+        return "another rank was gone"
+    if rank.failure is not None:
+        first = rank.failure.message.strip().partition("\n")[0]
+        name = rank.failure.type_name.rpartition(".")[2]
+        return clipped(f"{name}: {first}" if first else name, 100)
+    if rank.exit is not None and rank.state == "lost":
+        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or "did not stop and was replaced"
+    return ""
+
+
+def _metrics(group: Sequence[RankRecord]) -> str:
+    """The metrics of one rank, or their range over several; a nan is named with the ranks that have it."""
+    texts = []
+    for name in dict.fromkeys(name for rank in group for name in rank.metrics):
+        values = {rank.rank: rank.metrics[name] for rank in group if name in rank.metrics}
+        numbers = [value for value in values.values() if not isnan(value)]
+        low, high = (f"{edge(numbers, default=nan):.4g}" for edge in (min, max))
+        texts.append(f"{short(name)} {low}" if low == high else f"{short(name)} {low} to {high}")
+        if numbers and len(numbers) < len(values):
+            texts[-1] += f" (nan on {rank_list(rank for rank, value in values.items() if isnan(value))})"
+    return "  ".join(texts)
+
+
+def _bar(slow: Progress, fast: Progress, *, running: bool) -> str:
+    """`epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left`."""
+    steps = amount(slow.step) if slow.step == fast.step else f"{amount(slow.step)}-{amount(fast.step)}"
+    parts = [short(slow.label)] if slow.label else []
+    parts.append(steps if slow.total is None else f"{steps}/{amount(slow.total)}")
+    if slow.total:
+        filled = max(0, min(BAR_CELLS, int(BAR_CELLS * slow.step / slow.total)))
+        parts.append("▓" * filled + "░" * (BAR_CELLS - filled))
+    if running and slow.rate and not slow.finished:
+        left = f", {clock((slow.total - slow.step) / slow.rate)} left" if slow.total else ""
+        parts.append(_rate(slow) + left)
+    return " ".join(parts)
+
+
+def _rate(bar: Progress) -> str:
+    rate = bar.rate or 0.0
+    return f"{amount(rate)} {bar.unit}/s" if rate >= 1 else f"{1 / rate:.3g} s/{bar.unit}"
+
+
+def amount(number: float) -> str:
+    """`45`, `1.5`, `33`, `12.3k`, `629M`."""
+    for letter, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 10 * factor or (number >= factor and letter != "k"):
+            return f"{number / factor:.3g}{letter}"
+    return str(int(number)) if number == int(number) or number >= 100 else f"{number:.3g}"

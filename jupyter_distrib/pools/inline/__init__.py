@@ -1,0 +1,1 @@
+"""Ranks without processes: they run one after another in the kernel."""

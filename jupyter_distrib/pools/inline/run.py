@@ -1,0 +1,341 @@
+"""One cell on ranks that have no processes: one rank after another, in the thread that sends it.
+
+What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The process
+is left as it was found (`_restored`). Modules are those that the notebook has imported; a file that was edited since is
+not imported again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_distrib.agent.output import RunOutput
+from jupyter_distrib.pools.base import Sink
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system import paths
+from jupyter_distrib.system.event_loop import Callback, Timer
+from jupyter_distrib.wire.messages import (
+    Ended,
+    Execute,
+    Failed,
+    Interrupted,
+    Returned,
+    RunEvent,
+    Started,
+    TimedOut,
+    WorkerInfo,
+    WorkerOrder,
+)
+from jupyter_distrib.worker import cell, identity, rank_environment, reporting, strategy
+from jupyter_distrib.worker.failure import interrupt_in
+from jupyter_distrib.worker.outcome import outcome
+
+Outcome = Returned | Failed | Interrupted
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InlineCrew:
+    """Ranks that exist as orders and kept values only."""
+
+    orders: dict[int, WorkerOrder]
+    kept: dict[int, dict[str, object]] = field(default_factory=dict)
+    """By rank, what `payload.kept_values` holds while that rank executes a cell."""
+
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        return tuple(WorkerInfo(rank=rank, pid=os.getpid(), device="cpu") for rank in self.orders)
+
+
+class InlineRun:
+    """One cell on some ranks of a crew."""
+
+    def __init__(self, command: Execute, crew: InlineCrew, sink: Sink, fds: Sequence[int]) -> None:
+        self.command = command
+        self._crew, self._sink, self._fds = crew, sink, fds
+        self._interrupts = _Interrupts()
+        self._clock = _Clock()
+        self._output = RunOutput(command.run, paths.log_directory() / command.run, self._clock, self._tell)
+        self._lock = threading.RLock()
+        self._over = False
+
+    def execute(self) -> None:
+        """Every rank, one after another; none is begun once the run was asked to stop."""
+        limit_s = self.command.timeout_s
+        timer = None if limit_s is None else threading.Timer(limit_s, self._time_out, [limit_s])
+        with self._interrupts.taken():
+            if timer is not None:
+                timer.daemon = True
+                timer.start()
+            for rank in self.command.ranks:
+                if (order := self._crew.orders.get(rank)) is not None:
+                    self._execute_rank(order)
+            if timer is not None:
+                timer.cancel()
+            self.end()
+
+    def stop(self) -> None:
+        """Have the cell raise `KeyboardInterrupt`; from any thread."""
+        self._interrupts.ask()
+
+    def end(self) -> None:
+        """Say that the run has ended; what its threads still report is dropped."""
+        self._output.close()
+        self._tell(Ended(run=self.command.run, at_s=time.monotonic(), log_directory=self._output.log_directory))
+        self._over = True
+
+    def _time_out(self, limit_s: float) -> None:
+        self._tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()))
+        self.stop()
+
+    def _tell(self, event: RunEvent, fds: Sequence[int] = ()) -> None:
+        with self._lock:
+            if not self._over:
+                self._sink(event, fds)
+
+    def _execute_rank(self, order: WorkerOrder) -> None:
+        run, rank = self.command.run, order.rank
+        if self._interrupts.asked:
+            return self._tell(Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
+        self._tell(Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=time.monotonic()))
+        with identity.taken(order), self._kept_values(rank):
+            event, fds = self._outcome(rank)
+        self._output.flush()
+        self._tell(event, fds)
+
+    def _outcome(self, rank: int) -> tuple[Outcome, list[int]]:
+        """Nothing that user code raises gets past this."""
+        command, module = self.command, cell.fresh_module()
+        with _restored(), self._recorded(rank):
+            value, error = self._guarded(module)
+            event, fds = outcome(command, rank, module.__dict__, value, error, stopped=self._interrupts.caused)
+        if command.setting.keep:
+            cell.keep_only(module.__dict__, command.setting.keep)
+        return event, fds
+
+    def _guarded(self, module: types.ModuleType) -> tuple[Any, BaseException | None]:
+        """The cell's value, or what it raised."""
+        try:
+            with self._interrupts.allowed():
+                self._prepare(module)
+                return cell.execute(self.command.cell, module.__dict__), None
+        except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
+            return None, error
+        finally:
+            reporter, reporting.current = reporting.current, None
+            if reporter is not None:
+                reporter.close()
+
+    def _prepare(self, module: types.ModuleType) -> None:
+        command, namespace = self.command, module.__dict__
+        rank_environment.take(command.setting, _environment(command.setting.env))
+        sys.modules["__main__"] = module
+        namespace |= rank_environment.provided(namespace)
+        data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)
+        payload.unpack_inputs(data, buffers, namespace, device="cpu")
+        identity.strategy = strategy.load("none")()
+        reporting.current = reporting.Reporter(command.run, identity.rank(), self._tell)
+
+    @contextmanager
+    def _kept_values(self, rank: int) -> Iterator[None]:
+        """What this rank has kept is what `payload.kept_value` finds meanwhile."""
+        before = dict(payload.kept_values)
+        payload.kept_values.clear()
+        payload.kept_values.update(self._crew.kept.get(rank, {}))
+        try:
+            yield
+        finally:
+            self._crew.kept[rank] = dict(payload.kept_values)
+            payload.kept_values.clear()
+            payload.kept_values.update(before)
+
+    @contextmanager
+    def _recorded(self, rank: int) -> Iterator[None]:
+        """Everything that Python prints goes on where it went before, and into the run's record and logs."""
+
+        def write(stream: str, text: str) -> None:
+            with self._lock:
+                if not self._over:
+                    self._output.write(rank, stream, text.encode("utf-8", "backslashreplace"))
+                    self._clock.check()
+
+        tees = {name: _Tee(getattr(sys, name), name, write) for name in ("stdout", "stderr")}
+        for name, tee in tees.items():
+            setattr(sys, name, tee)
+        try:
+            yield
+        finally:
+            for tee in tees.values():
+                tee.finish()
+
+
+def _environment(kernel: dict[str, str]) -> dict[str, str]:
+    """As torchrun sets them, except that there is nobody to meet; which GPUs CUDA sees must not change in a process
+    that may use them already."""
+    wanted = {**kernel, **identity.environment()}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
+        wanted.pop(name, None)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return wanted if chosen is None else {**wanted, "CUDA_VISIBLE_DEVICES": chosen}
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Whatever the cell does to the process's surroundings is undone."""
+    main, env, argv, path = sys.modules["__main__"], dict(os.environ), list(sys.argv), list(sys.path)
+    streams = sys.stdin, sys.stdout, sys.stderr
+    directory = _directory()
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = streams
+        sys.modules["__main__"] = main
+        sys.argv[:], sys.path[:] = argv, path
+        for name in os.environ.keys() - env.keys():
+            del os.environ[name]
+        for name, value in env.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if directory:
+            with suppress(OSError):  # the cell has removed it
+                os.chdir(directory)
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+class _Tee(io.TextIOBase):
+    """A standard stream that is recorded until the cell has ended; after that (a handler may keep it) it is the stream
+    it stands for."""
+
+    def __init__(self, stream: Any, name: str, record: Callable[[str, str], None]) -> None:
+        self._stream, self._name = stream, name
+        self._record: Callable[[str, str], None] | None = record
+
+    def __getattr__(self, name: str) -> Any:  # `buffer`, `encoding`, and what IPython's own stream has
+        return getattr(self._stream, name)
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def write(self, text: str) -> int:
+        count = int(self._stream.write(text) or 0)
+        if self._record is not None:
+            self._record(self._name, text)
+        return count
+
+    def finish(self) -> None:
+        self._record = None
+        with suppress(Exception):  # the cell may have closed it
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Not the notebook's own stream."""
+
+
+class _Clock:
+    """What `RunOutput` wants of a loop, for a thread that has none: what is due is called at the next write."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, Timer]] = []
+
+    def later(self, delay_s: float, call: Callback) -> Timer:
+        timer = Timer(call)
+        self._due.append((time.monotonic() + delay_s, timer))
+        return timer
+
+    def check(self) -> None:
+        now = time.monotonic()
+        due = [timer for at_s, timer in self._due if at_s <= now]
+        self._due = [(at_s, timer) for at_s, timer in self._due if at_s > now and timer.call is not None]
+        for timer in due:
+            if timer.call is not None:
+                timer.call()
+
+
+class _Interrupts:
+    """Lets an interrupt into the cell, and keeps it out of the code around it, which then notices that it came.
+
+    In the main thread the notebook's own handler of SIGINT stays what is called; it merely has to wait. Another thread
+    has no signals: there `ask` raises the exception at the cell's next line.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._main = threading.current_thread() is threading.main_thread()
+        self._lock = threading.RLock()
+
+    def ask(self) -> None:
+        """Stop the run; from any thread."""
+        with self._lock:
+            self.asked = True
+            if not self._inside or threading.get_ident() == self._thread:
+                return
+            if self._main:
+                signal.pthread_kill(self._thread, signal.SIGINT)
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
+                )
+
+    def caused(self, error: BaseException) -> bool:
+        """Whether an exception of the cell came of an interrupt, which then ends the run."""
+        self.asked = self.asked or interrupt_in(error) is not None
+        return self.asked
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While the run lasts."""
+        before = signal.getsignal(signal.SIGINT) if self._main else None
+        if not callable(before):  # ignored, or another thread's business
+            yield
+            return
+
+        def handle(signum: int, frame: types.FrameType | None) -> None:
+            if self._inside:
+                before(signum, frame)
+            else:
+                self.asked = True
+
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """While the cell's own code runs."""
+        try:
+            self._inside = True
+            if self.asked:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._inside = False
+            with self._lock:  # whoever is about to interrupt the cell has done so
+                pass

@@ -1,0 +1,342 @@
+"""Reaching a Ray cluster, or saying in one sentence why not. Runs in the gate before its loop; blocks for seconds.
+Only `resolve` is for the kernel, whose environment and machine say what `auto` is.
+
+What Ray itself does about a missing cluster or token is to wait for half a minute and then to raise something else, so
+the port and the token are tried first (measured with Ray 2.60).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.errors import PoolError
+
+CONNECT_S = 3.0
+ANSWER_S = 10.0
+"""For the first answer of a head that has taken the connection."""
+JOIN_S = 180.0
+"""A loaded head may need a minute to start its side of a connection, and Ray itself tries for minutes."""
+GCS_PORT = "6379"
+_DISABLED = "disabled"
+_CHECKS = {"gcs": "/ray.rpc.NodeInfoGcsService/CheckAlive", "client": "/ray.rpc.RayletDriver/ClusterInfo"}
+"""Calls that a cluster with tokens answers with UNAUTHENTICATED, and one without with anything else."""
+_HEAD_FAILED = "Initialization failure from server"
+"""Ray Client's words for a head whose side of the connection did not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a cluster is."""
+
+    shown: str
+    host: str
+    port: int
+    client: bool
+    """`ray://`: through Ray Client's one port."""
+
+    @property
+    def url(self) -> str:
+        return f"{'ray://' * self.client}{self.host}:{self.port}"
+
+
+Looked = tuple[Address, str]
+"""A cluster, and Ray's mode of authentication there."""
+
+
+def look(address: str, *, insecure: bool) -> Looked:
+    """Raises `PoolError` within seconds. Nothing of the user's is sent."""
+    found = resolve(address)
+    check_port(found)
+    return found, _mode(found, insecure=insecure)
+
+
+def join(looking: Future[Looked]) -> Address:
+    """Join the cluster that is found. Raises `PoolError`, also what `look` raises."""
+    gc.disable()  # what is imported stays: looking through it again and again is a sixth of Ray's import
+    try:
+        if not _token():  # no other mode is left, and what has been imported needs not wait
+            _import(_DISABLED)
+        found, mode = looking.result()
+        _import(mode)
+        _join(found)
+    finally:
+        gc.freeze()
+        gc.enable()
+    return found
+
+
+def _import(mode: str) -> None:
+    """Ray reads these when it is imported. Unless told otherwise, a call that comes after the connection was lost
+    joins or starts another cluster (`ray._private.auto_init_hook`)."""
+    os.environ.update(RAY_AUTH_MODE=mode, RAY_ENABLE_AUTO_CONNECT="0")
+    import ray  # noqa: F401
+
+
+def resolve(address: str) -> Address:
+    """`auto`, `host:port` or `ray://host:port`, for the process that asks. Raises `PoolError`."""
+    text, origin = address, "address"
+    if address == "auto":
+        text, origin = os.environ.get("RAY_ADDRESS", "auto"), "RAY_ADDRESS"
+    if text in ("auto", ""):
+        text = _running_here()
+    client = text.startswith("ray://")
+    host, _, port = text.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise PoolError(
+            f"{origin} = {text!r} is not an address of a Ray cluster: write auto, HOST:{GCS_PORT} or ray://HOST:10001."
+        )
+    return Address(shown=text, host=host.strip("[]"), port=int(port), client=client)
+
+
+def _running_here() -> str:
+    """The only cluster that has a node on this machine."""
+    found = sorted(set(filter(None, map(_cluster_of, _command_lines()))))
+    if not found:
+        raise PoolError(
+            "no Ray cluster runs on this machine: start one with `ray start --head`, or give --address HOST:PORT."
+        )
+    if len(found) > 1:
+        raise PoolError(
+            f"{len(found)} Ray clusters run on this machine: say which one by --address or RAY_ADDRESS; "
+            f"they are at {', '.join(found)}."
+        )
+    return found[0]
+
+
+def _cluster_of(line: Sequence[str]) -> str:
+    """Of a raylet, by its command line; empty for anything else. Ray itself looks for clusters in this way
+    (`ray._private.services.find_gcs_addresses`), but the kernel does not load Ray."""
+    if not line or os.path.basename(line[0]) != "raylet":
+        return ""
+    return next((word.partition("=")[2] for word in line if word.startswith("--gcs-address=")), "")
+
+
+def _command_lines() -> Iterator[Sequence[str]]:
+    """Of all processes that may be looked at."""
+    if sys.platform != "linux":
+        shown = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=False).stdout
+        yield from map(str.split, shown.splitlines())
+        return
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield path.read_text("utf-8", "replace").split("\0")
+
+
+def check_port(address: Address) -> None:
+    """Raises `PoolError` if nobody is there, or not any more."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=CONNECT_S).close()
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise PoolError(
+            f"no Ray cluster can be reached at {address.shown} ({reason}): start it, or correct the address."
+        ) from None
+
+
+def _mode(address: Address, *, insecure: bool) -> str:
+    """A cluster that asks for no token runs anybody's code; it must be wanted."""
+    if _refuses(address, ""):
+        if not (token := _token()):
+            raise PoolError(
+                f"the Ray cluster at {address.shown} asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN."
+            )
+        if _refuses(address, token):
+            raise PoolError(
+                f"the Ray cluster at {address.shown} does not take this token: put the right one into "
+                "~/.ray/auth_token or RAY_AUTH_TOKEN."
+            )
+        return "token"
+    if not insecure:
+        raise PoolError(
+            f"the Ray cluster at {address.shown} asks for no token, so that whoever reaches it can run code on it: "
+            "start it with RAY_AUTH_MODE=token, or say --insecure (insecure = true) if only you can reach it."
+        )
+    return _DISABLED
+
+
+def _refuses(address: Address, token: str) -> bool:
+    """Whether it wants a token, or another one."""
+    import grpc  # comes with ray[client]
+
+    with grpc.insecure_channel(f"{address.host}:{address.port}") as channel:
+        call = channel.unary_unary(
+            _CHECKS["client" if address.client else "gcs"], request_serializer=bytes, response_deserializer=bytes
+        )
+        try:
+            call(b"", timeout=ANSWER_S, metadata=[("authorization", f"Bearer {token}")] if token else None)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return True
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise PoolError(
+                    f"{address.shown} takes connections, and has not answered as a Ray cluster within {ANSWER_S:g} s: "
+                    "try again if its head is busy or just starting, or correct the address."
+                ) from None
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise PoolError(
+                    f"what answers at {address.shown} is no Ray cluster ({error.details()}): correct the address."
+                ) from None
+        return False
+
+
+def _token() -> str:
+    """The one that Ray will find (docs.ray.io, token authentication), or nothing."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token.strip()
+    try:
+        path = os.environ.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token")
+        return Path(path).read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _join(address: Address) -> None:
+    """The head starts a process for each client, which one in several times dies at once, because it is forked while
+    other clients are served (https://github.com/ray-project/ray/issues/63202); so that is tried again."""
+    import ray
+
+    until_s = time.monotonic() + JOIN_S
+    while True:
+        try:
+            ray.init(
+                address=address.url,
+                namespace="jupyter_distrib",
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=not address.client,
+            )
+            return
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+            if _HEAD_FAILED not in str(error) or time.monotonic() > until_s:
+                raise PoolError(explained(address, str(error))) from None
+
+
+def wait_until_cut() -> None:
+    """Returns when Ray Client has given its connection up, which it does not make anew: the thread in which its answers
+    arrive has ended. Nothing else tells (Ray 2.60: `ray.is_initialized` goes on to be true)."""
+    from ray.util.client import ray as client
+
+    client.get_context().client_worker.data_client.data_thread.join()
+
+
+def explained(address: Address, text: str) -> str:
+    """One sentence for what Ray said."""
+    import ray
+
+    there = dict(re.findall(r"(Ray|Python):? ?(?:version )?v?(\d+\.\d+\.\d+)", text.partition("This process")[0]))
+    if "ersion mismatch" in text:
+        return (
+            f"the Ray cluster at {address.shown} has Ray {there.get('Ray')} and Python {there.get('Python')}, "
+            f"the notebook has Ray {ray.__version__} and Python {platform.python_version()}: install the same versions."
+        )
+    if _HEAD_FAILED in text:
+        return (
+            f"the Ray cluster at {address.shown} does not manage to start its side of the connection "
+            f"({text.strip().splitlines()[-1].strip()}): start its head with GRPC_ENABLE_FORK_SUPPORT=0 set, "
+            f"or use HOST:{GCS_PORT}."
+        )
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
+    return f"the Ray cluster at {address.shown} cannot be joined: {first}"
+
+
+def probe() -> Any:
+    """What Ray runs on a node to which an actor with a `py_executable` goes: says in a sentence what is wrong with it.
+    Ray itself tries again and again for minutes, and does not say why."""
+    import ray
+
+    def look(executable: str) -> str:
+        import os
+        import shlex
+        import shutil
+        import subprocess
+
+        words, node = shlex.split(executable) or [""], ray.util.get_node_ip_address()
+        command = os.path.expanduser(words[0])
+        if "/" in command and not os.path.isabs(command):  # in a `working_dir`
+            return ""
+        if (found := shutil.which(command)) is None:
+            return f"there is no py_executable = {executable!r} on node {node}: correct the runtime environment."
+        if len(words) > 1 or "python" not in os.path.basename(found):  # `uv run`, say, which takes its time
+            return ""
+        tried = subprocess.run([found, "-c", "import ray"], capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return ""
+        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        return f"py_executable = {executable!r} on node {node} cannot run Ray's processes ({said}): install Ray there."
+
+    return ray.remote(num_cpus=0, max_retries=0)(look)
+
+
+def actor_class() -> Any:
+    """What Ray starts on a node: it leaves this package there and hands on to `Host`.
+
+    Defined in a function, so that Ray sends its code and does not look for this module on the node.
+    """
+    import ray
+
+    class HostActor:
+        def __init__(self, package: bytes, label: str, session: str, **more: Any) -> None:
+            import importlib
+            import os
+            import shutil
+            import sys
+            import tempfile
+
+            os.umask(0o077)
+            short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - a socket's path has 107 bytes
+            folder = tempfile.mkdtemp(prefix="jupyter_distrib-ray-", dir=short)
+            with open(f"{folder}/source.zip", "wb") as file:
+                file.write(package)
+            sys.path.insert(0, f"{folder}/source.zip")
+            for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
+                del sys.modules[name]
+            cls = importlib.import_module("jupyter_distrib.coordinator.relay").Host
+            try:
+                self._host = cls(folder, label, session, address=ray.util.get_node_ip_address(), **more)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+        def describe(self, others: list[str], directory: str) -> str:
+            return str(self._host.describe(others, directory))
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def send(self, frame: bytes, *part: Any) -> Any:
+            return self._host.send(frame, *part)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def take(self, part: Any, start: int, size_bytes: int) -> None:
+            self._host.take(part, start, size_bytes)
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def discard(self) -> None:
+            self._host.discard()
+
+        @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+        def bring(self, files: Any, gone: Any) -> Any:
+            return self._host.bring(files, gone)
+
+        @ray.method(concurrency_group="events")  # type: ignore[untyped-decorator]
+        def receive(self) -> Any:
+            return self._host.receive()
+
+        def logs(self, run: str) -> Any:
+            return self._host.logs(run)
+
+        def end(self) -> None:
+            self._host.end()
+
+    return ray.remote(concurrency_groups={"commands": 1, "events": 1}, max_restarts=0)(HostActor)

@@ -1,0 +1,104 @@
+"""What nodes a Ray cluster has, and how much of each is free. Used in the gate's loop; Ray is asked in a thread of its
+own, since it may take its time or for ever."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from jupyter_distrib.pools.ray.cluster import Address
+from jupyter_distrib.system.call_soon import Calls
+from jupyter_distrib.system.event_loop import Loop
+
+ANSWER_S = 2.0
+"""Who asks gets what was known before if Ray does not answer within this."""
+_TYPE = "accelerator_type:"
+"""What Ray's names of GPU types begin with."""
+Described = dict[str, object]
+
+
+class Nodes:
+    """Tells what `described` makes of the cluster's nodes.
+
+    Args:
+        joined: The cluster, when it can be asked.
+    """
+
+    def __init__(self, loop: Loop, calls: Calls, joined: Future[Address]) -> None:
+        self._loop, self._calls, self._joined = loop, calls, joined
+        self._known: tuple[Described, ...] = ()
+        self._waiting: list[Callable[[tuple[Described, ...]], None]] = []
+        self._asking = False
+
+    def ask(self, told: Callable[[tuple[Described, ...]], None]) -> None:
+        """Have it told soon: none before the cluster has been joined."""
+        if not self._joined.done() or self._joined.exception() is not None:
+            return told(())
+        self._waiting.append(told)
+        self._loop.later(ANSWER_S, self._tell)
+        if not self._asking:
+            self._asking = True
+            threading.Thread(target=self._ask, name="jupyter_distrib-nodes", daemon=True).start()
+
+    def _ask(self) -> None:
+        """In a thread of its own."""
+        import ray
+
+        try:
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            self._calls.put(lambda: self._know(nodes, {}))
+            free = _free()
+            self._calls.put(lambda: self._know(nodes, free))
+        except Exception:  # noqa: BLE001 - Ray raises all kinds: what is known is told
+            traceback.print_exc()  # into the gate's log
+        self._calls.put(self._asked)
+
+    def _know(self, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> None:
+        self._known = described(nodes, free)
+
+    def _asked(self) -> None:
+        self._asking = False
+        self._tell()
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for told in waiting:
+            told(self._known)
+
+
+def described(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[Described, ...]:
+    """For each node `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus` and `gpu_type`; what is free is
+    None if it is not known.
+
+    Args:
+        nodes: As `ray.nodes()` has them.
+        free: By a node's id, what is free of its resources.
+    """
+    return tuple(
+        _described(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"]))
+        for node in sorted(nodes, key=lambda node: str(node["NodeManagerAddress"]))
+    )
+
+
+def _described(name: str, has: Mapping[str, float], free: Mapping[str, float] | None) -> Described:
+    return {
+        "name": name,
+        "cpus": has.get("CPU", 0.0),
+        "free_cpus": None if free is None else free.get("CPU", 0.0),
+        "memory_bytes": int(has.get("memory", 0)),
+        "gpus": int(has.get("GPU", 0)),
+        "free_gpus": None if free is None else int(free.get("GPU", 0)),
+        "gpu_type": ", ".join(sorted(kind.removeprefix(_TYPE) for kind in has if kind.startswith(_TYPE))),
+    }
+
+
+def _free() -> dict[str, dict[str, float]]:
+    """Ray tells it for each node only to its own processes; a client has one of those ask."""
+    import ray
+    from ray._private.client_mode_hook import client_mode_wrap
+    from ray._private.state import available_resources_per_node
+
+    return dict(client_mode_wrap(available_resources_per_node)()) if ray.is_initialized() else {}

@@ -1,0 +1,116 @@
+"""The large values of a cell on their way to the nodes, through Ray's object store.
+
+    kernel --memory--> thread: ray.put of each part --> store --> every node's `take`, the last part with its `send`
+
+A node copies one part while the next is put, the one after that is on its way, and the kernel still writes what
+follows. The store holds a few parts at a time, however large the whole is.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jupyter_distrib.serialization import shared_memory
+from jupyter_distrib.system.call_soon import Calls
+
+PART_BYTES = 64 << 20
+AHEAD = 2
+"""Parts in the store that some node has not taken yet, beside the one that is being put."""
+ROOM_S = 3.0
+"""Ray gives room back some time after it could (`free_objects_period_milliseconds`)."""
+AGAIN_S = 0.1
+
+
+class Part(NamedTuple):
+    """Of the content: what Ray knows it by, where it begins, and how long the whole is."""
+
+    reference: Any
+    start: int
+    size_bytes: int
+
+    @property
+    def last(self) -> bool:
+        return self.start + PART_BYTES >= self.size_bytes
+
+
+Receive = Callable[[Part | Exception], Any]
+"""What a node does with a part, or with the reason why there will be no more. Called in the loop. Returns what Ray will
+have when the node has taken a part that is not the last; None if it does not want it."""
+
+
+class Transfer:
+    """Of the content of one run.
+
+    Args:
+        fds: Of the content, see `shared_memory.Arriving`; duplicated.
+        given_up: Set when no node is there any more.
+    """
+
+    def __init__(self, run: str, fds: Sequence[int], calls: Calls, given_up: threading.Event) -> None:
+        self.run = run
+        self._calls, self._given_up = calls, given_up
+        self._nodes: list[Receive] = []
+        self._asked: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        """For each part but the last, what the nodes were asked."""
+        own = [os.dup(fd) for fd in fds]
+        threading.Thread(target=self._put, args=(own,), name="jupyter_distrib-put", daemon=True).start()
+
+    def add(self, receive: Receive) -> None:
+        """In the turn of the loop in which this was made."""
+        self._nodes.append(receive)
+
+    def _put(self, fds: Sequence[int]) -> None:
+        """In a thread of its own. Takes the descriptors."""
+        try:
+            with shared_memory.Arriving(fds) as arriving, arriving.mapped() as content, memoryview(content) as view:
+                size, taking = arriving.size_bytes, deque[list[Any]]()
+                for start in range(0, size, PART_BYTES):
+                    arriving.wait(start + PART_BYTES)
+                    with view[start : start + PART_BYTES] as buffer:
+                        part = Part(_into_store(buffer, taking), start, size)
+                    self._calls.put(lambda part=part: self._hand_over(part))  # type: ignore[misc]
+                    if part.last:
+                        return
+                    del part
+                    taking.append(self._asked.get())
+                    if not taking[-1] or self._given_up.is_set():
+                        return
+                    if len(taking) > AHEAD:
+                        _wait(taking.popleft())
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds
+            self._calls.put(lambda error=error: self._hand_over(error))  # type: ignore[misc]
+
+    def _hand_over(self, part: Part | Exception) -> None:
+        asked = [receive(part) for receive in self._nodes]
+        self._asked.put([one for one in asked if one is not None])
+
+
+def _into_store(buffer: memoryview, taking: deque[list[Any]]) -> Any:
+    """Where there is no room, for store and disk are small, there is some when parts before it have been taken."""
+    import ray
+
+    until_s = 0.0
+    while True:
+        try:
+            return ray.put(pickle.PickleBuffer(buffer))
+        except ray.exceptions.RayError:
+            until_s = until_s or time.monotonic() + ROOM_S
+            if not taking and time.monotonic() > until_s:
+                raise
+        if taking:
+            _wait(taking.popleft())
+        else:
+            time.sleep(AGAIN_S)
+
+
+def _wait(asked: list[Any]) -> None:
+    import ray
+
+    ray.wait(asked, num_returns=len(asked), timeout=None)

@@ -1,0 +1,165 @@
+"""How many ranks go to how many nodes of a Ray cluster, from what it says that its nodes have. Pure.
+
+A *shape* is the number of ranks on each node, the most first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.wire.messages import OpenCrew
+
+_TYPE = "accelerator_type:"
+"""What Ray's names of GPU types begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How crews are spread: options of the pool."""
+
+    nodes: int = 0
+    """0: as few as can be."""
+    cpus_per_rank: float = 1.0
+    python: str = ""
+    """The ranks' interpreter; empty: that of Ray's own processes."""
+    runtime_env: Mapping[str, Any] | None = None
+    executable: str = ""
+    """Its `py_executable`, if that is there before Ray has made the environment."""
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of the ranks."""
+    copy_files: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one crew takes."""
+
+    command: OpenCrew
+    wanted: Wanted
+    gpus: bool
+    kind: str
+    """The resource by which Ray knows GPUs of the type asked for; empty if any type will do."""
+
+    @classmethod
+    def of(cls, command: OpenCrew, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> Need:
+        """Without any GPU, CPU ranks take the place of GPUs, unless so many or such GPUs were to be waited for. Raises
+        `PoolError` if there is no such GPU, and none was to be waited for."""
+        kind = _gpu_kind(command, nodes)
+        may_come = bool(command.size and command.wait_s)
+        gpus = command.gpus and (bool(kind) or may_come or have_gpus(nodes))
+        return cls(command=command, wanted=wanted, gpus=gpus, kind=kind)
+
+    def there(self, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+        """How many ranks each node can have at most, the most first."""
+        return sorted((self._room(node["Resources"]) for node in nodes), reverse=True)
+
+    def _room(self, resources: Mapping[str, float]) -> int:
+        if self.kind and self.kind not in resources:
+            return 0
+        limits = [resources.get("GPU", 0.0)] if self.gpus else []
+        if self.wanted.cpus_per_rank:
+            limits.append(resources.get("CPU", 0.0) // self.wanted.cpus_per_rank)
+        return int(min(limits, default=1000))
+
+    def size(self, there: Sequence[int]) -> int:
+        return self.command.size or (max(1, sum(there)) if self.gpus else DEFAULT_CPU_RANKS)
+
+    def shapes(self, there: Sequence[int]) -> list[list[int]]:
+        """Those that the nodes have room for if nobody else is there, the best first."""
+        size, nodes = self.size(there), self.wanted.nodes
+        counts = (min(nodes, size),) if nodes else range(1, len(there) + 1)
+        return [shape for count in counts if (shape := _even(size, count, there))]
+
+    def grown(self, there: Sequence[int]) -> list[int]:
+        """What to wait for if the cluster is too small: new nodes are taken to be like the largest there is. If none
+        has room for a rank, each is asked for by itself, since how many a new node can take is not known."""
+        size = self.size(there)
+        if self._is_loose(there):
+            return [1] * size
+        count = self.wanted.nodes or -(-size // (max(there, default=0) or size))
+        return _split(size, max(1, min(count, size)))
+
+    def strategy(self, shape: Sequence[int], there: Sequence[int]) -> str:
+        """Ray's word for how it may place a shape: its parts on nodes of their own, unless they are single ranks that
+        only ask for new nodes."""
+        return "PACK" if len(shape) == 1 or self._is_loose(there) else "STRICT_SPREAD"
+
+    def _is_loose(self, there: Sequence[int]) -> bool:
+        return not self.wanted.nodes and not any(there)
+
+    def bundle(self, size: int) -> dict[str, float]:
+        """What so many ranks on one node take."""
+        cpus = self.wanted.cpus_per_rank
+        bundle: dict[str, float] = {"CPU": size * cpus} if cpus else {}
+        if self.gpus:
+            bundle["GPU"] = size
+            if self.kind:
+                bundle[self.kind] = 0.001
+        return bundle or {"CPU": 0.001}
+
+    def busy(self, nodes: Sequence[Mapping[str, Any]], total: Mapping[str, float], free: Mapping[str, float]) -> str:
+        """What is asked for and what is free, of that which is short; what Ray calls a CPU or a GPU."""
+        there = self.there(nodes)
+        asked = {unit: count for unit, count in self.bundle(self.size(there)).items() if unit in ("GPU", "CPU")}
+        unit = next((unit for unit in sorted(asked) if free.get(unit, 0) < asked[unit]), max(asked))
+        typed = ""
+        if unit == "GPU" and self.kind:
+            such = sum(node["Resources"].get("GPU", 0) for node in nodes if self.kind in node["Resources"])
+            typed = f" of type {self.kind.removeprefix(_TYPE)} (the Ray cluster has {such:g})"
+        one = asked[unit] == 1
+        said = f"{asked[unit]:g} {unit}{'s' * (not one)}{typed} {'is' if one else 'are'} asked for"
+        grow = "" if self.shapes(there) else " It has to grow."
+        return f"{said}, and {free.get(unit, 0):g} of {total.get(unit, 0):g} are free in the Ray cluster.{grow}"
+
+    def too_few(self, there: Sequence[int]) -> str:
+        """Why it cannot be had here."""
+        rooms = [room for room in there if room]
+        total = f"{sum(rooms)} on {len(rooms)} nodes ({', '.join(map(str, rooms))})" if len(rooms) > 1 else sum(rooms)
+        nodes = f" on {self.wanted.nodes} nodes" if self.wanted.nodes else ""
+        each = f", at {self.wanted.cpus_per_rank:g} CPU for each" if not self.gpus and self.wanted.cpus_per_rank else ""
+        typed = f" of type {self.command.gpu_type}" if self.command.gpu_type else ""
+        return (
+            f"--{'gpus' if self.gpus else 'ranks'} {self.size(there)}{nodes}, but the Ray cluster has room for "
+            f"{total}{typed}{each}; ask for at most that many, or say --wait S if it grows by itself."
+        )
+
+
+def have_gpus(nodes: Sequence[Mapping[str, Any]]) -> bool:
+    return any(node["Resources"].get("GPU") for node in nodes)
+
+
+def _gpu_kind(command: OpenCrew, nodes: Sequence[Mapping[str, Any]]) -> str:
+    if not command.gpu_type:
+        return ""
+    kinds = sorted({name for node in nodes for name in node["Resources"] if name.startswith(_TYPE)})
+    wanted = _words(command.gpu_type)
+    for kind in kinds:
+        if wanted <= _words(kind.removeprefix(_TYPE)):
+            return str(kind)
+    if command.wait_s:
+        return f"{_TYPE}{command.gpu_type.upper()}"  # as Ray spells them; the cluster may grow
+    there = ", ".join(kind.removeprefix(_TYPE) for kind in kinds) or "no GPU at all"
+    raise PoolError(
+        f"--gpu-type {command.gpu_type}, but the Ray cluster has {there}; leave it out, or use another pool."
+    )
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _even(size: int, count: int, there: Sequence[int]) -> list[int]:
+    """So many ranks over so many nodes as evenly as can be; empty if they have not the room."""
+    if not 0 < count <= min(size, len(there)):
+        return []
+    shape = _split(size, count)
+    return shape if all(mine <= room for mine, room in zip(shape, there, strict=False)) else []
+
+
+def _split(size: int, count: int) -> list[int]:
+    return [size // count + (number < size % count) for number in range(count)]

@@ -1,0 +1,1 @@
+"""Values as bytes: pickling, tensors, and shared memory. Any process."""

@@ -1,0 +1,412 @@
+"""Values between kernel and ranks: the one place of the project that pickles.
+
+    kernel   pack_inputs -> to_parcel     ==link==>   from_parcel -> unpack_inputs   rank
+    kernel   unpack_value <- from_parcel  <==link==   to_parcel <- pack_value        rank
+
+The kernel's functions run in the run's own namespace on a rank, and come back as the kernel's own (`origins`). Tensors
+and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot return
+becomes an `Unreturned`; what the kernel cannot send is named by `culprit`. Nothing is unpickled that the caller did
+not pass in.
+
+Any thread, but not two at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import reprlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jupyter_distrib.errors import PayloadError, ValueLost
+from jupyter_distrib.serialization import pickle_errors, shared_memory, tensors
+from jupyter_distrib.serialization.picklers import (
+    LOADING,
+    NAMESPACE,
+    InputPickler,
+    ResultPickler,
+    ShardFinder,
+    inputs_in_order,
+)
+from jupyter_distrib.serialization.tensors import DEVICE, Tensors
+from jupyter_distrib.wire.messages import Parcel
+
+Culprit = pickle_errors.Culprit
+ALIGNMENT = shared_memory.ALIGNMENT
+INLINE_LIMIT = 64 * 1024
+"""Bytes up to which the buffers of a parcel travel in the message itself; beyond, in shared memory."""
+_STREAM_LIMIT = 1 << 20
+"""A longer pickle stream goes into shared memory as well, so that it too travels once per node."""
+_MAX_REPR = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = _MAX_REPR
+_MAX_REASON = 500
+
+kept_values: dict[str, object] = {}
+"""On a rank: values that stay there between runs, by key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A pickle and its out-of-band buffers, which are still the memory of the objects themselves."""
+
+    data: bytes
+    buffers: tuple[memoryview, ...] = ()
+    """One-dimensional views of bytes, in pickle order; each keeps its object's memory alive."""
+    sent: tuple[object, ...] = ()
+    """The kernel's functions and classes in it. Ranks return them by key, so keep this until the values have come."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + sum(view.nbytes for view in self.buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreturned:
+    """Stands for a value that could not leave its rank, or not arrive in the kernel."""
+
+    type_name: str
+    """Of the value; empty if it failed on arrival."""
+    short: str
+    """The beginning of its `repr`."""
+    reason: str
+
+    def __repr__(self) -> str:
+        return f"<not returned: {self.short or self.type_name or 'a value'} ({self.reason})>"
+
+
+# ------------------------------------------------------------------------------------------------ kernel to rank
+
+
+def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> Packed:
+    """Pickle captured variables as one: what is one object, or one storage, stays one.
+
+    Args:
+        inputs: Value by name.
+        namespace: The notebook's; functions defined in it bring along the globals they use.
+
+    Raises:
+        PayloadError: Something cannot be pickled; `culprit` then says what.
+    """
+    try:
+        return _packed(partial(InputPickler, namespace), inputs_in_order(inputs), results=False)
+    except Exception as error:  # foreign code
+        raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
+
+
+def culprit(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit | None:
+    """What made `pack_inputs` fail; None if nothing does now. Takes about as long as the failed pickle, plus 0.5 s."""
+    return pickle_errors.find(inputs, namespace)
+
+
+def unpack_inputs(
+    data: bytes | memoryview,
+    buffers: Sequence[memoryview],
+    namespace: dict[str, object],
+    *,
+    device: str,
+    loading: Callable[[str], None] | None = None,
+) -> None:
+    """Put captured variables into a run's namespace.
+
+    Names that the namespace has already win against globals that functions bring along, and inputs against both.
+
+    Args:
+        data: From `from_parcel`.
+        buffers: From `from_parcel`.
+        namespace: The one that the cell will run in, which becomes the globals of the notebook's functions.
+        device: Where captured tensors of an accelerator go, as torch names it on this rank.
+        loading: Told each name before its value is unpickled, for whoever has to explain a crash.
+
+    Raises:
+        PayloadError: A variable cannot be rebuilt here; names it.
+    """
+    provided, names = dict(namespace), [""]
+
+    def begin(name: str) -> None:
+        names.append(name)
+        if loading is not None:
+            loading(name)
+
+    try:
+        with _set(NAMESPACE, namespace), _set(DEVICE, device), _set(LOADING, begin):
+            parts = _loaded(data, buffers)
+    except Exception as error:  # foreign code
+        raise PayloadError(
+            f"`{names[-1]}` cannot be rebuilt on the rank: {type(error).__name__}: {error}. It could be "
+            "pickled in the kernel; build it in the cell, or make what it needs available on the rank."
+        ) from error
+    namespace.update(provided)
+    namespace.update(zip(parts[::2], parts[1::2], strict=True))
+
+
+@contextlib.contextmanager
+def _set(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def sizes(inputs: Mapping[str, object], namespace: dict[str, object] | None = None) -> dict[str, int]:
+    """About how many bytes each input alone would take; 0 if it cannot be pickled."""
+    return {name: _size_bytes(value, {} if namespace is None else namespace) for name, value in inputs.items()}
+
+
+def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
+    if isinstance(value, (bytes, bytearray, str, int, float, type(None))):
+        return sys.getsizeof(value)
+    try:
+        if type(value).__module__.partition(".")[0] == "numpy" and value.dtype.kind != "O":
+            return int(value.nbytes)
+        return pack_inputs({"": value}, namespace).size_bytes
+    except Exception:  # noqa: BLE001 - foreign code; `pack_inputs` of the whole will say it
+        return 0
+
+
+# ------------------------------------------------------------------------------------------------ rank to kernel
+
+
+def sharded_in(value: object) -> list[Any]:
+    """The tensors in a value that are sharded over ranks, in an order that is the same for equal values."""
+    found: list[Any] = []
+    try:
+        ShardFinder(found).dump(value)
+    except Exception:  # noqa: BLE001 - foreign code; what comes behind it stays sharded
+        return found
+    return found
+
+
+def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
+    """Pickle what a cell returned. What cannot be pickled becomes an `Unreturned`: the value, or items of it.
+
+    Args:
+        value: Whatever the cell's last expression gave.
+        by_value: True if a kernel may read it that did not start the run.
+        run: The run's id; ranks of one run give classes of the cell a common identity by it.
+    """
+    try:
+        return _pack_result(value, by_value, run)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        replacement = _without_bad_items(value, _reason(error), by_value, run)
+    try:
+        return _pack_result(replacement, by_value, run)
+    except Exception as error:  # noqa: BLE001 - each item can be pickled, together they cannot
+        return _pack_result(placeholder(value, _reason(error)), by_value, run)
+
+
+def _pack_result(value: object, by_value: bool, run: str) -> Packed:
+    return _packed(partial(ResultPickler, run, by_value), value, results=True)
+
+
+def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> object:
+    def checked(item: object) -> object:
+        try:
+            _pack_result(item, by_value, run)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return placeholder(item, _reason(error))
+        return item
+
+    cls = type(value)
+    if cls in (dict, OrderedDict):  # the latter is what a `state_dict()` is
+        return cls((key, checked(item)) for key, item in value.items())
+    if cls in (list, tuple):
+        return cls(map(checked, value))
+    if isinstance(value, tuple) and hasattr(cls, "_make"):  # a named tuple
+        return cls._make(map(checked, value))
+    return placeholder(value, reason)
+
+
+def placeholder(value: object, reason: str) -> Unreturned:
+    """What comes back instead of this value."""
+    cls = type(value)
+    name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+    return Unreturned(name, _short_repr(value), reason)
+
+
+def _short_repr(value: object) -> str:
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # noqa: BLE001 - the user's `__repr__`
+        text = object.__repr__(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_REPR else text[: _MAX_REPR - 1] + "…"
+
+
+def _reason(error: BaseException) -> str:
+    try:
+        return (str(error) or type(error).__name__)[:_MAX_REASON]
+    except Exception:  # noqa: BLE001 - the user's `__str__`
+        return type(error).__name__
+
+
+def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+    """What a rank returned; an `Unreturned` if it cannot be rebuilt in this process."""
+    try:
+        return _loaded(data, buffers)
+    except Exception as error:  # noqa: BLE001 - foreign code; the values of other ranks must arrive all the same
+        return Unreturned("", "", f"it cannot be rebuilt in the notebook: {_reason(error)}")
+
+
+def kept_value(key: str) -> object:
+    """What the pickle of a handle names: the value itself, on the rank that keeps it.
+
+    Raises:
+        ValueLost: This process does not have it.
+    """
+    try:
+        return kept_values[key]
+    except KeyError:
+        raise ValueLost(
+            f"The value kept as {key} is not on this rank: its process was replaced, or another rank or kernel has it."
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------ exceptions
+
+
+def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed | None:
+    """Pickle an exception so that it is known to unpickle as its own type; None if no way is found.
+
+    Traceback, cause and context stay behind. In turn: as it is; rebuilt without its `__init__`, whose arguments may not
+    be `args`; and the same with only those arguments and attributes that can be pickled.
+    """
+    forms: tuple[Callable[[], object], ...] = (
+        lambda: error,
+        lambda: _Rebuilt(error, strict=True),
+        lambda: _Rebuilt(error, strict=False),
+    )
+    for is_last, form in zip((False, False, True), forms, strict=True):
+        try:
+            packed = _pack_result(form(), by_value, run)
+            copy = _loaded(packed.data, packed.buffers)
+        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may do
+            continue
+        if type(copy) is type(error) and (is_last or _reason(copy) == _reason(error)):
+            return packed
+    return None
+
+
+class _Rebuilt:
+    """Pickles as the exception, past its class's `__init__`."""
+
+    def __init__(self, error: BaseException, *, strict: bool) -> None:
+        args, state = _builtin_arguments(error), vars(error)
+        if not strict:
+            args = tuple(arg if _is_picklable(arg) else _short_repr(arg) for arg in args)
+            state = {name: value for name, value in state.items() if _is_picklable(value)}
+        self._parts = type(error), args, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_exception, self._parts
+
+
+def _builtin_base(cls: type) -> Any:
+    """The exception class in C that has the memory layout and the `__reduce__` of this one."""
+    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
+
+
+def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
+    """As the builtin base reports them: `OSError` has a file name that is not in `args`."""
+    args: tuple[Any, ...] = _builtin_base(type(error)).__reduce__(error)[1]
+    return args
+
+
+def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Named by pickles: an exception made without its own `__init__`."""
+    base = _builtin_base(cls)
+    error: BaseException = base.__new__(cls, *args)  # past the class's own
+    base.__init__(error, *args)
+    vars(error).update(state)
+    return error
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        _pack_result(value, False, "")
+    except Exception:  # noqa: BLE001 - foreign code
+        return False
+    return True
+
+
+def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) -> BaseException | None:
+    """The exception; None if it cannot be rebuilt in this process."""
+    found = unpack_value(data, buffers)
+    return found if isinstance(found, BaseException) else None
+
+
+# ------------------------------------------------------------------------------------------------ pickles, parcels
+
+
+def _packed(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool) -> Packed:
+    """Pickle, and once more if the first pass met large storages that are hardly used."""
+    first = Tensors(results=results)
+    packed = _packed_once(make, value, first)
+    if compact := first.wasteful():
+        packed = _packed_once(make, value, Tensors(results=results, compact=compact))
+    return packed
+
+
+def _packed_once(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, torch: Tensors) -> Packed:
+    file, buffers = io.BytesIO(), list[memoryview]()
+    pickler = make(file, torch, buffers)
+    pickler.dump(value)
+    return Packed(data=file.getvalue(), buffers=tuple(buffers), sent=tuple(getattr(pickler, "sent", ())))
+
+
+def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+    try:
+        return pickle.loads(data, buffers=buffers)
+    finally:
+        tensors.after_load()
+
+
+def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
+    """What the link carries: a parcel, and for large payloads a file descriptor of shared memory.
+
+    The one copy of the data is made here; `packed` may be dropped afterwards. The caller closes the descriptor after
+    sending it, to any number of readers.
+
+    Raises:
+        PayloadError: There is not enough memory.
+    """
+    parcel, views = laid_out(packed)
+    return parcel, shared_memory.write(views) if views else None
+
+
+def laid_out(packed: Packed) -> tuple[Parcel, Sequence[memoryview]]:
+    """The parcel, and what of `packed` must travel beside it, in shared memory: nothing if it is small."""
+    data, views = packed.data, packed.buffers
+    if len(data) > _STREAM_LIMIT:
+        data, views = b"", (memoryview(data), *views)
+    lengths = tuple(view.nbytes for view in views)
+    if data and sum(lengths) <= INLINE_LIMIT:
+        return Parcel(data=data, sizes=lengths, inline=tuple(map(bytes, views))), ()
+    return Parcel(data=data, sizes=lengths), views
+
+
+def from_parcel(parcel: Parcel, fd: int | None) -> tuple[bytes | memoryview, list[memoryview]]:
+    """The other end of `to_parcel`: stream and writable buffers for `unpack_inputs` or `unpack_value`.
+
+    Args:
+        parcel: As it came.
+        fd: The descriptor that came with it; closed in every case. The memory goes when the last user of a buffer does.
+
+    Raises:
+        PayloadError: The shared memory is missing or incomplete.
+    """
+    if fd is None:
+        if len(parcel.inline) != len(parcel.sizes):
+            raise PayloadError("A payload arrived without its shared memory.")
+        return parcel.data, [memoryview(bytearray(buffer)) for buffer in parcel.inline]
+    views = shared_memory.read(fd, parcel.sizes)
+    # An empty stream is no pickle: it says that the stream is the first buffer.
+    return (parcel.data, views) if parcel.data else (views[0], views[1:])

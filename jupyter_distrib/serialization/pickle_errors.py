@@ -1,0 +1,211 @@
+"""Why a set of inputs cannot be pickled: which name, what inside it, and the path to it.
+
+Only used after pickling has failed, so it may take its time, but not more than a second. The first pass repeats the
+pickle with nobody keeping the bytes; the object it reached last is the culprit. The second, in Python and under a
+time limit, is for the path: its stack of open objects is exactly the way from the name to the culprit, including what
+`__getstate__` and `__reduce__` return, which a search through attributes would have to guess. Kernel side, any
+thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_distrib.serialization.picklers import InputPickler, inputs_in_order
+from jupyter_distrib.serialization.tensors import Tensors
+
+_PATH_TIME_S = 0.5
+_DEEPEST = 150
+"""Open objects on the way down. One costs the Python pickler about four frames, of a thousand."""
+_LONG = 1000
+"""Items of a container from which on the C pickler looks for the bad one: a hundred times as fast as the Python one."""
+_MAX_REASON = 300
+_BINDINGS = ("__self__", "cell_contents")
+_MODULE_PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+"""`model._modules['fc']` is `model.fc` to its user."""
+_ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """What stands in the way of a set of inputs."""
+
+    name: str
+    """The input that cannot be pickled."""
+    path: str
+    """Where in it the culprit is, as an expression as far as it is one: `loader.pool._lock`, `train (global db)`."""
+    type_name: str
+    """Of the culprit: `_thread.lock`."""
+    reason: str
+    """What pickling it raised."""
+
+
+def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit | None:
+    """The first thing that cannot be pickled; None if everything can."""
+    pickler = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
+    try:
+        pickler.dump(inputs_in_order(inputs))
+    except Exception as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
+        reason = f"{error}" or type(error).__name__
+        return _located(pickler.name, inputs.get(pickler.name), pickler.last, reason[:_MAX_REASON], namespace)
+    return None
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _located(name: str, value: object, last: object, reason: str, namespace: dict[str, object]) -> Culprit:
+    way = _Tracer(namespace).way_to_failure(value)
+    if way is None:
+        return Culprit(name=name, path=name, type_name=_type_name(last), reason=reason)
+    return Culprit(name=name, path=name + _path(way), type_name=_type_name(way[-1]), reason=reason)
+
+
+def _type_name(obj: object) -> str:
+    cls = type(obj)
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+class _GaveUpError(Exception):
+    """The search took too long or went too deep."""
+
+
+class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be watched
+    """Walks an object exactly as pickling does and remembers where it is. Writes nothing."""
+
+    def __init__(self, namespace: dict[str, object]) -> None:
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+        self._namespace = namespace
+        self._real = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
+        self.dispatch_table = self._real.dispatch_table
+        self._open: list[Any] = []
+        self._until_s = 0.0
+
+    def way_to_failure(self, obj: object) -> list[Any] | None:
+        """The objects from `obj` down to the one that raises; None if that was not found in time."""
+        self._until_s = time.monotonic() + _PATH_TIME_S
+        try:
+            self.dump(obj)
+        except (_GaveUpError, RecursionError):
+            return None
+        except Exception:  # noqa: BLE001 - the failure that is looked for
+            return self._open
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        return self._real.reducer_override(obj)
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if type(obj) in _ATOMS:
+            return
+        if len(self._open) >= _DEEPEST or time.monotonic() > self._until_s:
+            raise _GaveUpError
+        self._open.append(obj)
+        if type(obj) in (list, tuple, dict) and len(obj) > _LONG:
+            self.save(self._failing_item(list(obj.values()) if type(obj) is dict else obj))
+        else:
+            super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in typeshed
+        self._open.pop()  # not in a `finally`: what stays open after an error is the answer
+
+    def _failing_item(self, items: Sequence[Any]) -> Any:
+        """By halves, so that it costs about what the failed pickle did; the last item if none fails by itself."""
+        while len(items) > 1:
+            half = len(items) // 2
+            items = items[:half] if self._fails(items[:half]) else items[half:]
+        return items[0]
+
+    def _fails(self, items: Sequence[Any]) -> bool:
+        try:
+            InputPickler(self._namespace, _Nowhere(), Tensors(results=False), []).dump(items)
+        except Exception:  # noqa: BLE001 - the failure that is looked for
+            return True
+        return False
+
+
+# ------------------------------------------------------------------------------------------------- naming the way
+
+
+def _path(way: list[Any]) -> str:
+    """The way as text. Objects, containers and what reducers return alternate on it; only real steps are named."""
+    path, index = "", 0
+    while index < len(way) - 1:
+        text, index = _step(way, index)
+        path += text
+    return _MODULE_PARTS.sub(r".\1", path)
+
+
+def _step(way: list[Any], index: int) -> tuple[str, int]:
+    """The text of one step from `way[index]`, and where it leads on the way."""
+    here, below = way[index], way[index + 1]
+    if type(here) in (list, tuple):
+        return next((f"[{position}]" for position, item in enumerate(here) if item is below), ""), index + 1
+    if isinstance(here, dict):
+        return _key_step(here, below), index + 1
+    if isinstance(here, types.FunctionType):
+        return _function_step(here, way, index)
+    return _object_step(here, way, index)
+
+
+def _key_step(here: dict[Any, Any], below: object) -> str:
+    for key, value in here.items():
+        if value is below:
+            return f"[{key!r}]" if isinstance(key, (str, int)) else f"[<{_type_name(key)}>]"
+    return " (a key)"
+
+
+def _function_step(function: types.FunctionType, way: list[Any], index: int) -> tuple[str, int]:
+    """From a function to what it needs, past the tuples and dicts in which cloudpickle keeps that."""
+    for position in range(index + 1, min(index + 8, len(way))):
+        for text, value in _needs(function):
+            if value is way[position]:
+                return f" ({text})", position
+    return "", index + 1
+
+
+def _needs(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"global {name}", function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield f"closure variable {name}", _attributes(cell).get("cell_contents")
+    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield "a default argument", value
+
+
+def _object_step(here: object, way: list[Any], index: int) -> tuple[str, int]:
+    """From an instance to an attribute, past the state and arguments that its reducer made up."""
+    attributes = _attributes(here)
+    for position in range(index + 1, min(index + 5, len(way))):
+        name = next((name for name, value in attributes.items() if value is way[position]), None)
+        if name is not None:
+            return f".{name}", position
+        state = way[position]
+        if type(state) is dict and position + 1 < len(way):
+            key = next((key for key, value in state.items() if value is way[position + 1]), None)
+            if isinstance(key, str):
+                return f".{key}", position + 1
+        if type(state) not in (tuple, dict):
+            return "", position
+    return "", min(index + 2, len(way) - 1)
+
+
+def _attributes(obj: object) -> dict[str, object]:
+    """By name, what can be had without running the user's code; for a method or a `partial`, what it binds."""
+    found: dict[str, object] = dict(getattr(obj, "__dict__", None) or {})
+    for cls in type(obj).__mro__:
+        for name, slot in vars(cls).items():
+            is_bound = name in _BINDINGS and isinstance(slot, types.GetSetDescriptorType)
+            if is_bound or isinstance(slot, types.MemberDescriptorType):
+                try:
+                    found.setdefault(name, getattr(obj, name))
+                except (AttributeError, ValueError):  # an empty slot, an empty cell
+                    continue
+    return found

@@ -1,0 +1,221 @@
+"""The two picklers: what the kernel sends to a rank, and what a rank sends back.
+
+Both are cloudpickle's, with large buffers out of band (pickle protocol 5), torch handled by `tensors` and functions and
+classes of the notebook by `origins`. Used through `payload` only. Any thread; one pickler per pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import cloudpickle
+
+from jupyter_distrib.serialization import definitions
+from jupyter_distrib.serialization.tensors import Tensors, same
+
+IN_BAND_BYTES = 4096
+"""Smaller buffers go in the pickle stream: cheaper, and a small tensor does not keep a large mapping alive."""
+
+NAMESPACE: ContextVar[dict[str, object]] = ContextVar("jupyter_distrib_namespace")
+"""The run's live namespace, while a rank unpickles its inputs."""
+LOADING: ContextVar[Callable[[str], None]] = ContextVar("jupyter_distrib_loading")
+"""Told the name of each input before it is unpickled."""
+
+_SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
+"""Names that IPython puts into every notebook; ranks have their own."""
+
+
+_CACHED: type = type(functools.lru_cache(len))
+_DEFINITIONS = (type, types.FunctionType, _CACHED)
+_TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
+"""`io.TextIOBase` without the slow check of an abstract class."""
+
+
+class Name:
+    """Stands before each input in the pickle, so that both sides know which one they are at when it fails."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return begin_input, (self.name,)
+
+
+def begin_input(name: str) -> str:
+    LOADING.get()(name)
+    return name
+
+
+class LiveNamespace(dict[str, object]):
+    """Stands for the notebook's namespace as the globals of its functions; on a rank it is the run's.
+
+    Not empty, since cloudpickle (3.0 to 3.1) copies `__name__` and the like into globals that equal `{}`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(live=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return live_namespace, ()
+
+
+def live_namespace() -> dict[str, object]:
+    return NAMESPACE.get()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, file: Any, tensors: Tensors, buffers: list[memoryview] | None) -> None:
+        """Write to `file`, large buffers to `buffers`; None: everything to `file`."""
+
+        def in_band(buffer: pickle.PickleBuffer) -> bool:
+            assert buffers is not None
+            view = buffer.raw()
+            if view.nbytes > IN_BAND_BYTES:
+                buffers.append(view)
+            return view.nbytes <= IN_BAND_BYTES
+
+        super().__init__(file, protocol=5, buffer_callback=None if buffers is None else in_band)
+        self._tensors = tensors
+        self.last: object = None
+        """The object that was reached last: when pickling fails, the one that cannot be pickled."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        self.last = obj
+        cls = type(obj)  # `isinstance` would ask proxies for their `__class__`, which loads what they stand for
+        if issubclass(cls, _DEFINITIONS):
+            return self._definition(obj)
+        if issubclass(cls, _TEXT_STREAM):
+            return _standard_stream(obj)
+        reduced = self._tensors.reduce(obj, cls)
+        if reduced is not NotImplemented:
+            return reduced
+        return NotImplemented  # all that cloudpickle's own method does with other objects
+
+    def _definition(self, obj: Any) -> Any:
+        if isinstance(obj, _CACHED):
+            return self.cached(obj)
+        reduced = super().reducer_override(obj)
+        return self.by_value(obj, reduced) if definitions.is_by_value(reduced) else reduced
+
+    def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
+        return reduced
+
+    def cached(self, function: Any) -> Any:
+        return definitions.cached_form(function, sent=False)
+
+
+def _standard_stream(stream: object) -> Any:
+    for name in ("stdout", "stderr"):
+        if stream is getattr(sys, name):
+            return getattr, (sys, name)
+    if isinstance(stream, io.StringIO):
+        return NotImplemented
+    # cloudpickle would read the whole file and send its text.
+    raise pickle.PicklingError("an open file cannot leave its process")
+
+
+class InputPickler(_Pickler):
+    """Kernel side. Functions of the notebook get the run's namespace as their globals."""
+
+    def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
+        super().__init__(file, tensors, buffers)
+        self._namespace = namespace
+        self.globals_ref[id(namespace)] = LiveNamespace()
+        self.sent: list[object] = []
+        self.name = ""
+        """The input that was reached last."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Name:
+            self.name = obj.name
+            return NotImplemented
+        return super().reducer_override(obj)
+
+    def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
+        self.sent.append(obj)
+        if isinstance(obj, types.FunctionType) and obj.__globals__ is self._namespace:
+            _leave_out_shell(reduced[2][1]["__globals__"])
+        return definitions.sent_form(obj, reduced)
+
+    def cached(self, function: Any) -> Any:
+        self.sent.append(function)
+        return definitions.cached_form(function, sent=True)
+
+
+def _leave_out_shell(used: dict[str, object]) -> None:
+    for name in _SHELLS_OWN & used.keys():
+        value = used[name]
+        module = getattr(value, "__globals__", {}).get("__name__") or getattr(value, "__module__", "")
+        if str(module or type(value).__module__).startswith(("IPython.", "ipykernel.")):
+            del used[name]
+
+
+class ResultPickler(_Pickler):
+    """Rank side. What came from the kernel goes back as a reference, classes of the cell under names of the run."""
+
+    def __init__(self, run: str, by_value: bool, file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
+        super().__init__(file, tensors, buffers)
+        self._run = run
+        self._with_definitions = by_value
+
+    def _definition(self, obj: Any) -> Any:
+        key = definitions.key_of_received(obj)
+        if key is not None:
+            return definitions.reference(obj, key, _definition_of(obj) if self._with_definitions else None)
+        if isinstance(obj, type) and not definitions.is_importable(obj):
+            definitions.name_class(obj, self._run)
+        return super()._definition(obj)
+
+    def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
+        return definitions.new_form(obj, reduced) if isinstance(obj, type) else reduced
+
+
+class _DefinitionPickler(_Pickler):
+    """For a reader that may not know the kernel's objects: everything by value."""
+
+    def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
+        return definitions.new_form(obj, reduced) if isinstance(obj, type) else reduced
+
+
+def _definition_of(obj: object) -> bytes | None:
+    """The object itself, buffers included; None if it holds something that cannot be pickled."""
+    file = io.BytesIO()
+    pickler = _DefinitionPickler(file, Tensors(results=True), None)
+    try:
+        pickler.dump(obj)
+    except Exception:  # noqa: BLE001 - foreign code; the kernel that knows the key does not need it
+        return None
+    return file.getvalue()
+
+
+def inputs_in_order(inputs: Mapping[str, object]) -> list[object]:
+    """What is pickled for a set of inputs: name, value, name, value, ..."""
+    return [part for name, value in inputs.items() for part in (Name(name), value)]
+
+
+class ShardFinder(pickle.Pickler):
+    """Goes through a value as a pickler does, so in the same order on every rank, and notes the sharded tensors."""
+
+    def __init__(self, found: list[Any]) -> None:
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+        self._tensors = Tensors(results=True, found=found)
+
+    def reducer_override(self, obj: Any) -> Any:
+        cls = type(obj)
+        if obj is same:
+            return NotImplemented
+        if issubclass(cls, (*_DEFINITIONS, types.ModuleType)):
+            return same, (None,)
+        return self._tensors.reduce(obj, cls)
+
+
+class _Nowhere:
+    def write(self, data: bytes | memoryview) -> int:
+        return len(data)

@@ -1,0 +1,1 @@
+"""What the agent and the coordinator share: processes that serve several kernels and outlive them."""

@@ -1,0 +1,99 @@
+"""What of a long record is worth sending again. Pure; runs in the agent.
+
+Output goes, and how many lines went is said where they were; the logs have all of it. Of reported numbers every second
+goes, so that those left span the whole run. Of what only tells a state, the newest stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from jupyter_distrib.wire.messages import (
+    Cleared,
+    Displayed,
+    Event,
+    Measured,
+    Moved,
+    Noted,
+    Progressed,
+    Sampled,
+    Stalled,
+    Wrote,
+)
+
+NEWEST = 100
+"""Of notes, and of one rank's displays and loops: more are not shown."""
+
+Entry: TypeAlias = tuple[Event, tuple[int, ...]]
+
+
+def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
+    """Leave out what can be missed; gives what is left, and the displays that are not."""
+    choice = _Choice(entries)
+    left: deque[Entry] = deque()
+    displays = []
+    for event, fds in reversed(entries):
+        if choice.keeps(event):
+            left.appendleft((event, fds))
+        elif isinstance(event, Displayed):
+            displays.append(event)
+    return [(choice.gap(event) if isinstance(event, Wrote) else event, fds) for event, fds in left], displays
+
+
+class _Choice:
+    """Takes events from the newest to the oldest."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._lines: Counter[tuple[int, str]] = Counter()
+        """By rank and stream, how many go."""
+        self._counts: Counter[Hashable] = Counter()
+        self._peaks: dict[int, Sampled] = {}
+        """By rank, the one that is worth keeping of many samples."""
+        for event, _ in entries:
+            if isinstance(event, Sampled) and (
+                event.rank not in self._peaks or _use(event) > _use(self._peaks[event.rank])
+            ):
+                self._peaks[event.rank] = event
+
+    def keeps(self, event: Event) -> bool:
+        match event:
+            case Wrote():
+                self._lines[event.rank, event.stream] += event.skipped_lines + event.text.count("\n")
+                return self._first(Wrote, event.rank, event.stream)
+            case Sampled():
+                return self._peaks[event.rank] is event
+            case Measured():
+                new = [self._first(Measured, event.rank, name) for name in event.values]
+                return any(new) or self._number(Measured, event.rank) % 2 == 0
+            case Progressed():
+                new_loop = self._first(Progressed, event.rank, event.label)
+                return new_loop and self._number(Progressed, event.rank) <= NEWEST
+            case Displayed():
+                return self._number(Displayed, event.rank) <= NEWEST
+            case Cleared():
+                return self._first(Cleared, event.rank)
+            case Noted():
+                return self._number(Noted) <= NEWEST
+            case Stalled() | Moved():
+                return self._first(Stalled)
+            case _:
+                return True
+
+    def gap(self, last: Wrote) -> Wrote:
+        """What stands where the last output was that goes."""
+        return replace(last, text="", skipped_lines=self._lines[last.rank, last.stream])
+
+    def _number(self, *key: Hashable) -> int:
+        """How many of these there have been, with this one."""
+        self._counts[key] += 1
+        return self._counts[key]
+
+    def _first(self, *key: Hashable) -> bool:
+        return self._number(*key, "first") == 1
+
+
+def _use(event: Sampled) -> tuple[int, int]:
+    return event.gpu_memory_bytes or 0, event.rss_bytes

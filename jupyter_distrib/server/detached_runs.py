@@ -1,0 +1,83 @@
+"""The detached runs of an agent: their records stay when the kernels that began them have gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.journal import Journal
+from jupyter_distrib.wire.messages import Attach, Attached, Event, Execute, NotAttached
+
+KEEP_S = 24 * 3600
+"""How long the record of a run that has ended stays."""
+
+Tell = Callable[[Client, Event, tuple[int, ...]], None]
+
+
+class DetachedRuns:
+    """Those of one agent, by name, the newest last.
+
+    Args:
+        tell: Sends to a kernel.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._journals: dict[str, Journal] = {}
+
+    def __len__(self) -> int:
+        return len(self._journals)
+
+    @property
+    def going_on(self) -> bool:
+        return any(not journal.ended for journal in self._journals.values())
+
+    def begin(
+        self, client: Client, command: Execute, world_size: int, *, gpus: bool
+    ) -> Callable[[Event, tuple[int, ...]], None]:
+        """Record a run, which this kernel follows; what comes back is to be told of each event."""
+        assert client.hello is not None
+        journal = Journal(command, world_size, gpus=gpus, notebook=client.hello.notebook)
+        self._journals[command.run] = journal
+        journal.listeners.append(client)
+
+        def tell(event: Event, fds: tuple[int, ...]) -> None:
+            journal.add(event, fds)
+            for listener in list(journal.listeners):
+                self._tell(listener, event, fds)
+
+        return tell
+
+    def attach(self, client: Client, command: Attach) -> None:
+        """Tell a kernel all of a run, the end of its name or nothing being enough, and have it follow."""
+        run = command.run or self._newest(client)
+        matches = [name for name in self._journals if name == run or name.endswith(f"-{run}")] if run else []
+        if len(matches) != 1:
+            known = ", ".join(self._journals) or "none"
+            reason = f"there is no detached run {run!r} here." if run else "there is no detached run here."
+            return self._tell(client, NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
+        journal = self._journals[matches[0]]
+        self._tell(client, journal.attached(), ())
+        for event, fds in journal.entries():
+            self._tell(client, event, fds)
+        if not journal.ended and client not in journal.listeners:
+            journal.listeners.append(client)
+
+    def described(self) -> Sequence[Attached]:
+        return tuple(journal.attached() for journal in self._journals.values())
+
+    def prune(self) -> None:
+        """Forget those that ended long ago."""
+        for run, journal in list(self._journals.items()):
+            if journal.ended and time.monotonic() - journal.ended_s > KEEP_S:
+                self._journals.pop(run).close()
+
+    def _newest(self, client: Client) -> str:
+        """The newest run of the client's notebook, else of any; empty if there is none."""
+        assert client.hello is not None
+        notebook, newest_first = client.hello.notebook, [*reversed(self._journals)]
+        return next(
+            (run for run in newest_first if notebook and self._journals[run].notebook == notebook),
+            next(iter(newest_first), ""),
+        )

@@ -1,0 +1,271 @@
+"""Why nothing moves: who waits for whom, from what is known of each rank. Runs in the agent, or for
+ranks of several nodes in the gate; pure.
+
+    looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
+
+A rank that waits for others is never the one to blame; those that have not come are. That a rank waits is no fault
+either: the text says what is, and how long is left to the caller.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire.messages import GroupLook, Look, Place
+
+STALL_S = 5.0
+"""Waiting this long in one place is worth telling."""
+ALL_THERE_S = 30.0
+"""The same if every rank has come, and only the data is under way."""
+_IDLE_S = 3.0
+_SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
+"""Collectives to which every rank must give tensors of one shape and type."""
+_PAIRWISE = ("recv", "send", "recv_object_list", "send_object_list", "wait")
+"""Not every rank takes part, and nothing tells which other one does."""
+_RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    text: str
+    places: tuple[Place, ...]
+    waited_s: float
+    """How long the rank that has waited longest has done so; 0 if none waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wait:
+    """What one rank waits in."""
+
+    op: str
+    group: str = ""
+    number: int = 0
+    """0: not counted, because torch does not record it (a rendezvous, `recv`, a store)."""
+    ranks: tuple[int, ...] = ()
+    tensors: str = ""
+
+    @property
+    def meeting(self) -> tuple[str, tuple[int, ...], int, str]:
+        """The same for all that will meet there."""
+        return self.group, self.ranks, self.number, "" if self.number else self.op
+
+    def __str__(self) -> str:
+        return f"{self.op} #{self.number}" if self.number else self.op
+
+
+def diagnose(looks: Sequence[Look], *, source: str = "") -> Diagnosis | None:
+    """None if nothing is wrong, or not for long enough yet.
+
+    Args:
+        looks: One for each rank of the run.
+        source: Of the cell, numbered as the ranks number it.
+    """
+    scene = _Scene(looks=looks, source=source)
+    told = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
+    told += [sentence for ranks in scene.meetings() for sentence in scene.tell(ranks)]
+    if not told:
+        return None
+    if scene.is_circle():
+        told.append("They wait for one another: collectives match by order, not by name.")
+    return Diagnosis(
+        text=" ".join(dict.fromkeys(told)),
+        places=tuple(scene.place(look) for look in looks),
+        waited_s=max((_unmoved_s(scene.by_rank[rank]) for rank in scene.waits), default=0.0),
+    )
+
+
+def is_suspicious(looks: Iterable[Look]) -> bool:
+    """Whether some rank seems to wait for others, so that a closer look at all of them is worth its price."""
+    return any(_wait(look) is not None and _unmoved_s(look) >= STALL_S - 1.5 for look in looks)
+
+
+# ---------------------------------------------------------------------------------------------------- who waits
+
+
+def _wait(look: Look) -> _Wait | None:
+    seen = look.seen
+    if look.state != "running" or seen is None or seen.unmoved_s < _IDLE_S:
+        return None
+    idle = seen.idle_s >= _IDLE_S
+    for group in seen.groups or ():
+        if group.number and (idle or group.spins):
+            return _in_group(group, seen.call)
+    return _Wait(op=seen.call) if seen.call and idle else None
+
+
+def _in_group(group: GroupLook, call: str) -> _Wait:
+    return _Wait(op=call or group.op, group=group.name, number=group.number, ranks=group.ranks, tensors=group.tensors)
+
+
+def _unmoved_s(look: Look) -> float:
+    return look.seen.unmoved_s if look.seen else 0.0
+
+
+def _at(look: Look) -> int | None:
+    """The line of the cell that it is in."""
+    match look.state:
+        case "left":
+            return None
+        case "silent" if look.line is not None:
+            return look.line
+        case _:
+            return look.seen.line if look.seen else None
+
+
+# ---------------------------------------------------------------------------------------------------- sentences
+
+
+class _Scene:
+    """All ranks at one moment, and the sentences about them."""
+
+    def __init__(self, *, looks: Sequence[Look], source: str) -> None:
+        self.by_rank = {look.rank: look for look in looks}
+        self.waits = {look.rank: wait for look in looks if (wait := _wait(look)) is not None}
+        self._source = source
+
+    def meetings(self) -> list[list[int]]:
+        """Ranks that wait in the same place, the earliest place first."""
+        found: dict[tuple[str, tuple[int, ...], int, str], list[int]] = {}
+        for rank, wait in self.waits.items():
+            found.setdefault(wait.meeting, []).append(rank)
+        return sorted(found.values(), key=lambda ranks: self.waits[ranks[0]].number)
+
+    def is_circle(self) -> bool:
+        """Whether ranks wait in different places, and nobody else is left who could come."""
+        waiting = all(rank in self.waits or look.state == "left" for rank, look in self.by_rank.items())
+        return waiting and len({wait.meeting for wait in self.waits.values()}) > 1
+
+    def tell(self, ranks: Sequence[int]) -> list[str]:
+        """Who has not come to where these ranks wait; nothing if that is not worth telling yet."""
+        wait = self.waits[ranks[0]]
+        waited_s = max(_unmoved_s(self.by_rank[rank]) for rank in ranks)
+        if waited_s < STALL_S:
+            return []
+        members = [rank for rank in wait.ranks or self.by_rank if rank in self.by_rank]
+        missing = [rank for rank in members if rank not in ranks and not _has_been(self.by_rank[rank], wait)]
+        name, where = self._name(wait), self._where(ranks)
+        if wait.op in _PAIRWISE and not wait.number:
+            told = f"{rank_list(ranks, sentence=True)} {_verb('waits', ranks)} in {name}{where} for another rank."
+        elif not missing:
+            return self._all_there(ranks, waited_s)
+        elif self._is_alone(ranks, missing):
+            told = f"Only {rank_list(ranks)} called {name}{where}."
+        else:
+            told = (
+                f"{rank_list(missing, sentence=True)} {_verb('has', missing)} not reached {name}; "
+                f"{rank_list(ranks)} {_verb('waits', ranks)} there{where}."
+            )
+        return [told, *self._elsewhere(missing)]
+
+    def place(self, look: Look) -> Place:
+        return Place(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
+
+    def _is_alone(self, ranks: Sequence[int], missing: Sequence[int]) -> bool:
+        """Whether these few got there by an `if` that asks for the rank."""
+        few = len(ranks) < len(missing) and not any(rank in self.waits for rank in missing)
+        return few and bool(_condition(_at(self.by_rank[ranks[0]]), self._source))
+
+    def _all_there(self, ranks: Sequence[int], waited_s: float) -> list[str]:
+        wait = self.waits[ranks[0]]
+        if len(calls := self._calls(ranks)) > 1:
+            told = " and ".join(
+                f"{rank_list(theirs)} {_verb('calls', theirs)} {call}{self._where(theirs)}"
+                for call, theirs in calls.items()
+            )
+            return [f"As collective #{wait.number} {told}: collectives match by order, not by name."]
+        if waited_s < ALL_THERE_S or not wait.number:
+            return []
+        return [f"All of its ranks are in {self._name(wait)}{self._where(ranks)}, and it does not end."]
+
+    def _calls(self, ranks: Sequence[int]) -> dict[str, list[int]]:
+        """What ranks that meet mean: one entry if they mean the same."""
+        calls: dict[str, list[int]] = {}
+        for rank in ranks:
+            wait = self.waits[rank]
+            same = wait.op in _SAME_TENSORS and wait.tensors
+            calls.setdefault(f"{wait.op} of {wait.tensors}" if same else wait.op, []).append(rank)
+        kinds = {call.partition(" ")[0]: theirs for call, theirs in calls.items()}
+        return kinds if len(kinds) == len(calls) else calls  # shapes only where they are what differs
+
+    def _elsewhere(self, missing: Sequence[int]) -> list[str]:
+        """What those do that have not come: a sentence for all that do the same."""
+        alike: dict[tuple[str, int | None], list[int]] = {}
+        for rank in missing:
+            look = self.by_rank[rank]
+            if look.state not in ("stopped", "traced"):  # told already
+                alike.setdefault((self._doing(look), _at(look)), []).append(rank)
+        return [
+            f"{rank_list(ranks, sentence=True)} {_verb(doing, ranks)}{f' (line {line})' if line else ''}."
+            for (doing, line), ranks in alike.items()
+        ]
+
+    def _doing(self, look: Look) -> str:
+        match look.state:
+            case "left":
+                return "has left the cell"
+            case "silent":
+                return "is in C code that does not let go of Python's lock"
+            case "stopped":
+                return "is stopped (SIGSTOP)"
+            case "traced":
+                return "is held by a debugger"
+            case _:
+                if (wait := self.waits.get(look.rank)) is not None:
+                    return f"waits in {self._name(wait)}"
+                return f"runs {look.seen.function}" if look.seen and look.seen.function else "runs the cell"
+
+    def _name(self, wait: _Wait) -> str:
+        """`all_reduce #2`, and of which ranks if there are groups of fewer than all."""
+        subgroup = wait.ranks and not self.by_rank.keys() <= set(wait.ranks)
+        return f"{wait} of {rank_list(wait.ranks)}" if subgroup else str(wait)
+
+    def _where(self, ranks: Sequence[int]) -> str:
+        lines = sorted({line for rank in ranks if (line := _at(self.by_rank[rank]))})
+        if len(lines) != 1:
+            return f" (lines {', '.join(map(str, lines))})" if lines else ""
+        condition = _condition(lines[0], self._source)
+        return f" (line {lines[0]}, inside `{condition}`)" if condition else f" (line {lines[0]})"
+
+
+def _stopped(look: Look) -> str:
+    if look.state == "traced":
+        return f"Rank {look.rank} (pid {look.pid}) is held by a debugger."
+    return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` lets it go on."
+
+
+def _has_been(look: Look, wait: _Wait) -> bool:
+    """Whether it has called this collective, and does not wait for it, or not any more."""
+    if look.state == "left" or look.seen is None or not wait.number:
+        return False
+    return any(
+        group.name == wait.group and group.ranks == wait.ranks and group.entered >= wait.number
+        for group in look.seen.groups or ()
+    )
+
+
+def _condition(line: int | None, source: str) -> str:
+    """The innermost `if` around this line that asks for the rank: `if rank == 0`."""
+    if line is None or not source:
+        return ""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    found = ""
+    for node in ast.walk(tree):  # outer nodes before those inside them
+        if isinstance(node, ast.If) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
+            test = ast.unparse(node.test)
+            if len(test) <= 60 and any(word in test.lower() for word in _RANK_WORDS):
+                found = f"if {test}"
+    return found
+
+
+def _verb(phrase: str, ranks: Sequence[int]) -> str:
+    """`has left the cell` of one rank, `have left the cell` of several."""
+    if len(ranks) == 1:
+        return phrase
+    verb, space, rest = phrase.partition(" ")
+    return {"has": "have", "is": "are"}.get(verb, verb.removesuffix("s")) + space + rest

@@ -1,0 +1,93 @@
+"""The record of a detached run, kept until some kernel asks for it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.compaction import Entry, thinned
+from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted
+
+MAX_ENTRIES = 5000
+"""Past this, what `thinning.py` says is left out of what is sent again; the logs have all output."""
+MAX_DISPLAY_BYTES = 64 << 20
+"""Past this, the oldest displays are left out."""
+
+
+class Journal:
+    """A detached run's events in order, with the shared memory that its values lie in."""
+
+    def __init__(self, command: Execute, world_size: int, *, gpus: bool, notebook: str) -> None:
+        self._command, self._world_size, self._gpus = command, world_size, gpus
+        self.notebook = notebook
+        self._entries: list[Entry] = []
+        self._started_s, self._started_wall_s = time.monotonic(), time.time()
+        self.listeners: list[Client] = []
+        """The kernels that follow it."""
+        self.ended_s = 0.0
+        self._display_bytes = 0
+        self._left_out = 0
+        """Displays that are gone."""
+        self._limit = MAX_ENTRIES
+        """More entries are thinned; it grows with what has to stay, which is not to be looked at for each event."""
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_s > 0
+
+    def add(self, event: Event, fds: tuple[int, ...]) -> None:
+        self._entries.append((event, tuple(os.dup(fd) for fd in fds)))
+        if isinstance(event, Displayed):
+            self._hold_display(event)
+        if isinstance(event, Ended):
+            self.ended_s = time.monotonic()
+        if len(self._entries) > self._limit:
+            self._thin()
+
+    def entries(self) -> list[Entry]:
+        """What is sent again, in order."""
+        text = f"{self._left_out} older displays are left out."
+        return [*([(Noted(run=self._command.run, rank=None, text=text), ())] if self._left_out else []), *self._entries]
+
+    def attached(self) -> Attached:
+        return Attached(
+            run=self._command.run,
+            label=self._command.label,
+            ranks=self._command.ranks,
+            world_size=self._world_size,
+            gpus=self._gpus,
+            strategy=self._command.setting.strategy,
+            started_wall_s=self._started_wall_s,
+            elapsed_s=(self.ended_s or time.monotonic()) - self._started_s,
+        )
+
+    def close(self) -> None:
+        for _, fds in self._entries:
+            for fd in fds:
+                os.close(fd)
+        self._entries.clear()
+
+    def _hold_display(self, event: Displayed) -> None:
+        self._display_bytes += _size_bytes(event)
+        while self._display_bytes > MAX_DISPLAY_BYTES:
+            index = next(i for i, (old, _) in enumerate(self._entries) if isinstance(old, Displayed))
+            oldest = self._entries.pop(index)[0]
+            assert isinstance(oldest, Displayed)
+            self._drop_display(oldest)
+
+    def _drop_display(self, event: Displayed) -> None:
+        self._display_bytes -= _size_bytes(event)
+        self._left_out += not event.update
+
+    def _thin(self) -> None:
+        half = len(self._entries) // 2
+        older, displays = thinned(self._entries[:half])
+        self._entries = older + self._entries[half:]
+        for event in displays:
+            self._drop_display(event)
+        self._limit = max(MAX_ENTRIES, 3 * len(older))
+
+
+def _size_bytes(event: Displayed) -> int:
+    return sum(map(len, event.data.values()))

@@ -1,0 +1,39 @@
+"""What is told of the stalls of one run, wherever its ranks are seen together: the agent's loop, or the gate's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from jupyter_distrib.server.diagnose import Diagnosis, diagnose
+from jupyter_distrib.wire.messages import Execute, Look, Moved, RunEvent, Stalled, TimedOut
+
+
+class Stalls:
+    """Of one run.
+
+    Args:
+        tell: Takes the events.
+        stop: Stops the run, after `--hang-timeout`.
+    """
+
+    def __init__(self, command: Execute, *, tell: Callable[[RunEvent], None], stop: Callable[[], None]) -> None:
+        self._command, self._tell, self._stop = command, tell, stop
+        self._last = Diagnosis(text="", places=(), waited_s=0.0)
+
+    def judge(self, looks: Sequence[Look]) -> None:
+        """Tell what is new about a stall, or that it is over; a look for each rank of the run."""
+        run, now_s = self._command.run, time.monotonic()
+        found = diagnose(looks, source=self._command.cell.source)
+        if found is None:
+            if self._last.text:
+                self._tell(Moved(run=run, at_s=now_s))
+            self._last = Diagnosis(text="", places=(), waited_s=0.0)
+            return
+        if (found.text, found.places) != (self._last.text, self._last.places):
+            self._tell(Stalled(run=run, text=found.text, places=found.places, at_s=now_s))
+        self._last = found
+        limit_s = self._command.hang_timeout_s
+        if limit_s is not None and found.waited_s >= limit_s:
+            self._tell(TimedOut(run=run, limit_s=limit_s, stalled=True, at_s=now_s))
+            self._stop()

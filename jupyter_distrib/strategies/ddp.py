@@ -1,0 +1,42 @@
+"""`--strategy ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
+
+Makes the default process group before the cell, and turns the training code of an unchanged cell into data-parallel
+training while it runs. What `prepare` is given is treated as what is found.
+"""
+
+from __future__ import annotations
+
+from jupyter_distrib.options import Option, switch
+from jupyter_distrib.worker.strategy import StrategyRun, TrainingStrategy
+
+BATCH = Option(
+    flag="--batch",
+    metavar="HOW",
+    meaning="whose batch size a data loader's is: that of each rank, or of all ranks together",
+    choices=("per-rank", "global"),
+    default="per-rank",
+    synonyms=("batch-size",),
+)
+SHARD_EVAL = Option(
+    flag="--shard-eval",
+    meaning="divide data loaders that are read for an evaluation, too; `jupyter_distrib.total` adds up",
+    read=switch,
+)
+
+
+class DataParallelStrategy(TrainingStrategy):
+    """Plain data parallelism."""
+
+    options = (BATCH, SHARD_EVAL)
+    summary = "replicated on every rank, gradients averaged"
+
+    def begin(self, run: StrategyRun) -> None:
+        from jupyter_distrib.worker import identity, process_group, randomness
+        from jupyter_distrib.worker.autoparallel.data_parallel import DataParallel
+
+        # On some of the ranks only, a new group would wait for the others for ever.
+        met_again = run.everyone and process_group.current.ensure(process_group.default_backend(identity.device()))
+        if run.everyone:
+            randomness.begin_alike()
+        self.training = training = DataParallel(run)
+        training.begin(met_again=met_again)

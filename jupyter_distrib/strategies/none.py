@@ -1,0 +1,10 @@
+"""`--strategy none`: torchrun's contract. The environment says who the rank is; the cell makes its own process group,
+or none."""
+
+from __future__ import annotations
+
+from jupyter_distrib.worker.strategy import Strategy
+
+
+class NoStrategy(Strategy):
+    """Does nothing to anything."""

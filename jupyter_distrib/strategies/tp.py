@@ -1,0 +1,57 @@
+"""`--strategy tp`: the ranks form a mesh, over whose dimension `model` the cell spreads a model by torch's plans
+(`torch.distributed.tensor.parallel.parallelize_module`), and over whose dimension `data` it is sharded as by `fsdp`.
+
+Ranks that differ in `model` only see the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.options import Option, shown
+from jupyter_distrib.strategies.ddp import BATCH, SHARD_EVAL
+from jupyter_distrib.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyShardedStrategy
+from jupyter_distrib.worker.strategy import StrategyRun
+
+
+def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
+    """`data=2,model=4`, read for an option of this name."""
+    parts = [part.partition("=") for part in text.split(",")]
+    wanted = f"{name} wants names and sizes of dimensions such as data=2,model=2; got {shown(text)}"
+    if not all(key.strip().isidentifier() and size.strip().isdecimal() and int(size) for key, _, size in parts):
+        raise OptionsError(wanted)
+    shape = tuple((key.strip(), int(size)) for key, _, size in parts)
+    if len(dict(shape)) < len(shape):
+        raise OptionsError(f"{name} names a dimension twice; got {shown(text)}")
+    return shape
+
+
+MESH = Option(
+    flag="--mesh",
+    metavar="NAME=N,...",
+    meaning="the dimensions of the mesh, which the cell finds as `mesh`; `data` divides the batches",
+    default="model=N, all ranks",
+    read=dimensions,
+    synonyms=("device-mesh", "mesh-shape"),
+)
+
+
+class TensorParallelStrategy(FullyShardedStrategy):
+    """Parts of a model on different ranks, by torch's plans."""
+
+    options = (MESH, UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL)
+    summary = "spread over the mesh by the plan that the cell gives"
+
+    @classmethod
+    def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
+        if "data" not in dict(dimensions("--mesh", options.get("mesh", "model=1"))):
+            return cls.summary, "whole on every rank, since the mesh has no dimension `data`"
+        sharded, data = super().effects(options)
+        return sharded.replace(cls.summary, f"{cls.summary}, and sharded over its dimension `data`"), data
+
+    def begin(self, run: StrategyRun) -> None:
+        from jupyter_distrib.worker import identity
+
+        given = run.options.get("mesh", f"model={identity.world_size()}")
+        self._train_over(run, dimensions("--mesh", given))

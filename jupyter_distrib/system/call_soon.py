@@ -1,0 +1,29 @@
+"""Lets other threads have something done in a loop."""
+
+from __future__ import annotations
+
+import os
+import queue
+from contextlib import suppress
+
+from jupyter_distrib.system.event_loop import Callback, Loop, pipe
+
+
+class Calls:
+    """What is `put` in any thread is called in the loop's, in that order."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._queue: queue.SimpleQueue[Callback] = queue.SimpleQueue()
+        self._read_fd, self._write_fd = pipe()
+        loop.watch(self._read_fd, self._run)
+
+    def put(self, call: Callback) -> None:
+        self._queue.put(call)
+        with suppress(BlockingIOError):  # full: the loop will wake anyhow
+            os.write(self._write_fd, b"!")
+
+    def _run(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._read_fd, 4096)
+        while not self._queue.empty():
+            self._queue.get()()

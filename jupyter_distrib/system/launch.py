@@ -1,0 +1,97 @@
+"""Execs an agent, and for an agent its template. Imports next to nothing, not even `typing`: an agent does it before it
+imports itself, since torch takes a second."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+AGENT = "JUPYTER_DISTRIB_AGENT"
+"""The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
+Launched = tuple["subprocess.Popen[bytes]", tuple[socket.socket, socket.socket], "IO[bytes]"]
+"""A template that is importing torch; links to it and to the fuller one that replaces it; its log."""
+
+
+def exec_agent(
+    path: str,
+    log: IO[bytes],
+    arguments: tuple[str, ...],
+    env: dict[str, str],
+    python: str = sys.executable,
+    *,
+    told: str = "",
+) -> subprocess.Popen[bytes]:
+    """Start a module that serves on a socket at `path`, which can be connected to at once.
+
+    It inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach it. The
+    first of `arguments` is the module; the others it is given, after the socket's descriptor. What it is `told` it
+    reads from its standard input; command lines are for all to see.
+    """
+    module, *rest = arguments
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        fd = listener.fileno()
+        process = subprocess.Popen(
+            [python, "-m", module, str(fd), *rest],
+            pass_fds=[fd],
+            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=env,
+        )
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(told.encode())
+    return process
+
+
+def launch(log: IO[bytes] | None = None) -> Launched:
+    """A template, which ends with this process. What it has to say goes into `log`, or a new file."""
+    log = log or new_log()
+    (early, its), (fuller, their) = socket.socketpair(), socket.socketpair()
+    fds = its.fileno(), their.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), *map(str, fds)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    its.close()
+    their.close()
+    return process, (early, fuller), log
+
+
+def new_log() -> IO[bytes]:
+    """A file without a name."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("template.log"), "w+b")
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def own_mark() -> str:
+    """Names this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
+    return f"{os.getpid()}.{began(os.getpid())}"
+
+
+def began(pid: int) -> str:
+    """When a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZX" else fields[18]

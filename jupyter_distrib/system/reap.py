@@ -1,0 +1,190 @@
+"""Ends processes that this agent's ranks started, and nothing else. Reads /proc; Linux only, elsewhere the process
+group has to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.launch import AGENT, began
+
+WORKER = "JUPYTER_DISTRIB_WORKER"
+"""The variable by which what a rank starts is known, whatever session it is in."""
+_PROC = Path("/proc")
+_SWEEPS = 3
+"""What is killed may have started something meanwhile."""
+
+
+class Sweep:
+    """Kills what ranks have left: with one look at all processes for those that end together."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._sessions: set[int] = set()
+        self._marks: set[str] = set()
+
+    def add(self, pid: int, mark: str) -> None:
+        """Of a rank that has ended: the process group and the session that it led, and what carries its mark. The group
+        ends now, the rest when the loop has dealt with what has happened by now."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if not self._sessions:
+            self._loop.soon(self._kill)
+        self._sessions.add(pid)
+        self._marks.add(mark)
+
+    def _kill(self) -> None:
+        kill_left(self._sessions, self._marks)
+        self._sessions, self._marks = set(), set()
+
+
+def kill_left(sessions: Collection[int], marks: Collection[str]) -> None:
+    """Kill the processes of these sessions, and those that were exec'd with one of these marks in their environment."""
+    for pid in _others(lambda pid: _session(pid) in sessions or mark_of(pid, WORKER) in marks):
+        _kill(pid)
+
+
+def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]) -> None:
+    """Kill children that came to us because their own parent, a rank that is gone, ended."""
+    for pid in children(os.getpid()):
+        if pid not in known and not belongs_to_living(pid):
+            _kill(pid)
+
+
+def kill_orphans() -> None:
+    """Kill what agents have left that were killed themselves: everything that carries the mark of one which is gone."""
+    for _ in range(_SWEEPS):
+        orphans = _others(_is_orphan)
+        for pid in orphans:
+            _kill(pid)
+        if not orphans:
+            return
+
+
+def _is_orphan(pid: int) -> bool:
+    agent, _, since = (mark_of(pid, AGENT) or "").partition(".")
+    return agent.isdecimal() and began(int(agent)) != since and _pid_namespace(pid) == _pid_namespace(os.getpid())
+
+
+def _pid_namespace(pid: int) -> str:
+    """Processes of a container have numbers of their own, and agents that cannot be seen from here."""
+    try:
+        return os.readlink(_PROC / str(pid) / "ns" / "pid")
+    except OSError:
+        return ""
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(f"{_PROC}/{pid}/task"):
+            with open(f"{_PROC}/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def session_of(pid: int) -> int:
+    """The session a process belongs to; 0 if it is gone."""
+    return _session(pid)
+
+
+def mark_of(pid: int, name: str) -> str | None:
+    """A variable of the environment that a process was exec'd with; empty if it has none. None if it shows no
+    environment at all: so look all processes in the moment of their exec, and few others."""
+    environment = _environment(pid)
+    for entry in environment.split(b"\0"):
+        if entry.startswith(f"{name}=".encode()):
+            return entry.partition(b"=")[2].decode("utf-8", "replace")
+    return "" if environment else None
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process now; 0 if it is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def sockets_between(pids: list[int]) -> tuple[int, ...]:
+    """Inodes of connected TCP sockets whose both ends belong to these processes: their collectives and their store.
+
+    A user's own connections, to a database or a tracking server, have another process at the other end and are left
+    alone.
+    """
+    ends = _connections(pids)
+    return tuple(inode for (local, remote), inode in ends.items() if (remote, local) in ends)
+
+
+def ends_outside(pids: list[int]) -> tuple[tuple[str, str], ...]:
+    """Local and remote address of the connections of these processes that none of them has the other end of."""
+    ends = _connections(pids)
+    return tuple((local, remote) for local, remote in ends if (remote, local) not in ends)
+
+
+def sockets_towards(pids: list[int], ends: Iterable[tuple[str, str]]) -> tuple[int, ...]:
+    """Inodes of those connections of these processes whose other ends `ends_outside` has found elsewhere."""
+    found = _connections(pids)
+    return tuple(found[remote, local] for local, remote in ends if (remote, local) in found)
+
+
+def _connections(pids: list[int]) -> dict[tuple[str, str], int]:
+    """By local and remote address, the inodes of the connected TCP sockets of these processes."""
+    owned = {inode for pid in pids for inode in _socket_inodes(pid)}
+    ends: dict[tuple[str, str], int] = {}
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                local, remote, state, inode = _tcp_row(line)
+                if state == "01" and inode in owned:  # 01: established
+                    ends[_mapped(local), _mapped(remote)] = inode
+    return ends
+
+
+def _tcp_row(line: str) -> tuple[str, str, str, int]:
+    columns = line.split()
+    return columns[1], columns[2], columns[3], int(columns[9])
+
+
+def _mapped(address: str) -> str:
+    """An IPv4 address inside IPv6 (proc_net_tcp: 32 hex digits) is the same end as the plain one."""
+    host, _, port = address.partition(":")
+    return f"{host[-8:] if host.startswith('0000000000000000FFFF0000') else host}:{port}"
+
+
+def _socket_inodes(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if target.startswith("socket:["):
+                    yield int(target[8:-1])
+
+
+def _others(chosen: Callable[[int], bool]) -> list[int]:
+    with suppress(OSError):
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir(_PROC))) if pid != os.getpid() and chosen(pid)]
+    return []
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)

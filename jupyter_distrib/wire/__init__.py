@@ -1,0 +1,1 @@
+"""What crosses between kernel, coordinator, agent and worker, and how. Any process."""

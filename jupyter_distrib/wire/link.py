@@ -1,0 +1,304 @@
+"""One end of the stream socket that carries commands and events, with file descriptors where a frame has any.
+
+A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. Nothing here unpickles, and a
+decoded message can only be an instance of a class in `wire/messages.py`. Both ends are unix sockets of one user:
+inherited pairs, or a socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
+
+`send` and `receive` block and may be used by one thread each. `post` and `flush` never block, nor does `read` if the
+socket does not; they belong to the agent's loop, and to whoever has seen to it that only one thread is at it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
+
+from jupyter_distrib.wire import messages
+from jupyter_distrib.wire.messages import Message
+
+_PREFIX = struct.Struct("!IHH")
+_SIZE = struct.Struct("!Q")
+_READ_BYTES = 1 << 16
+"""For four times as much C's allocator asks the system at each read, which takes longer than the read itself."""
+_GATHER = 64
+_FD_BYTES = struct.calcsize("i")
+_FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
+"""Linux passes at most 253 descriptors in one message (SCM_MAX_FD, unix(7))."""
+_MAX_FRAME_BYTES = 1 << 28
+"""What is larger lies in shared memory, so a frame that says so is none."""
+_CLASSES = {name: value for name, value in vars(messages).items() if isinstance(value, type) and is_dataclass(value)}
+_MESSAGES = frozenset(get_args(Message))
+_FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
+    cls: tuple((field.name, field.default) for field in fields(cls)) for cls in _CLASSES.values()
+}
+"""Of each class: names and defaults."""
+_SIMPLE = frozenset({str, int, float, bool, type(None)})
+"""What JSON has itself."""
+_CLASS = b'"$":"'
+_JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+
+
+class LinkError(ConnectionError):
+    """The peer sent something that is not a frame."""
+
+
+class Link:
+    """Messages over one connected unix stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._incoming = bytearray()
+        self._fds: deque[int] = deque()
+        self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
+        self.frame = b""
+        """The last message that `read` gave, as it came: a relay sends it on without encoding it again."""
+        self._send_lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that was received and not yet taken, or posted and not yet sent."""
+        for fd in (*self._fds, *(fd for _, fds in self._outgoing for fd in fds)):
+            os.close(fd)
+        self._fds.clear()
+        self._outgoing.clear()
+        self.sock.close()
+
+    def send(self, message: Message, fds: Iterable[int] = (), *, after: Iterable[Message] = ()) -> None:
+        """Send one message, in one go with those that come before it; the caller keeps its own copies of `fds`."""
+        fds = list(fds)
+        self.pass_on(b"".join((*map(encode, after), encode(message, len(fds)))), fds)
+
+    def pass_on(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a frame as it is."""
+        data = memoryview(frame)
+        with self._send_lock:
+            while data:
+                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
+                data, fds = data[sent:], []
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """Wait for one message. Raises `EOFError` when the peer has gone."""
+        frame, fds = self.receive_frame()
+        return decode_frame(frame)[0], fds
+
+    def receive_frame(self) -> tuple[bytes, list[int]]:
+        """The same, for somebody who passes it on."""
+        while (found := self._next()) is None:
+            self._fill()
+        return found
+
+    def receive_one(self) -> Message:
+        """Wait for one message and take not a byte more, for somebody who will read on with another `Link`."""
+        head = self.sock.recv(_PREFIX.size, socket.MSG_PEEK | socket.MSG_WAITALL)
+        json_bytes, _, _ = _PREFIX.unpack(head)
+        whole = self.sock.recv(_PREFIX.size + json_bytes, socket.MSG_WAITALL)
+        return decode(whole[_PREFIX.size :], [])
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether something arrives within this time."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(self._incoming or poll.poll(timeout_s * 1000))
+
+    def post(self, frame: bytes, fds: Iterable[int] = ()) -> None:
+        """Queue a frame for `flush`; `fds` are duplicated."""
+        self._outgoing.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+
+    def flush(self) -> None:
+        """Send as much as the socket takes now."""
+        while self._outgoing:
+            data, fds = self._outgoing[0]
+            try:
+                if fds:
+                    sent = socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT)
+                else:
+                    sent = self.sock.sendmsg(self._plain_run(), (), socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                return
+            for fd in fds:
+                os.close(fd)
+            self._sent(sent)
+
+    def _plain_run(self) -> list[memoryview]:
+        """The next frames that need no descriptors, to be sent together."""
+        frames = itertools.takewhile(lambda entry: not entry[1], itertools.islice(self._outgoing, _GATHER))
+        return [data for data, _ in frames]
+
+    def _sent(self, count: int) -> None:
+        while count:
+            data, _ = self._outgoing.popleft()
+            if count < len(data):
+                self._outgoing.appendleft((data[count:], []))
+            count -= min(count, len(data))
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._outgoing)
+
+    def read(self) -> Iterable[tuple[Message, list[int]]]:
+        """Everything that has arrived, to be gone through at once. Raises `EOFError` when the peer has gone."""
+        try:
+            self._fill()
+        except (BlockingIOError, InterruptedError):
+            return []
+        return self._messages()
+
+    def _messages(self) -> Iterator[tuple[Message, list[int]]]:
+        """One after another, so that `frame` is that of the message in hand; none after `close`."""
+        while self.sock.fileno() >= 0 and (found := self._next()) is not None:
+            self.frame, fds = found
+            yield decode_frame(self.frame)[0], fds
+
+    def _fill(self) -> None:
+        try:
+            # Not `socket.recv_fds`, which ignores its flags (Python 3.11 to 3.14): programs that ranks start would get
+            # the descriptors.
+            data, ancillary, _, _ = self.sock.recvmsg(_READ_BYTES, _FDS_BYTES, _CLOSE_ON_EXEC)
+        except ConnectionResetError as error:
+            raise EOFError from error
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(
+                    struct.unpack(f"{len(content) // _FD_BYTES}i", content[: len(content) // _FD_BYTES * _FD_BYTES])
+                )
+        if not data:
+            raise EOFError
+        self._incoming += data
+
+    def _next(self) -> tuple[bytes, list[int]] | None:
+        """The next frame, if all of it is here."""
+        incoming = self._incoming
+        length = _length(incoming)
+        if length is None or len(incoming) < length:
+            return None
+        _, _, fd_count = _PREFIX.unpack_from(incoming)
+        if len(self._fds) < fd_count:
+            raise LinkError(f"{fd_count - len(self._fds)} of {fd_count} descriptors have not arrived")
+        frame = bytes(memoryview(incoming)[:length])
+        del incoming[:length]
+        return frame, [self._fds.popleft() for _ in range(fd_count)]
+
+
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def encode(message: Message, fd_count: int = 0) -> bytes:
+    """One frame; `fd_count` descriptors are expected to travel with it."""
+    blobs: list[bytes] = []
+    text = _JSON.encode(_plain(message, blobs)).encode()
+    sizes = b"".join(_SIZE.pack(len(blob)) for blob in blobs)
+    return b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text, *blobs))
+
+
+def decode_frame(frame: bytes) -> tuple[Message, int]:
+    """One whole frame, and how many descriptors belong to it."""
+    json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
+    at = _PREFIX.size + _SIZE.size * blob_count
+    text, at = frame[at : at + json_bytes], at + json_bytes
+    blobs = []
+    for size in _sizes(frame, blob_count):
+        blobs.append(frame[at : at + size])
+        at += size
+    return decode(text, blobs), fd_count
+
+
+def kind_of(frame: bytes) -> str:
+    """The name of the class of a whole frame's message, which is the last of its text."""
+    json_bytes, blob_count, _ = _PREFIX.unpack_from(frame)
+    end = _PREFIX.size + _SIZE.size * blob_count + json_bytes
+    return frame[frame.rindex(_CLASS, 0, end) + len(_CLASS) : end].rstrip(b'"}').decode()
+
+
+def split(frames: bytes) -> Iterator[bytes]:
+    """Whole frames that lie one behind another."""
+    at = 0
+    while (length := _length(frames, at)) is not None:
+        yield frames[at : at + length]
+        at += length
+
+
+def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
+    """Of the frame that begins there; None if too little of it is there to tell."""
+    if len(incoming) < at + _PREFIX.size:
+        return None
+    json_bytes, blob_count, _ = _PREFIX.unpack_from(incoming, at)
+    if json_bytes > _MAX_FRAME_BYTES:
+        raise LinkError(f"a frame of {json_bytes} bytes is too long")
+    head_bytes = _PREFIX.size + _SIZE.size * blob_count
+    if len(incoming) < at + head_bytes:
+        return None
+    if (blob_bytes := sum(_sizes(incoming, blob_count, at))) > _MAX_FRAME_BYTES:
+        raise LinkError(f"a frame with {blob_bytes} bytes is too long")
+    return int(head_bytes + json_bytes + blob_bytes)
+
+
+def _sizes(frame: bytes | bytearray, blob_count: int, at: int = 0) -> tuple[int, ...]:
+    """Of the raw bytes behind the text of the frame that begins there."""
+    return struct.unpack_from(f"!{blob_count}Q", frame, at + _PREFIX.size)
+
+
+def decode(text: bytes, blobs: list[bytes]) -> Message:
+    """Raises `LinkError` for anything that `encode` does not write."""
+    try:
+        message: Message = _rich(json.loads(text), blobs)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise LinkError(f"not a frame of protocol {messages.PROTOCOL}: {error!r}") from error
+    if type(message) not in _MESSAGES:
+        raise LinkError(f"not a message of protocol {messages.PROTOCOL}: {type(message).__name__}")
+    return message
+
+
+def _plain(value: object, blobs: list[bytes]) -> object:
+    kind = type(value)
+    if (known := _FIELDS.get(kind)) is not None:
+        out = {}
+        for name, default in known:
+            item = getattr(value, name)
+            if item is not default:  # else the reader has it too
+                out[name] = item if type(item) in _SIMPLE else _plain(item, blobs)
+        out["$"] = kind.__name__
+        return out
+    if isinstance(value, (bytes, memoryview)):
+        blobs.append(bytes(value))
+        return {"$b": len(blobs) - 1}
+    if isinstance(value, (tuple, list)):
+        return [item if type(item) in _SIMPLE else _plain(item, blobs) for item in value]
+    if isinstance(value, dict):
+        if all(type(item) in _SIMPLE for item in value.values()):  # an environment: nothing in it to look at
+            return {"$t": value}
+        return {"$d": {key: _plain(item, blobs) for key, item in value.items()}}
+    return value
+
+
+def _rich(value: Any, blobs: list[bytes]) -> Any:
+    if isinstance(value, list):
+        return tuple([item if type(item) in _SIMPLE else _rich(item, blobs) for item in value])
+    if not isinstance(value, dict):
+        return value
+    if (name := value.pop("$", None)) is not None:
+        given = {name: item if type(item) in _SIMPLE else _rich(item, blobs) for name, item in value.items()}
+        return _CLASSES[name](**given)
+    if "$b" in value:
+        return blobs[value["$b"]]
+    if "$t" in value:
+        return value["$t"]
+    return {key: _rich(item, blobs) for key, item in value["$d"].items()}
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """The user at the other end of a unix socket, by the system's word; None where the system cannot tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

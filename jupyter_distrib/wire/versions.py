@@ -1,0 +1,48 @@
+"""Whether kernel and ranks may exchange pickles: their Python, torch and cloudpickle, compared before anything is
+unpickled. Kernel side; pure functions, standard library only."""
+
+from __future__ import annotations
+
+from jupyter_distrib.wire.messages import Hello, Welcomed
+
+_SAME_PARTS = {"python": 2, "torch": 2, "cloudpickle": 1}
+"""How many parts of the version must be equal: code objects change with Python's minor version, tensors' own pickles
+with torch's, and functions by value with cloudpickle's major one."""
+_SHOWN = {"python": "Python", "torch": "torch", "cloudpickle": "cloudpickle"}
+
+
+def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
+    """A sentence that names both sides; empty if they fit."""
+    for name, parts in _SAME_PARTS.items():
+        ours, theirs = getattr(kernel, name), getattr(agent, name)
+        shown = _SHOWN[name]
+        if ours and not theirs:
+            return (
+                f"the Python of the {pool} pool has no {shown}: install {shown} {_release(ours)} there, "
+                "or give the pool another one."
+            )
+        if ours and _parts(ours, parts) != _parts(theirs, parts):
+            return (
+                f"the notebook has {shown} {ours} and the {pool} pool has {shown} {theirs}, which cannot exchange "
+                f"values: use {shown} {'.'.join(_parts(ours, parts))} in both."
+            )
+    return ""
+
+
+def remark(kernel: Hello, agent: Welcomed) -> str:
+    """What differs and mostly works; empty if nothing does."""
+    differing = [
+        f"{_SHOWN[name]} {theirs} there, {ours} here"
+        for name in _SAME_PARTS
+        if (ours := getattr(kernel, name)) and (theirs := getattr(agent, name)) and _release(ours) != _release(theirs)
+    ]
+    return "; ".join(differing)
+
+
+def _parts(version: str, count: int) -> list[str]:
+    return _release(version).split(".")[:count]
+
+
+def _release(version: str) -> str:
+    """Without the build: `2.13.0` for `2.13.0+cu130`."""
+    return version.partition("+")[0]

@@ -1,0 +1,40 @@
+"""What a cell calls on a rank: `prepare` and `total`. Elsewhere they give back what they are given.
+
+Loads neither torch nor the kernel's side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import identity
+
+
+def prepare(*objects: Any) -> Any:
+    """Models, optimizers, schedulers and data loaders, made ready for the strategy of this run; outside a run, as they
+    are.
+
+    Under `--strategy ddp` a model is replicated in place (it stays the object it is), moved to the rank's device, and a
+    loader is replaced by one over the rank's share of the dataset, shuffled anew in every epoch. Several objects come
+    back in the order given.
+
+    Raises:
+        DistributedError: The run has no strategy, or the object cannot be prepared; says what to do.
+    """
+    if not identity.is_rank():
+        return objects[0] if len(objects) == 1 else objects
+    if identity.strategy is None:
+        raise DistributedError("jupyter_distrib.prepare() works inside a %%distributed cell only.")
+    return identity.strategy.prepare(*objects)
+
+
+def total(*values: Any) -> Any:
+    """Numbers or tensors of an evaluation, summed over all ranks; one value comes back as itself.
+
+    Only with `--shard-eval` does each rank evaluate a share of the data; else, and outside a run, every rank has
+    evaluated all of it and the values come back as they are. So the same cell is right in all three places:
+    `correct, seen = jupyter_distrib.total(correct, seen)`.
+    """
+    summed = identity.strategy.total(*values) if identity.is_rank() and identity.strategy is not None else values
+    return summed[0] if len(summed) == 1 else summed

@@ -1,0 +1,63 @@
+"""What was done to an unchanged cell, as one line for the head of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.worker.autoparallel.shard_samplers import BatchShare, EpochSampler, EveryNth, SampleShare
+
+
+class Deeds:
+    """Gathers what was done until somebody asks for it; each thing is told once."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._new: dict[str, None] = {}
+        self._told: set[str] = set()
+
+    def wrapped(self, names: str, place: str) -> None:
+        self._add(f"{names} wrapped" + (f" (optimizer of {place})" if place else ""))
+
+    def left(self, names: str) -> None:
+        """Somebody else looks after it, before it was told."""
+        self._new = {text: None for text in self._new if not text.startswith(f"{names} wrapped")}
+
+    def sharded(self, name: str, count: int, units: int, kinds: str, place: str) -> None:
+        parts = f" in {units} units ({kinds})" if units else ""
+        at = f" (optimizer of {place})" if place else ""
+        self._add(f"{name} sharded{parts}: 1/{self._size} of {count:,} parameters on each rank{at}")
+
+    def moved(self, names: str, device: object) -> None:
+        self._add(f"{names} and its batches moved to {device}")
+
+    def divided(self, loader: DataLoader[Any], mine: DataLoader[Any], place: str) -> None:
+        self._add(_how(loader, mine, self._size) + (f" (loader of {place})" if place else ""))
+        if mine.batch_size:
+            self._add(f"global batch {self._size * mine.batch_size} = {self._size} x {mine.batch_size}")
+
+    def news(self) -> str:
+        """`Net wrapped (optimizer of line 12), sampler added (loader of line 14), global batch 256 = 8 x 32`, or
+        nothing."""
+        if not self._new:
+            return ""
+        told = ", ".join(self._new)
+        self._told |= self._new.keys()
+        self._new = {}
+        return told
+
+    def _add(self, text: str) -> None:
+        if text not in self._told:
+            self._new[text] = None
+
+
+def _how(loader: DataLoader[Any], mine: DataLoader[Any], size: int) -> str:
+    if isinstance(mine.dataset, EveryNth):
+        return f"samples of {type(loader.dataset).__name__} dealt to {size} ranks"
+    if isinstance(mine.batch_sampler, BatchShare):
+        return f"batches of {type(loader.batch_sampler).__name__} dealt to {size} ranks"
+    if isinstance(mine.sampler, SampleShare):
+        return f"indices of {type(loader.sampler).__name__} dealt to {size} ranks"
+    assert isinstance(mine.sampler, EpochSampler)
+    return "sampler added"

@@ -1,0 +1,169 @@
+"""Ranks compare notes where they read a data loader, and wait there only as long as the others may still come.
+
+A rank that waits looks in the store at what the others do:
+
+    has ended its cell                                          it does not come
+    averages gradients of a backward pass that is still ahead   it does not come: it waits for this rank there
+    waits for the ranks at another line                         one of the two is alone where it is: see `_is_alone`
+    anything else                                               it may come, within `WAIT_S`
+
+Rank's main thread, except `meets`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker.store_board import Board
+
+WAIT_S = 10.0
+_LOOK_UP_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    """One reading of a loader at one place, as every rank counts them."""
+
+    place: str
+    number: int
+
+    @property
+    def key(self) -> str:
+        return f"data/{self.place}/{self.number}"
+
+    def of(self, rank: int) -> str:
+        return f"{self.key}/{rank}"
+
+    @property
+    def everyones(self) -> list[str]:
+        return [self.of(rank) for rank in range(identity.world_size())]
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.key}/verdict"
+
+    @property
+    def left(self) -> str:
+        return f"{self.key}/left"
+
+
+class Meetings:
+    """Those of one run."""
+
+    def __init__(self) -> None:
+        self._been: Counter[str] = Counter()
+        self._met: set[str] = set()
+        """Places to which all ranks have come before."""
+        self._begun = 0
+        """Collectives of our own, which every rank begins in the same order."""
+
+    def compare(self, place: str, mine: str) -> bool:
+        """Whether the rank that has come here first holds something else; waits for nobody."""
+        if (board := process_group.current.board()) is None:
+            return False
+        stop = self._next(place)
+        first = board.put_first(stop.key, mine)
+        _leave(board, stop, [stop.key], all_come=False)
+        return first != mine
+
+    def decide(self, place: str, mine: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
+        """What is decided of what the ranks hold, the same on each of them, and what they hold.
+
+        Both are empty if one of them does not come.
+        """
+        if (board := process_group.current.board()) is None:
+            return "", []
+        stop = self._next(place)
+        board.put(stop.of(identity.rank()), mine)
+        every = self._wait(board, stop)
+        if every:
+            self._met.add(place)
+        # The first who knows decides for all: another may have given up waiting a moment ago.
+        verdict = board.put_first(stop.verdict, decided(every) if every else _NOTHING)
+        _leave(board, stop, [*stop.everyones, stop.verdict], all_come=bool(every))
+        return ("", []) if verdict == _NOTHING else (verdict, every)
+
+    def meets(self, *, told: bool) -> None:
+        """A collective begins in which every rank takes part; in any thread.
+
+        Args:
+            told: Some rank may wait for this one.
+        """
+        self._begun += 1
+        if told and (board := process_group.current.board()) is not None:
+            board.put(_begun(identity.rank()), str(self._begun))
+
+    def end(self) -> None:
+        """The cell has ended: nobody has to wait for this rank."""
+        if (board := process_group.current.board()) is not None:
+            with suppress(RuntimeError):  # it was cut off from the store, as the others were or will be
+                board.put(_ended(identity.rank()), "")
+
+    def _next(self, place: str) -> _Stop:
+        self._been[place] += 1
+        return _Stop(place=place, number=self._been[place])
+
+    def _wait(self, board: Board, stop: _Stop) -> list[str]:
+        """What every rank has left; nothing if one of them does not come, or another has said so."""
+        rank, until_s = identity.rank(), time.monotonic() + WAIT_S
+        board.put(_waits(rank), self._order(stop))
+        while not board.has(stop.everyones) and not board.has([stop.verdict]):
+            if self._is_alone(board, stop) or time.monotonic() > until_s:
+                break
+            time.sleep(_LOOK_UP_S)  # not `wait`, which prints a warning when its time is over
+        board.put(_waits(rank), "")
+        return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
+
+    def _is_alone(self, board: Board, stop: _Stop) -> bool:
+        """Whether none of the ranks that have not come will come before this one goes on."""
+        missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
+        return all(self._stays_away(board, rank, stop) for rank in missing)
+
+    def _stays_away(self, board: Board, rank: int, stop: _Stop) -> bool:
+        if board.has([_ended(rank)]):
+            return True
+        if board.has([_begun(rank)]) and int(board.get(_begun(rank))) > self._begun:
+            return True
+        waits = board.get(_waits(rank)) if board.has([_waits(rank)]) else ""
+        if not waits:
+            return False
+        _, _, place, number = theirs = json.loads(waits)
+        is_ahead = self._been[place] < number
+        return is_ahead and bool(json.loads(self._order(stop)) < theirs)
+
+    def _order(self, stop: _Stop) -> str:
+        """Of two places where ranks wait for one another, who is at the smaller one goes on: not where all have met
+        before, and the line further up, which the other rank has passed."""
+        line = re.search(r"\d+$", stop.place)
+        return json.dumps([stop.place in self._met, int(line.group()) if line else 0, stop.place, stop.number])
+
+
+_NOTHING = "nothing"
+
+
+def _leave(board: Board, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
+    """Called by every rank when it needs these no more; the last one wipes them off."""
+    is_last = board.count(stop.left) == identity.world_size()
+    if is_last:
+        board.wipe([*keys, stop.left])
+    if is_last or all_come:
+        board.forget([*keys, stop.left])
+
+
+def _waits(rank: int) -> str:
+    return f"waits/{rank}"
+
+
+def _begun(rank: int) -> str:
+    return f"begun/{rank}"
+
+
+def _ended(rank: int) -> str:
+    return f"ended/{rank}"

@@ -1,0 +1,228 @@
+"""Whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main thread.
+
+Each rank leaves in the store what its data look like, a few samples of them, and reads what the others have left. Only
+a cell whose code asks how many ranks there are can have divided anything on purpose: there the ranks wait for one
+another before a loader is divided (`meetings.py`). In any other cell nobody waits, and what differs (a random split
+without a seed, say) is only said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.autoparallel.data_consensus import Meetings
+
+_SAMPLES = 16
+_ELEMENTS = 1024
+"""Of each sample."""
+_DEPTH = 4
+_SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+_RANK_CALLS = {"get_rank", "get_node_local_rank"}
+_RANK_VARIABLES = {"RANK", "LOCAL_RANK"}
+_RANK_NAMES = {"rank", "local_rank"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What is known of one data loader, and what to say of it."""
+
+    by_hand: bool
+    """The ranks hold different data on purpose."""
+    note: str = ""
+
+
+class Contents:
+    """What the ranks have told one another of their data in one run.
+
+    Args:
+        cell: The cell's file name.
+    """
+
+    def __init__(self, cell: str) -> None:
+        self._cell = cell
+        self._asks_size: bool | None = None
+        self._meetings = Meetings()
+
+    def compared(self, loader: DataLoader[Any], place: str) -> Compared:
+        """Whether the cell has divided this loader's data among the ranks, as far as can be known now."""
+        length, data, order = _described(loader)
+        if not self.look():
+            return Compared(by_hand=False, note=_DIFFERS.format(place) if self._meetings.compare(place, data) else "")
+        verdict, every = self._meetings.decide(place, json.dumps([length, order]), _verdict)
+        if verdict != _DIFFERENT:
+            return Compared(by_hand=False)
+        lengths = [json.loads(each)[0] for each in every]
+        unequal = f", with {', '.join(map(str, lengths))} batches" if len(set(lengths)) > 1 else ""
+        return Compared(by_hand=True, note=_DIVIDED.format(place, unequal))
+
+    def look(self) -> bool:
+        """Whether the cell asks how many ranks there are; called while it is being executed."""
+        if self._asks_size is None:
+            self._asks_size = _asks_size(self._cell)
+        return self._asks_size
+
+    def meets(self) -> None:
+        """A collective begins in which every rank takes part; in any thread."""
+        self._meetings.meets(told=bool(self._asks_size))
+
+    def end(self) -> None:
+        """The cell has ended."""
+        self._meetings.end()
+
+
+_DIFFERENT = "different"
+_DIVIDED = (
+    "the data loader read on {} holds other samples on each rank{}: the cell has divided them by hand, so it is read "
+    "as it is"
+)
+_DIFFERS = (
+    "the data loader read on {} holds other samples on one rank than on another, and each rank has read a share of its "
+    "own: if the cell has divided them by hand, leave that out; if they are drawn at random, fix the seed"
+)
+
+
+def _verdict(every: list[str]) -> str:
+    return _DIFFERENT if len({json.loads(each)[1] for each in every}) > 1 else "same"
+
+
+# ------------------------------------------------------------------------------------------------------- code
+
+
+def reads_ranks(thing: object) -> bool:
+    """Whether a data set's code asks which rank it is on. A column or a method that is called `rank` is none."""
+    cls = type(thing)
+    methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
+    if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
+        codes = [each.__code__ for each in methods if isinstance(each, FunctionType)]
+        return any(map(_asks_rank, codes)) or any(_is_rank(thing, name) for code in codes for name in code.co_names)
+    return False
+
+
+def _is_rank(thing: object, name: str) -> bool:
+    """Whether this attribute may hold the number of a rank."""
+    value = getattr(thing, "__dict__", {}).get(name) if name in _RANK_NAMES else None
+    return type(value) is int and 0 <= value < identity.world_size()
+
+
+def _asks_rank(code: CodeType) -> bool:
+    variables = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    nested = any(_asks_rank(each) for each in code.co_consts if isinstance(each, CodeType))
+    by_variable = bool(_RANK_VARIABLES & set(code.co_consts)) and bool({"environ", "getenv"} & set(code.co_names))
+    return nested or by_variable or bool(_RANK_NAMES & variables) or bool(_RANK_CALLS & set(code.co_names))
+
+
+def _asks_size(cell: str) -> bool:
+    """Whether the cell that is being executed, or a function of the notebook, asks how many ranks there are."""
+    codes = [
+        each.__code__
+        for value in list(vars(sys.modules["__main__"]).values())
+        for each in (vars(value).values() if isinstance(value, type) and value.__module__ == "__main__" else (value,))
+        if isinstance(each, FunctionType)
+    ]
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_filename == cell:
+            codes.append(frame.f_code)
+        frame = frame.f_back
+    return any(_SIZE_NAMES & _names(code) for code in codes)
+
+
+def _names(code: CodeType) -> set[str]:
+    texts = {each for each in code.co_consts if isinstance(each, str)}
+    nested = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return texts.union(code.co_names, code.co_freevars, *nested)
+
+
+# ------------------------------------------------------------------------------------------------------- data
+
+
+def _described(loader: DataLoader[Any]) -> tuple[int | None, str, str]:
+    """How many batches there are, the data set's print, and that of the data set with its sampler."""
+    sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
+    data = list(_print(loader.dataset, _DEPTH))
+    batches = _length(loader.batch_sampler) if loader.batch_size is not None else _length(sampler)
+    return batches, _digest(data), _digest([*data, *_print(sampler, _DEPTH)])
+
+
+def _digest(parts: list[bytes]) -> str:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+
+
+def _print(thing: Any, depth: int) -> Iterator[bytes]:
+    """What can be told of data without changing anything: no sample is made, since that may draw random numbers."""
+    if _is_array(thing):
+        yield from _print_of_array(thing)
+    elif isinstance(thing, (int, float, str, bytes)):
+        yield repr(thing).encode()
+    elif depth == 0:
+        return
+    elif isinstance(thing, dict):
+        for key in itertools.islice(thing, _SAMPLES):
+            yield from _print(key, depth - 1)
+            yield from _print(thing[key], depth - 1)
+    elif isinstance(thing, (list, tuple, range)):
+        yield str(len(thing)).encode()
+        for place in _places(len(thing)):
+            yield from _print(thing[place], depth - 1)
+    elif hasattr(thing, "iloc"):  # of pandas
+        yield from _print(thing.iloc[list(_places(len(thing)))].values.tolist(), depth - 1)
+    else:
+        yield from _print_of_object(thing, depth)
+
+
+def _is_array(thing: Any) -> bool:
+    if isinstance(thing, torch.Tensor):
+        return thing.layout is torch.strided and not thing.is_meta
+    return type(thing).__module__.partition(".")[0] == "numpy" and hasattr(thing, "dtype") and thing.dtype.kind != "O"
+
+
+def _print_of_array(array: Any) -> Iterator[bytes]:
+    yield f"{tuple(array.shape)} {array.dtype}".encode()
+    if not array.shape or 0 in array.shape:
+        return
+    places = _places(len(array))
+    some = array[:: places.step].reshape(len(places), -1)[:, :_ELEMENTS]
+    yield _bytes(some) if isinstance(some, torch.Tensor) else some.tobytes()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())  # numpy may be missing
+
+
+def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
+    """Its data, not its numbers and texts: a seed of its own says nothing of the samples."""
+    if isinstance(thing, Dataset) or depth == _DEPTH:
+        yield str(_length(thing)).encode()
+    fingerprint = getattr(thing, "_fingerprint", None)  # of `datasets`, whose tables are not looked into
+    if isinstance(fingerprint, str):
+        yield fingerprint.encode()
+        return
+    for _, value in sorted(getattr(thing, "__dict__", {}).items()):
+        if not isinstance(value, (int, float, str, bytes, type)):
+            yield from _print(value, depth - 1)
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _places(length: int) -> range:
+    """The first, the last or nearly, and some between."""
+    return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

@@ -1,0 +1,300 @@
+"""Data-parallel training: which models are averaged together, and with which weights they begin. One for each run.
+
+    an optimizer is built    its models go to the rank's device and get the weights of rank 0
+    first backward pass      all ranks are asked whether they still have the same weights
+    backward pass            gradients are averaged
+    optimizer step           buffers (of batch normalization, say) become those of rank 0
+
+The user's models are held as long as their optimizer lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.autoparallel import object_collectives, ownership, weight_sync
+from jupyter_distrib.worker.autoparallel.change_summary import Deeds
+from jupyter_distrib.worker.autoparallel.gradient_reducer import Replica
+from jupyter_distrib.worker.autoparallel.hooks import Conversion, Training, is_sharded
+from jupyter_distrib.worker.autoparallel.loaders import Loaders
+from jupyter_distrib.worker.autoparallel.replica_registry import Roster
+from jupyter_distrib.worker.autoparallel.shard_samplers import Part
+from jupyter_distrib.worker.strategy import StrategyRun
+
+
+class DataParallel:
+    """A `Spread` that replicates; see there for what the methods are called for."""
+
+    def __init__(self, run: StrategyRun) -> None:
+        self._run = run
+        part = Part(
+            rank=identity.rank(),
+            size=identity.world_size(),
+            batch="global" if run.options.get("batch") == "global" else "per-rank",
+        )
+        self._deeds = Deeds(part.size)
+        self._loaders = Loaders(self, part, run, self._deeds)
+        self._conversion = Conversion(run, self, self._loaders)
+        self._replicas = Roster()
+        self._unverified: list[Replica] = []
+
+    def begin(self, *, met_again: bool) -> None:
+        """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
+        if met_again and self._run.everyone:
+            self._rejoin()
+        self._conversion.begin()
+
+    def end(self, *, ok: bool) -> None:
+        self._conversion.end()
+        try:
+            if ok:
+                self._tell()
+                self._conversion.tell_if_apart()
+        finally:
+            self._replicas.clear()
+
+    # ------------------------------------------------------------------------------------------------ prepare()
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        """The objects, ready for training.
+
+        Raises:
+            DistributedError: One of them cannot be made ready; nothing of it has been changed.
+        """
+        if not self._run.everyone:
+            raise DistributedError(
+                "jupyter_distrib.prepare() needs every rank, and --on runs this cell on some of them: leave --on out."
+            )
+        check_together(objects)
+        return tuple(map(self._prepare, objects))
+
+    def _prepare(self, item: Any) -> Any:
+        if isinstance(item, nn.parallel.DistributedDataParallel):
+            return item
+        if isinstance(item, nn.Module):
+            if _is_trainable(item):
+                self._replicas.keep(self._replicated([ownership.unwrapped(item)], [], [], fresh=True))
+            else:
+                item.to(identity.device())
+            return item
+        if isinstance(item, DataLoader):
+            return self._loaders.divided(item)
+        if isinstance(item, Optimizer):
+            self._conversion.adopt(item, fresh=True)
+            return item
+        return item  # schedulers and scalers follow their optimizer
+
+    def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Summed over ranks if each reads a share of what it evaluates, else as they are."""
+        return weight_sync.summed(values) if self._loaders.shard_eval and self._run.everyone else values
+
+    # ------------------------------------------------------------------------------------------------ Spread
+
+    @property
+    def active(self) -> bool:
+        return bool(self._replicas.all())
+
+    @property
+    def in_training(self) -> bool:
+        return any(replica.in_training for replica in self._replicas.all())
+
+    def adopt(self, training: Training) -> None:
+        self._move(training.roots, training.loose, training.optimizer)
+        self._deeds.wrapped(ownership.named(training.roots) or type(training.optimizer).__name__, training.place)
+        self._replicas.put(
+            training.optimizer,
+            self._replicated(training.roots, training.loose, training.left_alone, fresh=training.fresh),
+        )
+
+    def recognise(self, optimizer: Optimizer) -> None:
+        """Nothing of it is replicated here."""
+
+    def yield_to(self, module: nn.Module) -> None:
+        theirs = {id(each) for each in module.parameters()}
+        for replica in self._replicas.all():
+            if _overlaps(replica, theirs):
+                self._deeds.left(ownership.named(replica.modules))
+        self._replicas.replace(lambda each: _overlaps(each, theirs))
+        self._unverified = [each for each in self._unverified if not _overlaps(each, theirs)]
+
+    def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
+        if self._unverified:
+            self._verify()
+        self._tell()
+        announced = [replica for replica in self._replicas.all() if replica.announce()]
+        beginning = next((each for each in tensors if each.requires_grad), None)
+        if not announced or beginning is None:
+            run()
+            return False
+
+        def finish() -> None:
+            for replica in announced:
+                replica.finish(self._loaders.meets)
+
+        def begun(_: torch.Tensor) -> None:
+            torch.autograd.Variable._execution_engine.queue_callback(finish)  # noqa: SLF001 - as torch's own FSDP does
+
+        handle = beginning.register_hook(begun)  # type: ignore[no-untyped-call]
+        try:
+            run()
+        except BaseException:
+            for replica in announced:
+                replica.drop()  # half of it is done: it is made anew
+            raise
+        finally:
+            handle.remove()
+        reached = [replica.settle() for replica in announced]
+        return any(reached)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        for replica in self._replicas.of(optimizer):
+            replica.share_buffers()
+
+    # ------------------------------------------------------------------------------------------------ what is told
+
+    def _tell(self) -> None:
+        if (news := self._deeds.news()) and identity.rank() == 0:
+            self._run.note(news)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _replicated(
+        self,
+        roots: Sequence[nn.Module],
+        loose: Sequence[torch.Tensor],
+        left_alone: Sequence[torch.Tensor],
+        *,
+        fresh: bool,
+    ) -> list[Replica]:
+        """The replicas that hold these modules and tensors: those that there are, and new ones."""
+        found: list[Replica] = []
+        for root in roots:
+            found.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
+        held = {id(each) for replica in self._replicas.all() for each in replica.parameters}
+        if free := [each for each in loose if id(each) not in held]:
+            found.append(self._new([], free, left_alone, fresh=fresh))
+        return found
+
+    def _holding(self, root: nn.Module) -> Replica | None:
+        return next((each for each in self._replicas.all() if any(root is module for module in each.modules)), None)
+
+    def _new(
+        self, roots: list[nn.Module], loose: list[torch.Tensor], left_alone: Sequence[torch.Tensor], *, fresh: bool
+    ) -> Replica:
+        tensors = {id(each) for each in ownership.tensors_of(roots, loose)}
+        smaller = [each for each in self._replicas.all() if _overlaps(each, tensors)]
+        inside = {id(module) for root in roots for module in root.modules()}
+        others = [module for each in smaller for module in each.modules if id(module) not in inside]
+        replica = Replica([*roots, *others], loose, left_alone)
+        self._replicas.replace(smaller.__contains__, by=[replica])
+        self._move(roots, loose, None)
+        if fresh:
+            self._begin_alike(replica)
+        self._unverified = [each for each in self._unverified if each not in smaller] + [replica]
+        return replica
+
+    def _move(self, roots: Iterable[nn.Module], loose: Iterable[torch.Tensor], optimizer: Optimizer | None) -> None:
+        """To the rank's device, in place, so that the optimizer keeps its parameters; batches follow."""
+        device = identity.device()
+        if device.type == "cpu":
+            return
+        for root in roots:
+            if any(each.device.type == "cpu" for each in root.parameters()):
+                root.to(device)
+                self._loaders.device = device
+                self._deeds.moved(ownership.named([root]), device)
+        for tensor in loose:
+            tensor.data = tensor.data.to(device)
+        for parameter, state in optimizer.state.items() if optimizer is not None else ():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and name != "step":  # which torch keeps on the CPU
+                    state[name] = value.to(parameter.device)
+
+    def _begin_alike(self, replica: Replica) -> None:
+        tensors = ownership.tensors_of(replica.modules, replica.loose)
+        self._loaders.meets()
+        every = object_collectives.gather(weight_sync.fingerprint(tensors))
+        if not weight_sync.same_form(every):
+            raise DistributedError(
+                f"{_called(replica)} has other parameters on one rank than on another: build it alike on all of them."
+            )
+        if any(each != every[0] for each in every):
+            weight_sync.take_from_rank_0(tensors)
+
+    def _rejoin(self) -> None:
+        """Optimizers that were kept on the ranks, which an interrupt has met at different steps, go on alike.
+
+        Every rank takes part, also one that has none.
+        """
+        optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
+        optimizers = [each for each in optimizers if not any(map(is_sharded, ownership.parameters_of(each)))]
+        trained = [self._trained_by(each) for each in optimizers]
+        every = object_collectives.gather([weight_sync.fingerprint(each) for each in trained])
+        if not all(map(weight_sync.same_form, zip(*every, strict=False))) or len({len(each) for each in every}) > 1:
+            return  # not the same ones: they are asked again before they are averaged
+        for place, (optimizer, tensors) in enumerate(zip(optimizers, trained, strict=True)):
+            if any(each[place] != every[0][place] for each in every):
+                weight_sync.take_from_rank_0(tensors)
+                optimizer.load_state_dict(object_collectives.from_rank_0(optimizer.state_dict()))
+                self._run.note(
+                    f"what {type(optimizer).__name__} trains differed between ranks; all go on from rank 0's"
+                )
+
+    def _trained_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
+        mine = ownership.parameters_of(optimizer)
+        return ownership.tensors_of(ownership.owners_of(mine).roots, mine)
+
+    def _verify(self) -> None:
+        """Ask all ranks whether the models that are new to this run are the same everywhere."""
+        new, self._unverified = self._unverified, []
+        self._loaders.meets()
+        for replica in new:
+            mine = weight_sync.fingerprint(replica.parameters)
+            if any(each != mine for each in object_collectives.gather(mine)):
+                raise DistributedError(
+                    f"{_called(replica)} does not have the same weights on every rank: "
+                    "call jupyter_distrib.prepare(model) before the loop, which gives every rank those of rank 0."
+                )
+
+
+def check_together(objects: Sequence[Any]) -> None:
+    """Refuse what `prepare` cannot make ready, before any of it is touched."""
+    models = [each for each in objects if isinstance(each, nn.Module)]
+    for item in objects:
+        name = type(item).__name__
+        if isinstance(item, nn.Module):
+            if next(item.parameters(), None) is None:
+                raise DistributedError(
+                    f"jupyter_distrib.prepare(): {name} has no parameters, so there is nothing to train."
+                )
+        elif isinstance(item, Optimizer):
+            theirs = {id(each) for model in filter(_is_trainable, models) for each in model.parameters()}
+            if theirs and not theirs & {id(each) for each in ownership.parameters_of(item)}:
+                raise DistributedError(
+                    f"jupyter_distrib.prepare(): the {name} has no parameter of {ownership.named(models)}: build it "
+                    "from the parameters of the model that it is to train."
+                )
+        elif not isinstance(item, DataLoader) and not hasattr(item, "step") and not hasattr(item, "state_dict"):
+            raise DistributedError(
+                f"jupyter_distrib.prepare() takes models, optimizers, schedulers and data loaders, not {name}."
+            )
+
+
+def _is_trainable(model: nn.Module) -> bool:
+    return any(each.requires_grad for each in model.parameters())
+
+
+def _called(replica: Replica) -> str:
+    return ownership.named(replica.modules) or "what the optimizer trains"
+
+
+def _overlaps(replica: Replica, tensors: set[int]) -> bool:
+    return any(id(each) in tensors for each in replica.parameters)

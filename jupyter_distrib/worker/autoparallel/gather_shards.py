@@ -1,0 +1,82 @@
+"""Makes sharded values whole before they leave the ranks: on rank 0, on the CPU, one tensor at a time.
+
+Runs in the rank's main thread. Gathering is a collective, so the ranks tell one another first, through the store, what
+their values hold: one that ends early, or returns something else, is no reason for the others to wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from jupyter_distrib.serialization import payload, tensors
+from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker.autoparallel import meshes
+
+_LOOK_UP_S = 1.0
+"""An interrupt is noticed between two waits."""
+
+
+def gather_if_all_do(value: object) -> None:
+    """Called on every rank whose cell has ended well; collective if all values hold the same sharded tensors."""
+    found = payload.sharded_in(value)
+    mine = _described(found)
+    _tell(mine)
+    if found and all(theirs == mine for theirs in _hear()):
+        _gather(found)
+
+
+def absent() -> None:
+    """Called on a rank that leaves its cell early: nobody has to wait for it."""
+    _tell("")
+
+
+def of(value: object) -> object:
+    """The value, gathered; called on all ranks at once, by a cell of its own for `handle[rank]`."""
+    process_group.current.ensure(process_group.default_backend(identity.device()))
+    meshes.follow()
+    _gather(payload.sharded_in(value))
+    return value
+
+
+def _gather(found: list[Any]) -> None:
+    leads = identity.rank() == 0
+    with torch.no_grad():
+        for tensor in found:
+            full = tensor.full_tensor()
+            tensors.whole[id(tensor)] = tensor, _like(tensor, full.cpu()) if leads else None
+
+
+def _like(tensor: Any, full: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(full, requires_grad=tensor.requires_grad)
+    return full.requires_grad_(tensor.requires_grad)
+
+
+def _described(found: list[Any]) -> str:
+    if not found:
+        return ""
+    forms = [f"{tuple(each.shape)} {each.dtype} {each.placements} {each.device_mesh.shape}" for each in found]
+    return json.dumps([process_group.current.sequence(), *forms])
+
+
+def _tell(text: str) -> None:
+    if (board := process_group.current.board()) is not None:
+        board.put(_key(identity.rank()), text)
+
+
+def _hear() -> list[str]:
+    board, keys = process_group.current.board(), [_key(rank) for rank in range(identity.world_size())]
+    assert board is not None  # what is sharded has met
+    while not board.has(keys):
+        try:
+            board.wait(keys, _LOOK_UP_S)
+        except RuntimeError:
+            continue  # not yet; a store that is gone raises in `has`
+    return [board.get(key) for key in keys]
+
+
+def _key(rank: int) -> str:
+    return f"whole/{rank}"

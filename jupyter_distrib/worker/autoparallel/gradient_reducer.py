@@ -1,0 +1,162 @@
+"""Averages the gradients of a model over ranks, with the reducer of torch's own `DistributedDataParallel`.
+
+The user's model is not touched: it is not wrapped, its class and its `state_dict` stay, and no module call costs
+anything. A `DistributedDataParallel` object holds the model beside itself and is told of every backward pass instead of
+every forward pass, so it does not matter through which method the model is used. It reduces bucket by bucket while
+the backward pass goes on, as always.
+
+    backward() begins -> announce: the reducer expects gradients
+        gradients come -> the reducer averages full buckets meanwhile
+        its last moment -> finish: parameters without a gradient count as zeros, so that every bucket gets full
+    backward() is over -> settle: parameters that no rank has used get no gradient
+
+Which parameters a rank has used travels as the gradient of one more small parameter (`flags`), which shares the last
+bucket: it costs no collective of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from jupyter_distrib.worker.autoparallel import weight_sync
+
+
+class Held(nn.Module):
+    """Holds modules and tensors of the user so that `DistributedDataParallel` finds their parameters."""
+
+    def __init__(self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], flags: nn.Parameter) -> None:
+        super().__init__()
+        self._parameters["flags"] = flags
+        self._parameters.update({f"loose{i}": tensor for i, tensor in enumerate(loose)})  # type: ignore[misc]  # plain tensors, too
+        self.held = nn.ModuleList(modules)
+
+    def forward(self) -> None:
+        """Nothing to compute."""
+
+
+class Replica:
+    """The parameters of some modules, and tensors that no module owns, whose gradients are averaged together.
+
+    Args:
+        modules: They may share parameters with nobody else's replica.
+        loose: Tensors that require a gradient.
+        left_alone: Parameters of the modules that somebody else looks after.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], left_alone: Iterable[torch.Tensor] = ()
+    ) -> None:
+        self.modules, self.loose = tuple(modules), tuple(loose)
+        self._left_alone = {id(tensor) for tensor in left_alone}
+        found = {id(each): each for each in (*self.loose, *(p for module in modules for p in module.parameters()))}
+        self.parameters: list[torch.Tensor] = [
+            each for key, each in found.items() if key not in self._left_alone and each.is_floating_point()
+        ]
+        self._ddp: DistributedDataParallel | None = None
+        self._trained: Sequence[torch.Tensor] = []
+        """The parameters that the reducer knows, in its order; its number 0 is `flags`."""
+        self._known: set[int] = set()
+        self._before: list[tuple[torch.Tensor, int] | None] = []
+        self._used: list[bool] = []
+        self._has_buffers = any(True for module in modules for _ in module.buffers())
+        self._averaged = False
+        """Gradients have come since the buffers were shared."""
+
+    @property
+    def in_training(self) -> bool:
+        return bool(self.loose) or any(module.training for module in self.modules)
+
+    def announce(self) -> bool:
+        """Called before a backward pass; False if there is nothing to average."""
+        some_unknown = len(self._known) < len(self.parameters)  # frozen when the reducer was made
+        if some_unknown and any(each.requires_grad and id(each) not in self._known for each in self.parameters):
+            self._make()
+        if self._ddp is None:
+            return False
+        self._used = []
+        grads = [each.grad for each in self._trained]
+        self._before = [None if grad is None else (grad, grad._version) for grad in grads]  # noqa: SLF001 - what autograd itself compares
+        reducer = self._ddp.reducer  # told what a forward pass tells it, without what that costs besides
+        reducer.prepare_for_forward()
+        reducer._rebuild_buckets()  # noqa: SLF001
+        reducer.prepare_for_backward([])
+        return True
+
+    def finish(self, meets: Callable[[], None]) -> None:
+        """Called at the end of the backward pass, inside it; `meets` is told before this waits for other ranks."""
+        assert self._ddp is not None
+        self._used = [
+            grad is not None and (before is None or grad is not before[0] or grad._version != before[1])  # noqa: SLF001
+            for grad, before in zip([each.grad for each in self._trained], self._before, strict=True)
+        ]
+        if not any(self._used):
+            return  # another model's backward pass
+        meets()
+        everything = all(self._used)
+        if everything and self._flags.grad is not None:
+            self._flags.grad.fill_(1.0)
+        else:
+            self._flags.grad = self._flags.new_tensor(self._used)
+        hook = self._ddp.reducer._autograd_hook  # type: ignore[attr-defined]  # noqa: SLF001 - as torch's own mixed precision does
+        if not everything:
+            for index, used in enumerate(self._used):
+                if not used:
+                    hook(index + 1)
+        hook(0)
+        self._averaged = True
+
+    def settle(self) -> bool:
+        """Called after the backward pass; False if it was another model's."""
+        some = any(self._used)
+        if some and not all(self._used):
+            assert self._flags.grad is not None
+            for each, before, anyone in zip(self._trained, self._before, self._flags.grad.tolist(), strict=True):
+                if not anyone and before is None:
+                    each.grad = None
+        self._before = []
+        return some
+
+    def share_buffers(self) -> None:
+        """Called when the optimizer has stepped: no graph needs the old buffers any more."""
+        if self._has_buffers and self._averaged:
+            weight_sync.take_from_rank_0([each for module in self.modules for each in module.buffers()])
+        self._averaged = False
+
+    def drop(self) -> None:
+        """Free the reducer: from now on a backward pass is a plain one."""
+        if self._ddp is not None:
+            del self._ddp.reducer, self._ddp.logger  # at once, not when the garbage collector finds the cycle
+        self._ddp, self._trained, self._known, self._before = None, [], set(), []
+
+    def _make(self) -> None:
+        """Make the reducer for what requires a gradient now and what did before."""
+        again = self._known
+        self.drop()
+        frozen = [each for each in self.parameters if not each.requires_grad and id(each) in again]
+        first = next(each for each in self.parameters if each.requires_grad)
+        self._flags = nn.Parameter(torch.zeros(0, dtype=first.dtype, device=first.device))
+        held = Held(self.modules, self.loose, self._flags)
+        for each in frozen:
+            each.requires_grad_(True)
+        try:
+            self._trained = [
+                each for each in held.parameters() if each.requires_grad and id(each) not in self._left_alone
+            ][1:]
+            self._flags.data = torch.zeros(len(self._trained), dtype=first.dtype, device=first.device)
+            self._ddp = self._wrapped(held)
+        finally:
+            for each in frozen:
+                each.requires_grad_(False)
+        self._known = {id(each) for each in self._trained}
+
+    def _wrapped(self, held: Held) -> DistributedDataParallel:
+        ignored = [name for name, each in held.named_parameters() if id(each) in self._left_alone]
+        if ignored:
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, ignored)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        ddp = DistributedDataParallel(held, init_sync=False)
+        ddp._lazy_init()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        return ddp

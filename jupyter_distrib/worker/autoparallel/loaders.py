@@ -1,0 +1,204 @@
+"""Which data loaders of an unchanged cell are divided among the ranks, decided whenever one begins to be read.
+
+nothing is trained yet                          whole
+under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
+a sampler that knows of ranks                   left alone
+ranks that hold other data, which they divided  left alone
+else                                            a share of equal length on every rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from jupyter_distrib.worker import cell
+from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.worker.autoparallel.change_summary import Deeds
+from jupyter_distrib.worker.autoparallel.data_fingerprint import Contents
+from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.autoparallel.shard_samplers import Part, is_divided_by_others, share
+from jupyter_distrib.worker.strategy import StrategyRun
+
+Reading = Literal["whole", "divided", "evaluated"]
+
+
+class State(Protocol):
+    """What the decision depends on; a `Spread` is one."""
+
+    @property
+    def active(self) -> bool: ...
+    @property
+    def in_training(self) -> bool: ...
+
+
+class Loaders:
+    """The data loaders of one run.
+
+    Args:
+        state: Whether anything is trained.
+        part: This rank's share.
+        run: The run.
+        deeds: Told of each loader that is divided.
+    """
+
+    def __init__(self, state: State, part: Part, run: StrategyRun, deeds: Deeds) -> None:
+        self._state, self._part, self._run, self._deeds = state, part, run, deeds
+        self.shard_eval = "shard_eval" in run.options
+        """What is read for an evaluation is divided as well."""
+        self._contents = Contents(run.filename)
+        self._by_hand: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
+        self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
+        self._shares = WeakKeyDictionary()
+        """By what they are read for, and by the length of the data set, which may have grown."""
+        self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
+        self._ours: WeakSet[DataLoader[Any]] = WeakSet()
+        self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
+        """Loaders whose length was asked for before anything was trained, and where."""
+        self._look_around: Callable[[], None] = lambda: None
+        self.divides = False
+        """A loader was divided, by this rank or by somebody before it."""
+        self.backwards = 0
+        """Backward passes of this run."""
+        self.device: torch.device | None = None
+        """Where batches are put; None leaves them where the loader has made them."""
+
+    def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
+        """Have every loader ask here; `look_around` is called before it is decided."""
+        self._look_around = look_around
+        patches.replace(DataLoader, "__iter__", self._reading)
+        patches.replace(DataLoader, "__len__", self._measuring)
+
+    def close(self) -> None:
+        """End the workers of all shares; no rank has to wait for this one."""
+        self._contents.end()
+        cell.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
+
+    def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """This rank's share, or the loader itself if somebody has divided it already."""
+        return loader if self._is_divided(loader) else self._share(loader, "divided")
+
+    def goes_backward(self) -> None:
+        """A backward pass begins."""
+        self.backwards += 1
+        if self.backwards == 1:
+            self._contents.look()
+
+    def meets(self) -> None:
+        """A collective begins in which every rank takes part, so that no rank waits elsewhere for this one."""
+        self._contents.meets()
+
+    def _reading(self, original: Any) -> Any:
+        def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            if loader in self._ours:
+                return self._placed(original(loader))
+            self._look_around()
+            how = self._last[loader] = self._decided(loader)
+            if how != "whole":
+                mine = iter(self._share(loader, how))
+                return self._watched_share(loader, mine) if how == "divided" else mine
+            batches = self._placed(original(loader))
+            if self._state.active and torch.is_grad_enabled() and not self._is_divided(loader):
+                return self._watched_whole(batches)
+            return batches
+
+        return __iter__
+
+    def _measuring(self, original: Any) -> Any:
+        def __len__(loader: DataLoader[Any]) -> int:  # noqa: N807
+            if loader in self._ours:
+                return int(original(loader))
+            self._look_around()
+            # The length belongs to what was read: `total / len(loader)` often stands behind the loop.
+            how = self._last.get(loader) or self._decided(loader)
+            if how == "whole" and not self._state.active and loader not in self._measured:
+                self._measured[loader] = source_location.here(self._run.filename)
+            return int(original(loader)) if how == "whole" else len(self._share(loader, how))
+
+        return __len__
+
+    def _decided(self, loader: DataLoader[Any]) -> Reading:
+        if not self._state.active:
+            return "whole"
+        if torch.is_grad_enabled() and self._state.in_training:
+            return "whole" if self._is_divided(loader) else "divided"
+        return "evaluated" if self.shard_eval and not self._is_divided(loader) else "whole"
+
+    def _is_divided(self, loader: DataLoader[Any]) -> bool:
+        """Whether somebody else has divided it among the ranks."""
+        if loader not in self._by_hand:
+            self._by_hand[loader] = is_divided_by_others(loader) or self._differs(loader)
+            self.divides = self.divides or self._by_hand[loader]
+        return self._by_hand[loader]
+
+    def _differs(self, loader: DataLoader[Any]) -> bool:
+        if self._part.size == 1 or not self._run.everyone:
+            return False
+        found = self._contents.compared(loader, source_location.here(self._run.filename))
+        if found.note:
+            self._run.note(found.note)
+        return found.by_hand
+
+    def _share(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
+        shares = self._shares.setdefault(loader, {})
+        key = how, _length(loader.dataset)
+        if key not in shares:
+            part = self._part
+            mine = share(loader, replace(part, exact=how == "evaluated"))
+            self._ours.add(mine)
+            shares[key] = mine
+            if how == "divided":
+                self.divides = True
+                self._deeds.divided(loader, mine, source_location.here(self._run.filename))
+        return shares[key]
+
+    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+        where, before = source_location.here(self._run.filename), self.backwards
+        if (measured := self._measured.pop(loader, None)) is not None:
+            self._run.note(
+                f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
+                f"loader; read on {where}, each rank has a share: ask behind the optimizer"
+            )
+        yield from batches
+        if self.backwards == before:
+            self._run.note(
+                f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
+                "or in eval mode, the loader is whole"
+            )
+
+    def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        where, before = source_location.here(self._run.filename), self.backwards
+        for batch in batches:
+            yield batch
+            if self.backwards > before:  # the loop may be left at any time
+                self._run.note(
+                    f"every rank has trained with all batches that were read on {where}, since the model was in eval "
+                    "mode: with model.train(), each rank gets its share"
+                )
+                break
+        yield from batches
+
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+def _length(dataset: Any) -> int:
+    return 0 if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) else len(dataset)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; containers of other kinds than the usual ones are left alone."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)({key: moved(value, device) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch

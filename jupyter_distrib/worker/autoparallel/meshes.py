@@ -1,0 +1,109 @@
+"""The meshes of this rank's runs, and how they outlive their process group. Runs in the rank's main thread.
+
+What is sharded refers to a mesh, and the mesh to process groups. After an interrupt, or when the ranks' groups have
+seen unequal numbers of collectives, the crew gets new groups: then the meshes that there are, and what FSDP has noted
+of them, are pointed to the new ones, so that a model that was kept on the ranks can go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker.autoparallel import object_collectives, ownership
+
+Shape = tuple[tuple[str, int], ...]
+"""Names and sizes of the dimensions, the last one counting fastest: `(("data", 2), ("model", 4))`."""
+
+_made: dict[Shape, DeviceMesh] = {}
+_world: Any = None
+"""The default group that they were made with."""
+
+
+def mesh(shape: Shape) -> DeviceMesh:
+    """The mesh of this shape over all ranks. Collective when it is asked for the first time.
+
+    Raises:
+        DistributedError: It does not have as many places as there are ranks.
+    """
+    wanted, there = math.prod(size for _, size in shape), identity.world_size()
+    if wanted != there:
+        text = ",".join(f"{name}={size}" for name, size in shape)
+        raise DistributedError(
+            f"--mesh {text} wants {wanted} ranks, and there are {there}: run the cell with {wanted} ranks, or give a "
+            f"mesh for {there}."
+        )
+    if shape not in _made:
+        _made[shape] = _new(shape)
+    return _made[shape]
+
+
+def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
+    """Whether any of these sharded tensors is spread over one of these meshes, or what was cut out of one.
+
+    Args:
+        tensors: Called only if there are meshes.
+    """
+    made = [*_made.values()]
+    return bool(made) and any(each.device_mesh._get_root_mesh() in made for each in tensors())  # noqa: SLF001 - torch (2.13) has no public way
+
+
+def follow() -> bool:
+    """Have all meshes use the groups that there are now; True if any rank had others before. Collective then."""
+    global _world
+    before, _world = _world, dist.group.WORLD
+    if before is _world:  # on all ranks or on none
+        return False
+    every = object_collectives.gather(list(_made))
+    groups: dict[str, str] = {}
+    for shape in list(_made):
+        old = _made.pop(shape)
+        if all(shape in theirs for theirs in every):  # a rank that was replaced has none: its shards are gone
+            fresh = _new(shape)
+            groups |= dict(zip(old._dim_group_names, fresh._dim_group_names, strict=True))  # noqa: SLF001
+            _made[shape] = old
+    for each in ownership.alive(DeviceMesh):  # with those that were cut out of ours, or joined from them
+        _point_to(each, groups)
+    for module in ownership.alive(FSDPModule):
+        _point_fsdp_to(module)
+    return any(every)
+
+
+def _new(shape: Shape) -> DeviceMesh:
+    automatic = process_group.current.automatic
+    made = init_device_mesh(
+        identity.device().type,
+        tuple(size for _, size in shape),
+        mesh_dim_names=tuple(name for name, _ in shape),
+    )
+    process_group.current.automatic = (
+        automatic  # the groups of a mesh last as long as the group that the strategy has made
+    )
+    return made
+
+
+def _point_to(each: DeviceMesh, groups: dict[str, str]) -> None:
+    """Torch (2.13) finds the groups of a mesh by their names."""
+    names: list[Any] = getattr(each, "_dim_group_names", [])
+    if all(name in groups for name in names):
+        each._dim_group_names = [groups[name] for name in names]  # type: ignore[misc]  # noqa: SLF001
+        each._pg_registry = {}  # noqa: SLF001 - of use to torch.compile only
+
+
+def _point_fsdp_to(module: Any) -> None:
+    """FSDP (2.13) holds the groups themselves, and may have been stopped anywhere in a step."""
+    state = module._get_fsdp_state()  # noqa: SLF001
+    for param_group in state._fsdp_param_groups:  # noqa: SLF001
+        for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
+            if info is not None:
+                info.__post_init__()
+    # Before its first forward it has nothing to reset, and no place for it.
+    if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):  # noqa: SLF001
+        module.reset_iter_state()

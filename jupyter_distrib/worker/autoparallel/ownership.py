@@ -1,0 +1,118 @@
+"""Whose parameters an optimizer has: the modules that are alive in this rank, found through the garbage collector.
+
+What the template has imported is frozen (`gc.freeze`) and is not looked through, so that this takes well under a
+millisecond unless the cell itself holds millions of objects.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from jupyter_distrib.worker.autoparallel import source_location
+
+T = TypeVar("T")
+
+REACH = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owners:
+    """Where an optimizer's parameters live."""
+
+    roots: tuple[nn.Module, ...]
+    """The outermost modules that own any of them, in the order of the parameters."""
+    loose: tuple[torch.Tensor, ...]
+    """Those that no module owns."""
+
+
+def alive(kind: type[T]) -> list[T]:
+    """The objects of this kind that anything refers to; garbage that only holds itself is collected first."""
+    gc.collect()
+    # Not isinstance(): it asks the object for its `__class__`, and a proxy may do anything then.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+
+
+def within_reach(things: Sequence[T], start: object) -> list[T]:
+    """Those of the things that can be reached from `start`: a variable of the cell, or something inside one.
+
+    Gives up on a heap of more than `REACH` objects, and says then that all are.
+    """
+    wanted, found = {id(thing) for thing in things}, set[int]()
+    # A function's globals lead to all of its library, where things of earlier cells may lie, on one rank or another.
+    loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
+    libraries = {id(names) for names in loaded if source_location.in_library(str(names.get("__file__")))}
+    seen, edge = libraries | {id(start)}, [start]
+    most = len(seen) + REACH
+    while edge and len(found) < len(wanted):
+        following = [
+            each
+            for each in gc.get_referents(*edge)
+            if id(each) not in seen and gc.is_tracked(each) and not issubclass(type(each), (type, ModuleType))
+        ]
+        edge = list({id(each): each for each in following}.values())
+        seen |= {id(each) for each in edge}
+        found = wanted & seen
+        if len(seen) > most:
+            return list(things)
+    return [thing for thing in things if id(thing) in found]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def owners_of(parameters: Sequence[torch.Tensor]) -> Owners:
+    """The outermost modules that own these parameters, and the parameters that nobody owns."""
+    wanted = {id(parameter) for parameter in parameters}
+    owning = [module for module in alive(nn.Module) if any(id(each) in wanted for each in _own_parameters(module))]
+    inside = {id(child) for module in owning for child in module.modules() if child is not module}
+    roots = [unwrapped(module) for module in owning if id(module) not in inside]
+    first = {id(each): place for place, each in reversed(list(enumerate(parameters)))}
+    roots.sort(key=lambda module: min(first[id(each)] for each in module.parameters() if id(each) in first))
+    owned = {id(each) for module in roots for each in module.parameters()}
+    return Owners(
+        roots=tuple({id(module): module for module in roots}.values()),
+        loose=tuple(each for each in parameters if id(each) not in owned),
+    )
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's own module behind what `torch.compile` has made of it."""
+    return getattr(module, "_orig_mod", module)
+
+
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    try:
+        yield from module.parameters()
+    except AttributeError:  # its __init__ has not called that of nn.Module yet
+        return
+
+
+def named(modules: Iterable[nn.Module]) -> str:
+    """The names of their classes, for sentences: `Net` or `Generator, Critic`."""
+    return ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
+
+
+def named_plainly(modules: Iterable[nn.Module]) -> str:
+    """The same without the prefix that `fully_shard` gives a class."""
+    return ", ".join(dict.fromkeys(plain_class(type(module)).__name__ for module in modules))
+
+
+def plain_class(cls: type) -> type:
+    """The user's class below the one that `fully_shard` (2.13) makes of it: `FSDPNet(FSDPModule, Net)`."""
+    is_sharded = len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule"
+    return cls.__bases__[1] if is_sharded else cls
+
+
+def tensors_of(modules: Iterable[nn.Module], loose: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Parameters and buffers, each once."""
+    found: list[Any] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return list({id(tensor): tensor for tensor in (*found, *loose)}.values())

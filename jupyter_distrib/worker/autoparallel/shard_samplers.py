@@ -1,0 +1,275 @@
+"""One rank's share of a data loader: the same loader with a sampler that takes every N-th.
+
+Every rank gets equally many batches, so that none waits for another at the end of an epoch; what is missing is taken
+from the beginning again, as `DistributedSampler` does. The shares of an evaluation are exact instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.autoparallel import object_collectives
+from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
+
+_passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How often a data set was read shuffled, so that a loader made anew for every epoch shuffles anew, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which share."""
+
+    rank: int
+    size: int
+    """How many ranks there are."""
+    batch: Literal["per-rank", "global"] = "per-rank"
+    """Whether the loader's batch size is that of one rank, or of all together."""
+    exact: bool = False
+    """Nothing is read twice, so ranks may get different numbers of samples."""
+    together: bool = False
+    """The ranks compute each batch together, so they need equally many, also of an exact share."""
+
+
+def share(loader: DataLoader[Any], part: Part) -> DataLoader[Any]:
+    """This rank's part of a loader, as a loader of its own.
+
+    Raises:
+        DistributedError: The batch size cannot be split.
+    """
+    settings = {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
+    if part.exact and part.together:
+        return DataLoader(loader.dataset, batch_sampler=EvenBatches(loader, part), **settings)
+    if isinstance(loader.dataset, IterableDataset):
+        stream = EveryNth(loader.dataset, part)
+        return DataLoader(stream, batch_size=batch_size(loader, part), drop_last=loader.drop_last, **settings)
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return DataLoader(loader.dataset, batch_sampler=BatchShare(loader.batch_sampler, part), **settings)
+    if part.exact or not is_plain(loader):
+        sampler: Sampler[Any] = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
+    else:
+        sampler = EpochSampler(
+            loader.dataset,
+            part.size,
+            part.rank,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            seed=0 if loader.generator is None else loader.generator.initial_seed(),
+            drop_last=loader.drop_last,
+        )
+    return DataLoader(
+        loader.dataset, batch_size=batch_size(loader, part), sampler=sampler, drop_last=loader.drop_last, **settings
+    )
+
+
+_SETTINGS = tuple(
+    set(inspect.signature(DataLoader.__init__).parameters)
+    - {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+)
+
+
+def batch_size(loader: DataLoader[Any], part: Part) -> int | None:
+    """The batch size of one rank."""
+    if part.batch == "per-rank":
+        return loader.batch_size
+    if loader.batch_size is None:
+        raise DistributedError(
+            "--batch global cannot split what this data loader gives, since its batch_size is None: "
+            "leave the option out."
+        )
+    if loader.batch_size % part.size:
+        raise DistributedError(
+            f"--batch global: the batch size {loader.batch_size} does not divide by {part.size} ranks; take "
+            f"{loader.batch_size // part.size * part.size or part.size} or "
+            f"{(loader.batch_size // part.size + 1) * part.size}, or leave the option out."
+        )
+    return loader.batch_size // part.size
+
+
+def is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether it reads its data set in order, or shuffled as a whole."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """Shuffles anew in every epoch without being told `set_epoch`."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            if not self._begun:
+                self._begun, self.epoch = True, _passes.get(self.dataset, 0)
+            _passes[self.dataset] = self.epoch + 1
+        except TypeError:  # a list, for instance, has no weak references
+            self._begun = True
+        indices = super().__iter__()
+        self.epoch += 1
+        return indices
+
+
+class SampleShare(Sampler[Any]):
+    """Every N-th of what another sampler draws; all ranks go by the order that rank 0 draws."""
+
+    def __init__(self, sampler: Any, part: Part, *, drop_last: bool) -> None:
+        self._sampler, self._part, self._drop_last = sampler, part, drop_last
+
+    def __iter__(self) -> Iterator[Any]:
+        part = self._part
+        if not isinstance(self._sampler, Sized):  # it may never end
+            return itertools.islice(iter(self._sampler), part.rank, None, part.size)
+        return iter(_dealt(_order_of_rank_0(self._sampler, part), part, drop_last=self._drop_last))
+
+    def __len__(self) -> int:
+        return _count(len(self._sampler), self._part, drop_last=self._drop_last)
+
+
+class BatchShare(Sampler[list[Any]]):
+    """Every N-th batch of another batch sampler or, with `--batch global`, a part of each batch."""
+
+    def __init__(self, sampler: Any, part: Part) -> None:
+        self._sampler, self._part = sampler, part
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        part = self._part
+        sized = isinstance(self._sampler, Sized)
+        batches = _order_of_rank_0(self._sampler, part) if sized else self._sampler
+        if part.batch == "global":
+            return (_dealt(batch, part, drop_last=False) for batch in batches)
+        if not sized:
+            return itertools.islice(iter(batches), part.rank, None, part.size)
+        return iter(_dealt(batches, part, drop_last=False))
+
+    def __len__(self) -> int:
+        size = len(self._sampler)
+        return size if self._part.batch == "global" else _count(size, self._part, drop_last=False)
+
+
+class EvenBatches(Sampler[list[Any]]):
+    """An exact share in as many batches as every other rank's: those of a smaller share are smaller.
+
+    Raises:
+        DistributedError: There are ranks that would get an empty batch, or nobody knows how many samples there are.
+    """
+
+    def __init__(self, loader: DataLoader[Any], part: Part) -> None:
+        if (
+            isinstance(loader.dataset, IterableDataset)
+            or loader.batch_size is None
+            or not isinstance(loader.sampler, Sized)
+        ):
+            raise DistributedError(
+                "--shard-eval cannot give every rank as many batches of a data loader that has no batch_size or no "
+                "length, and a sharded model is evaluated by all ranks together: leave the option out."
+            )
+        size = batch_size(loader, part)
+        assert size is not None
+        self._share = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
+        whole = len(loader.sampler)
+        self._count = -(-_count(whole, replace(part, rank=0), drop_last=False) // size)
+        fewest = _count(whole, replace(part, rank=part.size - 1), drop_last=False)
+        if fewest < self._count:
+            raise DistributedError(
+                f"--shard-eval: {whole} samples in batches of {size} are too few for {part.size} ranks, which evaluate "
+                "a sharded model together: leave the option out."
+            )
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        mine = list(self._share)
+        ends = [len(mine) * place // self._count for place in range(self._count + 1)]
+        return (mine[begin:end] for begin, end in itertools.pairwise(ends))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class EveryNth(IterableDataset[Any]):
+    """Every N-th sample of a stream that each rank reads as a whole; what the last round lacks is left out."""
+
+    def __init__(self, stream: Any, part: Part) -> None:
+        self.__dict__.update(_stream=stream, _part=part)
+
+    def __iter__(self) -> Iterator[Any]:
+        part, samples = self._part, iter(self._stream)
+        if part.exact:
+            yield from itertools.islice(samples, part.rank, None, part.size)
+            return
+        while len(round_ := tuple(itertools.islice(samples, part.size))) == part.size:
+            yield round_[part.rank]
+
+    def __len__(self) -> int:
+        whole = len(self._stream)
+        return _count(whole, self._part, drop_last=True)
+
+    def __getattr__(self, name: str) -> Any:  # a worker_init_fn finds this object as the data set
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._stream, name, value)
+
+
+def _order_of_rank_0(sampler: Any, part: Part) -> list[Any]:
+    """What the sampler draws on rank 0. Collective, unless the share is exact: an evaluation is no meeting point."""
+    order = list(sampler)
+    return order if part.exact else object_collectives.from_rank_0(order)
+
+
+def _dealt(order: Sequence[Any], part: Part, *, drop_last: bool) -> list[Any]:
+    count = _count(len(order), part, drop_last=drop_last)
+    mine = list(order[part.rank :: part.size][:count])
+    if len(mine) < count and order:
+        mine += [order[(part.rank + part.size * place) % len(order)] for place in range(len(mine), count)]
+    return mine
+
+
+def _count(whole: int, part: Part, *, drop_last: bool) -> int:
+    if part.exact:
+        return len(range(part.rank, whole, part.size))
+    return whole // part.size if drop_last else -(-whole // part.size)
+
+
+def is_divided_by_others(loader: DataLoader[Any]) -> bool:
+    """Whether the user or a framework has divided it among the ranks already."""
+    parts = (
+        loader,
+        loader.sampler,
+        loader.batch_sampler,
+        loader.dataset,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    return any(map(_knows_ranks, parts)) or reads_ranks(loader.dataset)
+
+
+def _knows_ranks(part: Any) -> bool:
+    if type(part) in (type(None), BatchSampler, RandomSampler, SequentialSampler):
+        return False
+    if isinstance(part, DistributedSampler) or type(part).__module__.partition(".")[0] in _FRAMEWORKS:
+        return True
+    names = getattr(part, "__dict__", {}).keys()
+    return any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, "_distributed", None) is not None
+
+
+_RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
+"""Names of attributes. `_distributed` is what `datasets.distributed.split_dataset_by_node` leaves in a stream."""
+_FRAMEWORKS = {"accelerate", "composer", "deepspeed", "lightning", "pytorch_lightning"}

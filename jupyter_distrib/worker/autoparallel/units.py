@@ -1,0 +1,94 @@
+"""Which parts of a model are gathered and freed together (`fully_shard` calls them groups), besides the model itself.
+
+Without a unit, all of the model is whole in memory while it computes. Each unit costs two all-gathers and a
+reduce-scatter for each step, so small ones are not worth it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from torch import nn
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.autoparallel import ownership
+
+LEAST_PARAMETERS = 1_000_000
+"""Of a unit that nobody has asked for by name."""
+
+
+def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS) -> list[nn.Module]:
+    """The modules inside `root` that become units, inner ones before those they are in.
+
+    Args:
+        root: The model.
+        asked: Names of classes, joined by commas. Empty: the blocks that the model repeats (the class that a model of
+            `transformers` declares, else equal items of a `ModuleList` or `Sequential`), if they are large enough.
+        least: How many parameters those have at least.
+
+    Raises:
+        DistributedError: No module inside has the class asked for, nor has one of another model.
+    """
+    inside = [module for module in root.modules() if module is not root]
+    if asked:
+        found = [module for name in asked.split(",") for module in _named(name.strip(), inside, root)]
+    else:
+        found = [module for module in _repeated(root) if _count(module) >= least]
+    chosen = {id(module) for module in found if _can_be_one(module) and not _shares(module, root)}
+    return [module for module in reversed(inside) if id(module) in chosen]
+
+
+def _named(name: str, inside: list[nn.Module], root: nn.Module) -> list[nn.Module]:
+    found = [module for module in inside if type(module).__name__ == name]
+    if not found and not any(type(module).__name__ == name for module in ownership.alive(nn.Module)):
+        there = list(dict.fromkeys(type(module).__name__ for module in inside))
+        near = difflib.get_close_matches(name, there, 1)
+        raise DistributedError(
+            f"--fsdp-unit {name}: no part of {type(root).__name__} has this class; "
+            + (f"did you mean {near[0]}?" if near else f"it has {', '.join(there[:10]) or 'no parts'}.")
+        )
+    return found
+
+
+def _repeated(root: nn.Module) -> Iterator[nn.Module]:
+    declared = set(getattr(root, "_no_split_modules", None) or ())
+    if declared:
+        yield from (module for module in root.modules() if type(module).__name__ in declared and module is not root)
+        return
+    yield from _repeated_below(root)
+
+
+def _repeated_below(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and _equals(child, module.children()) > 1:
+            yield child  # outermost: what it repeats itself stays inside
+        else:
+            yield from _repeated_below(child)
+
+
+def _equals(child: nn.Module, siblings: Iterable[nn.Module]) -> int:
+    return Counter(map(type, siblings))[type(child)]
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _can_be_one(module: nn.Module) -> bool:
+    return has_forward(module) and any(True for _ in module.parameters())
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether it can be called; `ModuleList` and other containers cannot."""
+    return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
+
+
+def _shares(module: nn.Module, root: nn.Module) -> bool:
+    """Whether it has a parameter in common with the rest of the model, as tied embeddings do: those have to be gathered
+    together, with the model itself."""
+    inside = {id(part) for part in module.modules()}
+    own = {id(parameter) for parameter in module.parameters()}
+    others = (part for part in root.modules() if id(part) not in inside)
+    return any(id(parameter) in own for part in others for parameter in part.parameters(recurse=False))

@@ -1,0 +1,135 @@
+"""The template: a process that has imported torch and the worker's code, and forks clean ranks in milliseconds.
+
+    agent --Fork + descriptors--> template --fork--> helper --fork--> rank, rank, ... ; helper exits
+                                                                       (the agent, a subreaper, becomes their parent)
+
+Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and
+forks a second template that goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small
+machine), when the agent says so; it changes over when that one is ready.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import weakref
+
+from jupyter_distrib.system import process
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Fork, Forked, Grow, TemplateReady, WorkerOrder
+from jupyter_distrib.worker import local_modules, threads
+
+FULLER = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "jupyter_distrib.worker.autoparallel.data_parallel",
+    "jupyter_distrib.worker.autoparallel.sharded",
+    "jupyter_distrib.worker.autoparallel.meshes",
+)
+"""Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
+
+
+def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
+    """Serve on the first link; a forked twin will serve on the second once it has imported more."""
+    process.die_with_parent(agent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
+
+    with threads.loading():
+        import torch.distributed  # noqa: F401
+    from jupyter_distrib.worker import main as worker_main  # noqa: F401
+    from jupyter_distrib.worker import process_group, randomness, spawn_guard, torch_save  # noqa: F401 - preloaded for the ranks
+
+    serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=fuller_fd))
+
+
+def grow(agent_pid: int, fuller: socket.socket) -> None:
+    """What the twin does."""
+    process.die_with_parent(agent_pid)
+    gc.disable()
+    with threads.loading():
+        for name in FULLER:
+            importlib.import_module(name)
+    from jupyter_distrib.worker import strategy
+
+    strategy.load_built_in()
+    serve(Link(fuller), agent_pid)
+
+
+def serve(link: Link, agent_pid: int, fuller: socket.socket | None = None) -> None:
+    """Fork what is asked for until the agent closes the link; on `fuller` a fuller template is to serve."""
+    early = fuller is not None
+    local_modules.of_template = local_modules.LocalModules()
+    _leave_libraries_in_place()
+    if not early:
+        gc.collect()
+        process.gather_memory()
+    gc.freeze()
+    gc.enable()
+    link.send(TemplateReady(pid=os.getpid(), early=early))
+    while True:
+        try:
+            command, fds = link.receive()
+        except EOFError:
+            return
+        if isinstance(command, Grow) and fuller is not None:
+            if process.fork_orphan() == 0:
+                link.sock.close()
+                return grow(agent_pid, fuller)
+            fuller.close()
+        elif isinstance(command, Fork):
+            _fork_ranks(link, fuller, command.orders, fds, early)
+
+
+def _leave_libraries_in_place() -> None:
+    """When Python ends, torch takes its operators out of its tables one by one; a rank, whose whole memory goes at that
+    moment, would copy the tables for it: 50 ms a rank."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to all of them
+
+
+def _fork_ranks(
+    link: Link, fuller: socket.socket | None, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool
+) -> None:
+    helper = os.fork()
+    if helper == 0:
+        pids = []
+        gone, here = os.pipe()
+        for index, order in enumerate(orders):
+            pid = os.fork()
+            if pid == 0:
+                link.sock.close()
+                if fuller is not None:
+                    fuller.close()
+                os.close(here)
+                _become_rank(order, fds, index, early=early, gone=gone)
+            pids.append(pid)
+        link.send(Forked(pids=tuple(pids)))
+        os._exit(0)
+    for fd in fds:
+        os.close(fd)
+    os.waitpid(helper, 0)
+
+
+def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
+    """Never returns. `gone` is at its end when the helper is."""
+    try:
+        mine = fds[4 * index : 4 * index + 4]
+        for fd in fds:
+            if fd not in mine:
+                os.close(fd)
+        from jupyter_distrib.worker.main import run_worker  # loaded long ago
+
+        run_worker(order, *mine, early=early, gone=gone)
+    except BaseException:  # noqa: BLE001 - a rank must never fall back into the template's loop
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

@@ -1,0 +1,50 @@
+"""Threads that a cell started and that go on after it: what they print belongs to their own run, not to a later cell.
+
+Costs nothing unless such a thread exists: only then the streams are given another `write`. Runs in the rank's main
+thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from jupyter_distrib.wire.messages import Wrote
+
+
+class LateThreads:
+    """Knows which threads outlived the run that started them, and sends what they print to that run's log."""
+
+    def __init__(self, rank: int, send: Callable[[Wrote], None]) -> None:
+        self._rank, self._send = rank, send
+        self._run_of: dict[threading.Thread, str] = {}
+        self._before: set[threading.Thread] = set()
+
+    def begin(self) -> None:
+        """Called before a cell."""
+        self._before = set(threading.enumerate())
+        self._route()
+
+    def end(self, run: str) -> None:
+        """Called after a cell, before its end is told: its threads that still run are late from now on."""
+        self._run_of |= {thread: run for thread in threading.enumerate() if thread not in self._before}
+        self._route()
+
+    def _route(self) -> None:
+        self._run_of = {thread: run for thread, run in self._run_of.items() if thread.is_alive()}
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, f"__{name}__")
+            setattr(sys, name, stream)
+            vars(stream).pop("write", None)
+            if self._run_of:  # on the stream itself: log handlers hold it
+                vars(stream)["write"] = partial(self._write, stream.write, name, self._run_of)
+
+    def _write(self, write: Callable[[str], int], stream: str, run_of: dict[threading.Thread, str], text: str) -> int:
+        run = run_of.get(threading.current_thread())
+        if run is None:
+            return write(text)
+        self._send(Wrote(run=run, rank=self._rank, stream=stream, text=text, at_s=time.monotonic()))
+        return len(text)

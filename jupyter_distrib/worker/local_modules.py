@@ -1,0 +1,142 @@
+"""Local modules of the user are used as they are on disk now. Runs in the rank's main thread, between runs.
+
+A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or
+installed in place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import types
+from itertools import islice
+from typing import Any
+
+from jupyter_distrib.system import process_environment
+
+_FOLDERS = tuple(
+    {
+        os.path.realpath(folder) + os.sep
+        for folder in (*sysconfig.get_paths().values(), *process_environment.OWN)
+        if folder
+    }
+)
+_IMPORT = "<frozen importlib._bootstrap>"
+_Stamp = tuple[int, int]
+
+
+class LocalModules:
+    """Remembers which local modules a rank has imported, and what their files were then.
+
+    What there is when it is made is not local. What is added to a dictionary comes last in it: only that is looked at,
+    since a look at each of two thousand names would copy the memory that a rank shares with the template.
+    """
+
+    def __init__(self) -> None:
+        self._baseline = frozenset(sys.modules)
+        self._last = next(reversed(sys.modules))
+        self._others: set[str] = set()
+        self._known: dict[str, tuple[str, _Stamp | None]] = {}
+        self._looked_at = _size_and_newest(sys.modules)
+        """When all modules had been looked at."""
+        self._libraries: set[str] = set()
+        self._last_library = ""
+        self._listed = (0, "")
+        """As `_looked_at`, of the folders in which Python has looked for modules."""
+        self._forget_listings()
+
+    def remember(self) -> None:
+        """Note what the run has imported. Before the notebook hears of the end: its next cell may write the files."""
+        now = _size_and_newest(sys.modules)
+        if now == self._looked_at:
+            return
+        self._looked_at = now
+        for name in _since(self._last, sys.modules) - self._baseline - self._others - self._known.keys():
+            path = getattr(sys.modules[name], "__file__", None)
+            if isinstance(path, str) and not os.path.realpath(path).startswith(_FOLDERS):
+                self._known[name] = (path, _stamp(path))
+            else:
+                self._others.add(name)
+
+    def refresh(self) -> list[str]:
+        """Unload all local modules if the file of any has changed; returns the changed files.
+
+        All of them, since a module that imported the changed one holds its old functions.
+        """
+        changed = sorted({path for path, stamp in self._known.values() if _stamp(path) != stamp})
+        if changed:
+            for name in self._known:
+                sys.modules.pop(name, None)
+            self._known.clear()
+            self._looked_at = (0, "")
+        self._forget_listings()
+        return changed
+
+    def _forget_listings(self) -> None:
+        """What Python remembers of local folders: a file that was written since may be no younger than the folder, by
+        the clock of the file system. Libraries have hundreds of folders, in which nobody writes between two cells."""
+        cache = sys.path_importer_cache
+        if _size_and_newest(cache) == self._listed:
+            return
+        for path in _since(self._last_library, cache) - self._libraries:
+            if (os.path.realpath(path) + os.sep).startswith(_FOLDERS):
+                self._libraries.add(path)
+            else:
+                del cache[path]
+        self._listed = _size_and_newest(cache)
+        self._last_library = self._listed[1]
+
+
+def importing_library(frame: types.FrameType | None) -> bool:
+    """Whether this is part of an import of a module that is not local.
+
+    It is not to be interrupted: what its C code has registered by then stays (operators of torch, the core of numpy),
+    and every later import of it in this process fails ("Tried to register an operator ... twice").
+    """
+    while frame is not None and (outer := frame.f_back) is not None:
+        code, name = frame.f_code, frame.f_code.co_filename
+        if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and _is_library(name):
+            return True
+        frame = outer
+    return False
+
+
+def _is_library(path: str) -> bool:
+    return os.path.isabs(path) and os.path.realpath(path).startswith(_FOLDERS)
+
+
+def drop_orphans() -> None:
+    """After an import that did not end: Python has taken the package out of `sys.modules` and left its submodules in,
+    so that the next import of it finds them and breaks (`module 'sympy' has no attribute 'core'`)."""
+    for name in sorted(sys.modules):  # a package comes before what is inside it
+        package = name.rpartition(".")[0]
+        if package and package not in sys.modules:
+            del sys.modules[name]
+
+
+of_template: LocalModules | None = None
+"""Of the process that this one was forked from."""
+
+
+def _since(last: str, entries: dict[str, Any]) -> set[str]:
+    """The names that were added after `last`, and some before; all, if that is not there any more."""
+    count = 64
+    while True:
+        newest = list(islice(reversed(entries), count))  # in one go: other threads may add to them
+        if last in newest or len(newest) < count:
+            return set(newest)
+        count *= 4
+
+
+def _size_and_newest(entries: dict[str, Any]) -> tuple[int, str]:
+    """What changes when one is added."""
+    return len(entries), next(reversed(entries), "")
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_mtime_ns, info.st_size

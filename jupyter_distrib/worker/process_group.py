@@ -1,0 +1,254 @@
+"""Rendezvous and the process group of one rank. Runs in the rank's main thread, except `abort`.
+
+The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every
+`init_process_group` of every run gets its own prefix in the store: a second group under the same keys would meet the
+addresses of the first (measured with torch 2.13: it hangs).
+
+Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A
+strategy has often made the group already when a script calls `init_process_group`; that call then finds it done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from jupyter_distrib.worker.ddp_regroup import follow
+from jupyter_distrib.worker.store_board import Board
+
+HOST = "127.0.0.1"
+_RAN_BEFORE = "jupyter_distrib: ran before"
+
+
+class Rendezvous:
+    """How this rank finds the others, and what is known of the group it shares with them."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.automatic = False
+        """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the
+        next run."""
+        self.asked = False
+        """The cell itself has called `init_process_group`."""
+        self._hidden: Any = None
+        """The strategy's group, while a cell runs that has asked for none."""
+        self.apart = False
+        """In this run, this rank is cut off from the others and from the store, or will be in a moment."""
+        self._store: Any = None
+        self._served: Any = None
+        """The store, in the rank that serves it. Open before this rank asks for it: who waits for the store to answer
+        can be stopped, and who waits for it to be opened cannot."""
+        self._host, self._port = HOST, 0
+        self._run, self._inits, self._runs = "", 0, 0
+        self._debug_level: str | None = None
+        """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
+        self._made_with: str | None = None
+        self._board: Board | None = None
+        self._board_before: Board | None = None
+        """Of the run before: all ranks have ended that one when this rank has ended the next."""
+
+    def regroup(self, host: str, port: int, listen_fd: int) -> None:
+        """Forget everything that hangs on the old store."""
+        self.drop()
+        self._store, self._host, self._port, self.apart = None, host, port, False
+        self._board = self._board_before = None
+        self._served = None if listen_fd < 0 else self._connect(listen_fd)
+
+    def begin(self, run: str) -> None:
+        """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
+        self._run, self._inits, self.asked, self.apart = run, 0, False, False
+        self._board, self._board_before = None, self._board
+        self._runs += 1
+        self.hide()
+        level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
+        if level != self._debug_level:  # torch reads it once, when it is imported
+            dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # public, but not exported for checkers
+            self._debug_level = level
+
+    def drop(self) -> None:
+        """Destroy the default group and its subgroups, if there are any."""
+        self._show()
+        self.automatic = False
+        if dist.is_initialized():
+            _torch_destroy()
+        # An init that was interrupted has counted itself, and torch (2.13) puts the count into the names of its keys.
+        distributed_c10d._world.group_count = 0  # noqa: SLF001
+
+    def environment(self) -> dict[str, str]:
+        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
+
+    def store(self) -> Any:
+        """The store under a prefix that no earlier group has used."""
+        if self._store is None:
+            self._store = self._served or self._connect()
+        self._inits += 1
+        return _PrefixStore(f"{self._run}/{self._inits}", self._store)
+
+    def board(self) -> Board | None:
+        """A place for words between the ranks of this run; None if they have never met, or are apart: torch would print
+        the stack of its C++ for each word."""
+        if self.apart:
+            return None
+        if self._board is None and self._store is not None:
+            self._board = Board(_PrefixStore(f"{self._run}/board", self._store))
+        return self._board
+
+    def tidy(self) -> None:
+        """Between runs: wipe off what no rank will read any more."""
+        before, self._board_before = self._board_before, None
+        if before is not None and not self.apart:
+            with suppress(RuntimeError):  # the rank that holds the store has died: so have the words
+                before.wipe_mine()
+
+    def _connect(self, listen_fd: int | None = None) -> Any:
+        """The store of another rank, or with `listen_fd` one that this rank serves."""
+        if not self._port:
+            raise RuntimeError(
+                "this rank was replaced a moment ago and has not met the others yet: run the cell again."
+            )
+        return _TCPStore(
+            self._host,
+            self._port,
+            self.world_size,
+            is_master=listen_fd is not None,
+            timeout=timedelta(minutes=5),
+            wait_for_workers=False,
+            multi_tenant=False,
+            master_listen_fd=listen_fd,
+        )
+
+    def ensure(self, backend: str) -> bool:
+        """Have a default group with this backend: the kept one if it is still fit, else a new one.
+
+        True if it is new and some rank has run a cell before, so that what the ranks keep may differ; the same on all
+        ranks, which have all said so in the store before gloo has connected each with each.
+        """
+        self._show()
+        if self.automatic and dist.is_initialized() and self._made_with == self._debug_level:
+            return False
+        self.drop()
+        store = self.store()
+        if self._runs > 1:
+            store.set(_RAN_BEFORE, "")
+        _torch_init(backend, store=store, rank=self.rank, world_size=self.world_size)
+        self.automatic, self._made_with = True, self._debug_level
+        follow()
+        connects_late = "TORCH_GLOO_LAZY_INIT" in os.environ
+        return connects_late or bool(store.check([_RAN_BEFORE]))
+
+    def hide(self) -> None:
+        """Have no default group, as if no strategy had ever made one; the next `ensure` finds it again."""
+        if self.automatic and dist.is_initialized():
+            self._hidden = distributed_c10d._get_default_group()  # noqa: SLF001
+            distributed_c10d._update_default_pg(None)  # noqa: SLF001
+
+    def _show(self) -> None:
+        if self._hidden is not None:
+            distributed_c10d._update_default_pg(self._hidden)  # noqa: SLF001
+            self._hidden = None
+
+    def sequence(self) -> int:
+        """How many collectives the default group has seen; ranks that differ would not meet in the next one. -1: no
+        group."""
+        if not dist.is_initialized():
+            return -1
+        if not self.automatic:
+            return 0
+        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]  # not in its stubs  # noqa: SLF001
+
+    def abort(self) -> None:
+        """Free a rank that is blocked in NCCL; called from the control thread. Gloo is freed by cutting its sockets."""
+        if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
+            distributed_c10d._abort_process_group()  # noqa: SLF001
+
+
+current: Rendezvous
+_torch_init = dist.init_process_group
+_torch_destroy = dist.destroy_process_group
+_torch_new_group = dist.new_group
+_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+
+
+def install(mine: Rendezvous) -> None:
+    """Make torch's own entry points in this process go through `mine`."""
+    global current
+    current = mine
+    _rendezvous_handlers["env"] = _rendezvous_env
+    _replace("init_process_group", _init_process_group)
+    _replace("destroy_process_group", _destroy_process_group)
+    _replace("new_group", _new_group)
+
+
+def default_backend(device: torch.device) -> str:
+    """For a strategy's group: object collectives work with it on GPU ranks, too."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _replace(name: str, function: Callable[..., Any]) -> None:
+    for module in (dist, distributed_c10d):
+        setattr(module, name, function)
+
+
+def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:
+    """`env://`: RANK and WORLD_SIZE as set, the store ours whatever MASTER_ADDR and MASTER_PORT say."""
+    rank = int(os.environ.get("RANK", current.rank))
+    world_size = int(os.environ.get("WORLD_SIZE", current.world_size))
+    store = current.store()
+    store.set_timeout(timeout)
+    yield store, rank, world_size
+    raise RuntimeError("env:// rendezvous happens once per init_process_group")
+
+
+@wraps(_torch_init)
+def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any) -> None:
+    current.asked = True
+    if current.automatic and dist.is_initialized():
+        check_backend(backend, str(dist.get_backend_config()))
+        return
+    current.drop()
+    _torch_init(backend, *args, **keywords)
+    follow()
+
+
+def check_backend(asked: str | None, have: str) -> None:
+    """Refuse a call that wants another backend than the group has. A plain `nccl` is content if any device has it.
+
+    Args:
+        asked: What the script gave to `init_process_group`: `gloo`, `cpu:gloo,cuda:nccl`, in any case; None is any.
+        have: What `torch.distributed.get_backend_config` says: always pairs, such as `cpu:gloo,cuda:gloo`.
+    """
+    if asked is None or asked.lower() == dist.Backend.UNDEFINED:
+        return
+    pairs = have.lower().split(",")
+    backends = {pair.partition(":")[2] for pair in pairs}
+    if all(part in (pairs if ":" in part else backends) for part in asked.lower().split(",")):
+        return
+    made = backends.pop() if len(backends) == 1 else have
+    raise ValueError(
+        f"init_process_group({asked!r}): the cell's strategy has already made the process group, with {made}. "
+        f"Leave out the call, ask for {made!r}, or run the cell with --strategy none."
+    )
+
+
+@wraps(_torch_destroy)
+def _destroy_process_group(group: Any = None) -> None:
+    if dist.is_initialized():
+        current.automatic = False
+    _torch_destroy(group)
+
+
+@wraps(_torch_new_group)
+def _new_group(*args: Any, **keywords: Any) -> Any:
+    if dist.is_initialized():
+        current.automatic = False
+    return _torch_new_group(*args, **keywords)

@@ -1,0 +1,48 @@
+"""What a cell finds around it on a rank: the kernel's folder, environment and path, and the names that are there for
+it.
+
+Runs in the thread that executes cells: a rank's main thread, or that of whoever uses an inline pool.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import jupyter_distrib
+from jupyter_distrib.system.process_environment import variables
+from jupyter_distrib.wire.messages import Setting
+from jupyter_distrib.worker import displaying, identity, shell
+
+_libraries = tuple(folder for folder in sys.path if folder)
+"""As this process began with them."""
+environment = dict(os.environ)
+"""Likewise."""
+
+
+def take(setting: Setting, env: dict[str, str]) -> None:
+    """Be where the kernel is, with exactly this environment."""
+    here = variables()
+    if here != env:
+        for name in here.keys() - env.keys():
+            del os.environ[name]
+        for name, value in env.items():
+            if here.get(name) != value:
+                os.environ[name] = value
+    os.chdir(setting.directory or ".")
+    sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
+    sys.argv[:] = [""]
+
+
+def provided(namespace: dict[str, object]) -> dict[str, object]:
+    """The names that every cell has unless the notebook defines them."""
+    here, order = shell.RankShell(namespace), identity.order()
+    return {
+        "jupyter_distrib": jupyter_distrib,
+        "rank": order.rank,
+        "local_rank": order.local_rank,
+        "world_size": order.world_size,
+        "device": identity.device(),
+        "get_ipython": lambda: here,
+        "display": displaying.display,
+    }

@@ -1,0 +1,123 @@
+"""`report` and `progress`: what a cell tells the notebook while it runs. Loaded in kernel and ranks; standard library
+only.
+
+In a rank the worker puts a `Reporter` into `current`; anywhere else `current` is None and both calls are harmless.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from jupyter_distrib.wire.messages import Measured, Progressed
+
+T = TypeVar("T")
+
+SEND_EVERY_S = 0.05
+"""Reports that follow each other faster are sent together; none is dropped."""
+
+
+class Reporter:
+    """Sends what one rank reports in one run; calls may come from any thread of the rank."""
+
+    def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed], None]) -> None:
+        self._run, self._rank, self._send = run, rank, send
+        self._lock = threading.RLock()
+        """A finalizer that reports may be called in the midst of a report."""
+        self._waiting: list[Measured] = []
+        self._positions: dict[str, tuple[int, int | None, float]] = {}
+        """By label: step, total, and when."""
+        self._sent_at_s = float("-inf")
+        self._timer: threading.Timer | None = None
+        self._steps = 0
+
+    def measured(self, values: dict[str, float], step: int | None) -> None:
+        with self._lock:
+            self._steps = self._steps if step is None else step
+            self._waiting.append(
+                Measured(run=self._run, rank=self._rank, step=self._steps, values=values, at_s=time.monotonic())
+            )
+            self._steps += 1
+        self._soon()
+
+    def progressed(self, label: str, step: int, total: int | None) -> None:
+        with self._lock:
+            self._positions[label] = step, total, time.monotonic()
+        self._soon()
+
+    def flush(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            positions, self._positions = self._positions, {}
+            self._sent_at_s, self._timer = time.monotonic(), None
+        for event in waiting:
+            self._send(event)
+        for label, (step, total, at_s) in positions.items():
+            self._send(Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
+
+    def close(self) -> None:
+        """Send what is left; called before the rank says that it has returned."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flush()
+
+    def _soon(self) -> None:
+        if self._timer is not None:
+            return
+        wait_s = self._sent_at_s + SEND_EVERY_S - time.monotonic()
+        if wait_s <= 0:
+            return self.flush()
+        self._timer = threading.Timer(wait_s, self.flush)
+        self._timer.daemon = True
+        self._timer.start()
+
+
+current: Reporter | None = None
+"""The rank's reporter while a cell runs in this process."""
+
+
+def report(values: Mapping[str, object] | None = None, *, step: int | None = None, **metrics: object) -> None:
+    """Show numbers of this rank in the notebook: `report(loss=loss, accuracy=0.9)`.
+
+    Args:
+        values: The same as a mapping, for names that are no identifiers.
+        step: Where in the training this is; counts up by itself from 0 if not given.
+        metrics: Numbers, or anything `float()` takes, such as a tensor with one element.
+
+    Does nothing outside a distributed run. Raises `TypeError` for a value that is no number, naming it.
+    """
+    if current is None:
+        return
+    current.measured({name: _number(name, value) for name, value in {**(values or {}), **metrics}.items()}, step)
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"report({name}=...) takes a number, not {type(value).__name__}.") from error
+
+
+def progress(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Iterator[T]:
+    """Iterate, and show in the notebook how far this rank has come; plain iteration outside a run.
+
+    Args:
+        iterable: What to go through.
+        total: How many items there are, if `len(iterable)` does not tell.
+        label: A word before the bar.
+    """
+    if total is None:
+        try:
+            total = len(iterable)  # type: ignore[arg-type]
+        except TypeError:
+            total = None
+    step = 0
+    for step, item in enumerate(iterable):
+        if current is not None:
+            current.progressed(label, step, total)
+        yield item
+        step += 1
+    if current is not None:
+        current.progressed(label, step, total)

@@ -1,0 +1,30 @@
+"""A rank as a program of its own, for environment variables that are read when a program loads. The agent sends its
+order first."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Fork
+from jupyter_distrib.worker import threads
+
+
+def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
+    os.dup2(stderr_fd, 2)  # an import that fails must be heard
+    with threads.loading():
+        import torch.distributed  # noqa: F401
+
+    from jupyter_distrib.worker.main import run_worker
+
+    with socket.socket(fileno=os.dup(link_fd)) as sock:
+        link = Link(sock)
+        command = link.receive_one()
+    assert isinstance(command, Fork)
+    run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, loading_fd, early=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:5]))

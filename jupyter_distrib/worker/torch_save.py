@@ -1,0 +1,60 @@
+"""`torch.save` on a rank. Installed once, when the process becomes a rank.
+
+- A cell that was written for one device saves on every rank, and to the same path: each rank writes a file of its own
+  and puts it there whole, so that nobody finds half of one, or a mixture.
+- Of what a strategy has sharded it would write the shards of one rank as if they were the whole: refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.worker import identity
+
+_SAVED = (
+    "torch.save() would write this rank's shards only, since this model is sharded over the ranks: call "
+    "jupyter_distrib.save(path, model=model) on every rank, or end the cell with `model.state_dict()`, which comes "
+    "back whole."
+)
+
+
+def install() -> None:
+    """Replace the function of torch."""
+    torch.save = _saving(torch.save)
+
+
+def _saving(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(obj: object, f: Any, *args: Any, **keywords: Any) -> None:
+        if _is_ours(obj):
+            raise DistributedError(_SAVED)
+        path = Path(os.path.realpath(f)) if isinstance(f, (str, os.PathLike)) else None
+        if path is None or not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):
+            original(obj, f, *args, **keywords)
+            return
+        mine = path.with_name(f".{path.name}.{identity.rank()}.{os.getpid()}")
+        try:
+            original(obj, mine, *args, **keywords)
+            mine.replace(path)
+        finally:
+            with suppress(FileNotFoundError):
+                mine.unlink()
+
+    return save
+
+
+def _is_ours(value: object) -> bool:
+    """Whether anything in it is sharded over a mesh that a strategy has made; the cell's own meshes are its own
+    matter."""
+    meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.meshes")
+    return meshes is not None and meshes.ours_among(lambda: payload.sharded_in(value))

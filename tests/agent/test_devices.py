@@ -1,0 +1,330 @@
+"""Which GPUs a kernel may have: what CUDA_VISIBLE_DEVICES lets through, leases between agents, and who is told what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_distrib.agent import devices, launch_rank, server
+from jupyter_distrib.agent.devices import Gpu, Leases, visible
+from jupyter_distrib.agent.server import Agent
+from jupyter_distrib.agent.worker_group import Crew
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import PROTOCOL, CloseCrew, CrewClosed, CrewQueued, CrewRefused, Hello, OpenCrew
+
+GPUS = [
+    Gpu(index=i, uuid=f"GPU-{letter * 8}", name="NVIDIA H200", memory_bytes=1, used_bytes=0)
+    for i, letter in enumerate("abcd")
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ((), []),
+        (("0", "2"), [0, 2]),
+        (("3", "1"), [3, 1]),
+        (("GPU-cccccccc",), [2]),
+        (("GPU-b", "0"), [1, 0]),
+        (("0", "9", "1"), [0]),
+        (("-1", "0"), []),
+        (("GPU", "0"), []),
+        (("1", "NoDevFiles"), [1]),
+        ((" 1 ", "0"), [1, 0]),
+        (("0", "0", "1"), [0, 1]),
+    ],
+)
+def test_visible(chosen: tuple[str, ...] | None, indices: list[int]) -> None:
+    assert [gpu.index for gpu in visible(GPUS, chosen)] == indices
+
+
+def test_no_driver_no_gpus() -> None:
+    assert devices.gpus() == [] or all(gpu.uuid for gpu in devices.gpus())
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from jupyter_distrib.agent.devices import Gpu, Leases
+leases = Leases(Path(sys.argv[1]))
+gpu = Gpu(index=0, uuid="GPU-aaaaaaaa", name="", memory_bytes=1, used_bytes=0)
+print(repr(leases.take(gpu, "other.ipynb (kernel 7)")), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lease_is_between_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "''\n"
+        mine = Leases(tmp_path)
+        since = time.strftime("%H:")
+        assert mine.take(GPUS[0], "me").startswith(f"other.ipynb (kernel 7) since {since}")
+        assert mine.holder(GPUS[0]).startswith("other.ipynb")
+        assert mine.take(GPUS[1], "me") == ""
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert mine.take(GPUS[0], "me") == ""
+        assert mine.take(GPUS[0], "me again").startswith("me since")
+        mine.give_back(GPUS[0])
+        mine.give_back(GPUS[0])
+        assert mine.holder(GPUS[0]) == ""
+        assert Leases(tmp_path).take(GPUS[0], "third") == ""
+        mine.give_back(GPUS[1])
+
+
+def test_a_dead_holder_is_not_named(tmp_path: Path) -> None:
+    """A killed agent leaves its name in the file; nobody holds the GPU."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.kill()
+    assert Leases(tmp_path).holder(GPUS[0]) == ""
+
+
+def test_a_lease_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("data")
+    (tmp_path / f"{GPUS[0].uuid}.lease").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic"):
+        Leases(tmp_path).take(GPUS[0], "me")
+    assert target.read_text() == "data"
+
+
+# ---------------------------------------------------------------------------------------------------- the agent
+
+
+class Stage:
+    """An agent with a faked list of GPUs, whose crews are recorded instead of started."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server.devices, "gpus", lambda: list(GPUS))
+        monkeypatch.setattr(Crew, "open", lambda crew: None)
+        self.folder = folder
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(folder / "a.sock"))
+        self.told: list[object] = []
+        monkeypatch.setattr(Agent, "_tell", lambda agent, client, event, fds=(): self.told.append(event))
+        self.agent = Agent(self.listener, folder, "a")
+        self.ends: list[socket.socket] = []
+
+    def client(self, label: str) -> Client:
+        ours, theirs = socket.socketpair()
+        self.ends.append(theirs)
+        hello = Hello(protocol=PROTOCOL, session=label, pid=1, label=label, python="", torch="", cloudpickle="")
+        client = Client(link=Link(ours), hello=hello)
+        self.agent._clients.append(client)
+        return client
+
+    def open(
+        self,
+        client: Client,
+        name: str,
+        size: int,
+        *,
+        gpus: bool = True,
+        visible: tuple[str, ...] | None = None,
+        gpu_type: str = "",
+    ) -> Crew | str:
+        self.agent._open(client, OpenCrew(crew=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
+        if self.told and isinstance(self.told[-1], CrewRefused):
+            return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]
+        return client.crews[name]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    here = Stage(tmp_path, monkeypatch)
+    yield here
+    for crew in list(here.agent._crews):
+        here.agent._close(crew, force=True)
+    for client in here.agent._clients:
+        client.link.close()
+    for end in (*here.ends, here.listener):
+        end.close()
+    here.agent._templates._log.close()
+
+
+def indices(crew: Crew | str) -> list[int]:
+    assert isinstance(crew, Crew), crew
+    return [gpu.index for gpu in crew.gpus]
+
+
+def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
+    me = stage.client("a.ipynb (kernel 1)")
+    crew = stage.open(me, "c1", 2)
+    assert indices(crew) == [0, 1]
+    assert isinstance(crew, Crew)
+    assert launch_rank.order(crew.command, 1, 1, crew.gpus).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
+    assert launch_rank.order(crew.command, 1, 1, crew.gpus).device == "cuda:1"
+
+
+def test_no_number_means_all_of_them(stage: Stage) -> None:
+    assert indices(stage.open(stage.client("a"), "c1", 0)) == [0, 1, 2, 3]
+
+
+def test_only_visible_gpus_are_given(stage: Stage) -> None:
+    assert indices(stage.open(stage.client("a"), "c1", 0, visible=("3", "1"))) == [3, 1]
+    assert indices(stage.open(stage.client("b"), "c2", 2, visible=())) == [], "none visible: CPU ranks"
+
+
+def test_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
+    me = stage.client("a")
+    assert stage.open(me, "c1", 5) == "--gpus 5 but 4 GPUs are visible here; ask for at most that many."
+    assert stage.open(me, "c2", 2, visible=("2",)) == "--gpus 2 but 1 GPU is visible here; ask for at most that many."
+    assert not me.crews
+    assert indices(stage.open(me, "c3", 4)) == [0, 1, 2, 3], "nothing stays leased after a refusal"
+
+
+def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
+    crew = stage.open(stage.client("a"), "c1", 3, gpus=False)
+    assert indices(crew) == []
+    assert isinstance(crew, Crew)
+    assert launch_rank.order(crew.command, 0, 1, crew.gpus).visible_devices is None
+
+
+def test_idle_ranks_yield_at_once(stage: Stage) -> None:
+    first, second = stage.client("a"), stage.client("b.ipynb (kernel 2)")
+    taken = stage.open(first, "c1", 4)
+    assert indices(stage.open(second, "c2", 1)) == [0]
+    assert isinstance(taken, Crew)
+    assert taken.closed
+    assert stage.told == [CrewClosed(crew="c1", reason="its GPUs went to b.ipynb (kernel 2)")]
+    assert "c1" not in first.crews
+
+
+def test_kept_values_do_not_yield_and_are_named(stage: Stage) -> None:
+    first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
+    crew = stage.open(first, "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0, "x-1/opt": 0.0}
+    reason = stage.open(second, "c2", 2)
+    now = time.strftime("%H:")
+    assert isinstance(reason, str)
+    assert reason.startswith("--gpus 2 but only 1 of 4 GPUs are free. GPUs 0-2: a.ipynb (kernel 1) since " + now)
+    assert reason.endswith(" (keeps model, opt).")
+    assert not crew.closed
+    assert indices(stage.open(second, "c3", 1)) == [3]
+
+
+def test_a_running_cell_does_not_yield(stage: Stage) -> None:
+    crew = stage.open(stage.client("a"), "c1", 4)
+    assert isinstance(crew, Crew)
+    command = SimpleNamespace(run="a1-1", label="Cell In[3]")
+    crew._queued = SimpleNamespace(command=command)  # type: ignore[assignment]
+    reason = stage.open(stage.client("b"), "c2", 1)
+    assert isinstance(reason, str)
+    assert "(run a1-1 of Cell In[3] is on)" in reason
+    crew._queued = None
+
+
+def test_gpus_of_another_agent_are_left_alone(stage: Stage) -> None:
+    """Another environment's agent has its own crews; only the lease file connects the two."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(stage.folder)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert indices(stage.open(stage.client("a"), "c1", 2)) == [1, 2]
+        reason = stage.open(stage.client("b"), "c2", 4)
+        assert isinstance(reason, str)
+        assert "GPU 0: other.ipynb (kernel 7) since" in reason
+        holder.kill()
+
+
+def test_a_crew_that_ends_gives_its_gpus_back(stage: Stage) -> None:
+    me = stage.client("a")
+    crew = stage.open(me, "c1", 4)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    stage.agent._gone(me)
+    assert crew.closed
+    assert indices(stage.open(stage.client("b"), "c2", 4)) == [0, 1, 2, 3]
+    assert os.listdir(stage.folder)
+
+
+# ---------------------------------------------------------------------------------------------------- types, waiting
+
+
+MIXED = [
+    Gpu(index=i, uuid=f"GPU-{letter * 8}", name=name, memory_bytes=1, used_bytes=0)
+    for i, (letter, name) in enumerate(
+        [("e", "NVIDIA A10"), ("f", "NVIDIA A100-SXM4-80GB"), ("g", "NVIDIA A10"), ("h", "Tesla V100")]
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("A10", [0, 2]), ("a10", [0, 2]), ("A100", [1]), ("nvidia a100 80gb", [1]), ("Tesla V100", [3]), ("H100", [])],
+)
+def test_a_type_is_a_word_of_the_name_in_any_case(wanted: str, found: list[int]) -> None:
+    assert [gpu.index for gpu in devices.of_type(MIXED, wanted)] == found
+
+
+def test_only_gpus_of_the_type_are_given(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.devices, "gpus", lambda: list(MIXED))
+    me = stage.client("a")
+    assert indices(stage.open(me, "c1", 0, gpu_type="a10")) == [0, 2]
+    assert stage.open(me, "c2", 1, gpu_type="H100") == (
+        "--gpu-type H100, but this machine has 2 NVIDIA A10, 1 NVIDIA A100-SXM4-80GB, 1 Tesla V100; "
+        "leave it out, or use another pool."
+    )
+    monkeypatch.setattr(server.devices, "gpus", list)
+    assert "this machine has no GPU at all" in str(stage.open(me, "c3", 1, gpu_type="A10"))
+
+
+def ask(stage: Stage, client: Client, name: str, wait_s: float) -> None:
+    stage.agent._open(client, OpenCrew(crew=name, size=3, gpus=True, wait_s=wait_s))
+
+
+def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
+    first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
+    crew = stage.open(first, "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    ask(stage, second, "c2", 60)
+    ask(stage, second, "c2", 60)
+    (queued,) = stage.told
+    assert isinstance(queued, CrewQueued)
+    assert "GPUs 0-2: a.ipynb (kernel 1) since" in queued.reason
+    assert not second.crews
+    stage.agent._close(crew, force=True)
+    for call in stage.agent._loop._soon:
+        call()
+    assert indices(second.crews["c2"]) == [0, 1, 2]
+    assert len(stage.agent._waiting) == 0
+
+
+def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
+    crew = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    ask(stage, stage.client("b"), "c2", 0.001)
+    time.sleep(0.002)
+    stage.agent._waiting.look_again()
+    assert [type(event) for event in stage.told] == [CrewQueued, CrewRefused]
+    assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
+    assert len(stage.agent._waiting) == 0
+
+
+def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
+    crew = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
+    assert isinstance(crew, Crew)
+    crew.kept = {"x-1/model": 0.0}
+    gone, stopped = stage.client("b"), stage.client("c")
+    ask(stage, gone, "c2", 60)
+    ask(stage, stopped, "c3", 60)
+    stage.agent._gone(gone)
+    stage.agent._obey(stopped, CloseCrew(crew="c3"), [])
+    assert len(stage.agent._waiting) == 0

@@ -1,0 +1,260 @@
+"""The agent's side of the template: orders that wait, that fail, and two templates at once.
+
+The template is a socket in the test's hand.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from jupyter_distrib.agent import forkservers as module
+from jupyter_distrib.agent.forkservers import Templates
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Fork, Forked, Grow, TemplateReady, WorkerOrder
+
+
+class Stage:
+    """Templates whose processes are never started: `early` and `fuller` are the links that those would have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = Loop()
+        self.started: list[tuple[Link, Link]] = []
+        self.fuller_came = 0
+        self.pids: list[tuple[int, ...]] = []
+        self.failures: list[str] = []
+        self.log = b""
+        monkeypatch.setattr(module.subprocess, "Popen", self._popen)
+        self.templates = Templates(self.loop, self._fuller)
+
+    def _popen(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        links = [Link(socket.socket(fileno=os.dup(int(fd)))) for fd in command[-2:]]
+        self.started.append((links[0], links[1]))
+        os.write(options["stdout"].fileno(), self.log)  # type: ignore[attr-defined]
+        return type("Process", (), {"pid": 40_000_000 + len(self.started)})()
+
+    def _fuller(self) -> None:
+        self.fuller_came += 1
+
+    @property
+    def early(self) -> Link:
+        return self.started[-1][0]
+
+    @property
+    def fuller(self) -> Link:
+        return self.started[-1][1]
+
+    def order(self, *ranks: int) -> list[int]:
+        """Ask for these ranks; gives the descriptors that go with them."""
+        fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(4 * len(ranks))]
+        orders = tuple(
+            WorkerOrder(
+                crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9
+            )
+            for rank in ranks
+        )
+        self.templates.fork(orders, fds, self.pids.append, self.failures.append)
+        return fds
+
+    def turn(self) -> None:
+        """Let everything happen that is due."""
+        for key, mask in self.loop._selector.select(0.05):
+            self.loop._dispatch(key.fd, key.data, mask)
+
+    def take(self, link: Link) -> Fork:
+        message, fds = link.receive()
+        for fd in fds:
+            os.close(fd)
+        assert isinstance(message, Fork)
+        assert len(fds) == 4 * len(message.orders)
+        return message
+
+    def close(self) -> None:
+        for links in self.started:
+            for link in links:
+                link.close()
+        for _ in range(3):
+            self.turn()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    before = set(os.listdir("/proc/self/fd"))
+    here = Stage(monkeypatch)
+    yield here
+    here.close()
+    here.templates._log.close()
+    here.loop._selector.close()
+    assert len(os.listdir("/proc/self/fd")) <= len(before), "descriptors are left open"
+
+
+def test_orders_wait_for_the_template(stage: Stage) -> None:
+    stage.order(0, 1)
+    stage.order(2)
+    assert len(stage.started) == 1
+    assert stage.templates.state == "importing torch"
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [0, 1]
+    assert [order.rank for order in stage.take(stage.early).orders] == [2]
+    assert stage.templates.busy
+    stage.early.send(Forked(pids=(10, 11)))
+    stage.early.send(Forked(pids=(12,)))
+    stage.turn()
+    assert stage.pids == [(10, 11), (12,)]
+    assert not stage.templates.busy
+
+
+def test_the_fuller_template_takes_over(stage: Stage) -> None:
+    stage.templates.start()
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.turn()
+    assert stage.fuller_came == 1
+    with pytest.raises(EOFError):
+        stage.early.receive()
+    stage.order(0)
+    stage.take(stage.fuller)
+
+
+def test_the_fuller_template_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They, and their first cell, have the processor for themselves."""
+    monkeypatch.setattr(module, "GROW_AFTER_S", 0.0)
+    stage.order(0)
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [0]
+    stage.early.send(Forked(pids=(10,)))
+    stage.turn()
+    stage.loop._fire()
+    assert stage.early.receive() == (Grow(), [])
+    stage.order(1)
+    assert [order.rank for order in stage.take(stage.early).orders] == [1]
+    stage.early.send(Forked(pids=(11,)))
+    stage.turn()
+    stage.loop._fire()
+    assert not stage.early.wait(0), "once is enough"
+
+
+def test_without_use_for_it_there_is_no_fuller_template(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GROW_AFTER_S", 0.0)
+    stage.templates.start()
+    stage.templates.growing = False
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.loop._fire()
+    assert not stage.early.wait(0)
+    assert stage.templates.state == "ready"
+
+
+def test_answers_of_two_templates_are_not_mixed_up(stage: Stage) -> None:
+    """The fuller one comes while the early one still forks, and is faster."""
+    stage.order(0, 1)
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.take(stage.early)
+    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.turn()
+    stage.order(2)
+    stage.take(stage.fuller)
+    stage.fuller.send(Forked(pids=(12,)))
+    stage.turn()
+    stage.early.send(Forked(pids=(10, 11)))
+    stage.turn()
+    assert stage.pids == [(12,), (10, 11)]
+    with pytest.raises(EOFError):  # and then it is not needed any more
+        stage.early.receive()
+
+
+def test_a_template_that_cannot_start_says_why(stage: Stage) -> None:
+    stage.log = b"ImportError: torch is broken\n"
+    stage.order(0)
+    stage.order(1)
+    stage.templates.ended(stage.templates._process.pid)  # type: ignore[union-attr]
+    assert len(stage.failures) == 2
+    assert "ImportError: torch is broken" in stage.failures[0]
+    stage.log = b""
+    stage.order(2)
+    assert len(stage.started) == 2, "the next attempt starts another"
+    for link in stage.started[0]:
+        link.close()
+    stage.turn()
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.take(stage.early)
+    assert len(stage.failures) == 2
+
+
+def test_an_order_that_dies_with_its_template_fails(stage: Stage) -> None:
+    """Although the fuller template is still on its way."""
+    stage.order(0)
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.take(stage.early)
+    stage.early.close()
+    stage.turn()
+    assert len(stage.failures) == 1
+    assert not stage.templates.busy
+    stage.order(1)
+    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.turn()
+    stage.take(stage.fuller)
+
+
+def test_an_order_for_a_template_that_has_just_died_goes_to_the_next(stage: Stage) -> None:
+    stage.templates.start()
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.early.close()
+    stage.fuller.close()
+    stage.order(0)
+    stage.templates.ended(40_000_001)
+    for _ in range(3):
+        stage.turn()
+    assert len(stage.started) == 2
+    stage.early.send(TemplateReady(pid=3, early=True))
+    stage.turn()
+    assert [order.rank for order in stage.take(stage.early).orders] == [0]
+    assert not stage.failures
+
+
+def test_the_fuller_template_serves_what_the_early_one_left(stage: Stage) -> None:
+    stage.templates.start()
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    stage.early.close()
+    stage.turn()
+    stage.order(0)
+    stage.templates.ended(40_000_001)
+    assert not stage.failures
+    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.turn()
+    stage.take(stage.fuller)
+    assert len(stage.started) == 1
+
+
+@pytest.mark.slow
+def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
+    """More than the socket takes at once."""
+    stage.templates.start()
+    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.turn()
+    for _ in range(40):
+        stage.order(*range(60))
+    count = 0
+    stage.early.sock.setblocking(False)
+    while count < 40:
+        stage.turn()
+        for message, fds in stage.early.read():
+            assert isinstance(message, Fork)
+            assert len(fds) == 240
+            count += 1
+            for fd in fds:
+                os.close(fd)
+    assert not stage.failures

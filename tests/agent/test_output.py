@@ -1,0 +1,269 @@
+"""What ranks write: complete in the logs, in batches to the notebook, and a log that cannot be written stops nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.agent import output as module
+from jupyter_distrib.agent.output import SHOWN_BYTES, Pipe, RunOutput, _Batch
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import Noted, Wrote
+
+
+@pytest.fixture
+def sent() -> list[Wrote | Noted]:
+    return []
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop._selector.close()
+
+
+@pytest.fixture
+def output(tmp_path: Path, loop: Loop, sent: list[Wrote | Noted]) -> Iterator[RunOutput]:
+    before = os.listdir("/proc/self/fd")
+    out = RunOutput("r-1", tmp_path / "r-1", loop, sent.append)
+    yield out
+    out.close()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def turn(loop: Loop) -> None:
+    for key, mask in loop._selector.select(0.02):
+        loop._dispatch(key.fd, key.data, mask)
+
+
+def texts(sent: list[Wrote | Noted], stream: str = "stdout", rank: int = 0) -> str:
+    return "".join(
+        event.text for event in sent if isinstance(event, Wrote) and (event.stream, event.rank) == (stream, rank)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+
+
+def test_a_batch_gives_what_came() -> None:
+    batch = _Batch()
+    batch.add(b"one\ntw")
+    assert batch.take() == ("one\ntw", 0)
+    batch.add(b"o\n")
+    assert batch.take() == ("o\n", 0)
+    assert batch.take() == ("", 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_characters_may_be_cut_anywhere(size: int) -> None:
+    data = "aé漢😀\n".encode() * 3
+    batch, got = _Batch(), ""
+    for at in range(0, len(data), size):
+        batch.add(data[at : at + size])
+        got += batch.take()[0]
+    assert got == data.decode()
+
+
+def test_what_is_no_text_is_replaced() -> None:
+    batch = _Batch()
+    batch.add(b"a\xff\xfe\0b")
+    assert batch.take()[0] == "a\ufffd\ufffd\0b"
+
+
+@pytest.mark.parametrize("chunk", [17, 1000, 100_000, 1 << 22])
+def test_skipped_lines_are_counted_exactly(chunk: int) -> None:
+    data = b"".join(b"line %d\n" % i for i in range(200_000))
+    batch, shown, skipped = _Batch(), "", 0
+    for at in range(0, len(data), chunk):
+        batch.add(data[at : at + chunk])
+        if at % 7 == 0:
+            text, left_out = batch.take()
+            assert not left_out or text.startswith("line "), "cut at a line's end"
+            shown, skipped = shown + text, skipped + left_out
+    text, left_out = batch.take()
+    shown, skipped = shown + text, skipped + left_out
+    assert shown.count("\n") + skipped == 200_000
+    assert shown.endswith("line 199999\n")
+
+
+def test_a_batch_holds_little_whatever_comes() -> None:
+    batch = _Batch()
+    for _ in range(100):
+        batch.add(b"x" * 1_000_000)
+        assert len(batch._data) <= 8 * SHOWN_BYTES
+    text, skipped = batch.take()
+    assert len(text) == SHOWN_BYTES
+    assert skipped == 0
+
+
+def test_the_middle_of_a_character_is_no_beginning() -> None:
+    batch = _Batch()
+    batch.add("é".encode() * SHOWN_BYTES + b"x")
+    text, _ = batch.take()
+    assert text.lstrip("\ufffd").strip("é") == "x"
+
+
+# ---------------------------------------------------------------------------------------------------- logs
+
+
+def test_the_log_is_byte_exact(output: RunOutput, sent: list[Wrote | Noted]) -> None:
+    data = bytes(range(256)) * 100 + b"\n"
+    output.write(0, "stdout", data)
+    output.write(0, "stderr", b"err")
+    output.write(1, "stdout", b"other", show=False)
+    output.flush()
+    folder = Path(output.log_directory)
+    assert (folder / "rank0.log").read_bytes() == data + b"err"
+    assert (folder / "rank1.log").read_bytes() == b"other"
+    assert texts(sent, rank=1) == ""
+    assert texts(sent, "stderr") == "err"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "rank0.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_output_no_folder(output: RunOutput) -> None:
+    output.flush()
+    assert output.log_directory == ""
+    assert not output.directory.exists()
+
+
+def test_batches_go_out_by_time(
+    output: RunOutput, sent: list[Wrote | Noted], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(1000):
+        output.write(0, "stdout", b"x\n")
+    assert not sent
+    now = module.time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 1)
+    loop._fire()
+    assert [type(event) for event in sent] == [Wrote]
+    assert texts(sent) == "x\n" * 1000
+
+
+def test_a_full_log_is_said_once_and_the_run_goes_on(
+    output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOG_LIMIT_BYTES", 100)
+    for number in range(30):
+        output.write(0, "stdout", b"line %2d\n" % number)
+    output.flush()
+    notes = [event.text for event in sent if isinstance(event, Noted)]
+    assert len(notes) == 1
+    assert notes[0].startswith("the log of rank 0 is truncated")
+    assert texts(sent) == "".join(f"line {number:2}\n" for number in range(30))
+    log = (Path(output.log_directory) / "rank0.log").read_text()
+    assert log.startswith("line  0\n")
+    assert log.endswith("[log truncated here]\n")
+    output.write(1, "stdout", b"another rank's log goes on")
+    assert (Path(output.log_directory) / "rank1.log").read_text() == "another rank's log goes on"
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on(
+    output: RunOutput, sent: list[Wrote | Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.write(0, "stdout", b"before\n")
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "write", full)
+    output.write(0, "stdout", b"after\n")
+    monkeypatch.undo()
+    output.flush()
+    assert texts(sent) == "before\nafter\n"
+    assert [event.text for event in sent if isinstance(event, Noted)] == [
+        "the log of rank 0 is truncated: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_log_that_is_a_link_is_not_followed(output: RunOutput, sent: list[Wrote | Noted], tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    output.directory.mkdir()
+    (output.directory / "rank0.log").symlink_to(victim)
+    output.write(0, "stdout", b"evil")
+    output.flush()
+    assert victim.read_text() == "precious"
+    assert any(isinstance(event, Noted) and "cannot be written" in event.text for event in sent)
+    assert texts(sent) == "evil"
+
+
+def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path, loop: Loop, sent: list[Wrote | Noted]) -> None:
+    (tmp_path / "file").write_text("")
+    out = RunOutput("r", tmp_path / "file" / "r", loop, sent.append)
+    for _ in range(3):
+        out.write(0, "stdout", b"x")
+    out.close()
+    assert sum(isinstance(event, Noted) for event in sent) == 1
+    assert texts(sent) == "xxx"
+
+
+def test_late_output_after_close_is_lost_without_harm(output: RunOutput) -> None:
+    output.write(0, "stdout", b"a")
+    output.close()
+    output.write(0, "stdout", b"b", show=False)
+    output.close()
+
+
+# ---------------------------------------------------------------------------------------------------- pipes
+
+
+def test_a_pipe_is_read_to_its_end(loop: Loop) -> None:
+    got: list[bytes] = []
+    read_fd, write_fd = os.pipe()
+    pipe = Pipe(loop, read_fd, got.append)
+    os.write(write_fd, b"one")
+    turn(loop)
+    os.write(write_fd, b"two")
+    pipe.drain()
+    assert b"".join(got) == b"onetwo"
+    os.write(write_fd, b"last words")
+    os.close(write_fd)
+    pipe.drain()
+    pipe.drain()
+    pipe.close()
+    assert b"".join(got) == b"onetwolast words"
+    assert pipe.tail == b"onetwolast words"
+
+
+def test_only_the_tail_is_remembered(loop: Loop) -> None:
+    count = 0
+
+    def add(data: bytes) -> None:
+        nonlocal count
+        count += len(data)
+
+    read_fd, write_fd = os.pipe()
+    pipe = Pipe(loop, read_fd, add)
+    for _ in range(20):
+        os.write(write_fd, b"x" * 30_000)
+        pipe.drain()
+    os.write(write_fd, b"END")
+    pipe.drain()
+    assert count == 600_003
+    assert len(pipe.tail) == module.TAIL_BYTES
+    assert pipe.tail.endswith(b"xEND")
+    pipe.close()
+    os.close(write_fd)
+
+
+@pytest.mark.slow
+def test_a_chatty_rank_does_not_keep_the_loop_awake(loop: Loop) -> None:
+    got: list[bytes] = []
+    read_fd, write_fd = os.pipe()
+    pipe = Pipe(loop, read_fd, got.append)
+    for _ in range(50):
+        os.write(write_fd, b"line\n")
+        turn(loop)
+    assert len(got) == 1, "after one read it waits a little"
+    module.time.sleep(module.READ_EVERY_S)
+    loop._fire()
+    turn(loop)
+    assert b"".join(got) == b"line\n" * 50
+    pipe.close()
+    os.close(write_fd)

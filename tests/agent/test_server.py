@@ -1,0 +1,818 @@
+"""The agent as a process: how it starts, however many want it at once; how it ends; and who may talk to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import testing
+from jupyter_distrib.agent.server import Agent
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools import local
+from jupyter_distrib.pools.local import LocalPool
+from jupyter_distrib.system import control_groups
+from jupyter_distrib.testing import Client
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import (
+    Answered,
+    Ask,
+    Attach,
+    Attached,
+    CloseCrew,
+    CrewChanged,
+    CrewRefused,
+    Exited,
+    Interrupted,
+    OpenCrew,
+    Started,
+    Stop,
+    Wrote,
+)
+from tests.notebook import ROOT
+from tests.processes import agents, is_alive, ranks, wait_until, wait_until_gone
+
+pytestmark = pytest.mark.slow  # kernels and agents come and go
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime folder of this test's own, so that its agents are nobody else's."""
+    path = Path(tempfile.mkdtemp(prefix="jd-agent-"))
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(path))
+    yield path
+    _remove(path)
+
+
+def _remove(path: Path) -> None:
+    found = agents(path)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until_gone(found)
+    subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Path]:
+    """The same for tests that leave their agent as they found it."""
+    path = Path(tempfile.mkdtemp(prefix="jd-agent-"))
+    yield path
+    _remove(path)
+
+
+@pytest.fixture
+def client(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(shared))
+    one = Client(LocalPool())
+    yield one
+    one.close()
+
+
+def python(program: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def agent_of(client: Client) -> int:
+    client.send(Ask(question=1))
+    return int(client.wait(Answered).answer["pid"])  # type: ignore[call-overload]
+
+
+def socket_of(client: Client, folder: Path) -> Path:
+    """An agent's last argument is its name. There are several of them if somebody edits the sources meanwhile."""
+    words = (Path("/proc") / str(agent_of(client)) / "cmdline").read_text().split("\0")
+    return folder / f"{words[-2]}.sock"
+
+
+def tree(pid: int) -> list[int]:
+    """A process and everything below it."""
+    out = [pid]
+    with suppress(OSError):
+        for task in (Path("/proc") / str(pid) / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                out += tree(int(child))
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- starting
+
+
+def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
+    """F33: twenty at the same moment."""
+    program = """
+    import sys
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    print("ready", flush=True); sys.stdin.readline()
+    client = Client(LocalPool())
+    client.send(__import__("jupyter_distrib.wire.messages").events.Ask(question=1))
+    from jupyter_distrib.wire.messages import Answered
+    print(client.wait(Answered).answer["pid"])
+    client.close()
+    """
+    kernels = [python(program, stdin=subprocess.PIPE) for _ in range(20)]
+    for kernel in kernels:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == "ready\n"
+    outputs = []
+    for kernel in kernels:
+        assert kernel.stdin is not None
+        kernel.stdin.write("go\n")
+        kernel.stdin.flush()
+    outputs = [kernel.communicate(timeout=50)[0].strip() for kernel in kernels]
+    assert len(set(outputs)) == 1, outputs
+    assert agents(folder) == [int(outputs[0])]
+
+
+def test_a_stale_socket_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / f"agent-{local.fingerprint()}.sock"))
+    client = Client(LocalPool())
+    assert client.run(client.crew(1), "rank").values == {0: 0}
+    client.close()
+
+
+def test_an_agent_killed_while_ranks_start_is_said_and_replaced(folder: Path) -> None:
+    client = Client(LocalPool())
+    client.send(OpenCrew(crew="c", size=2, gpus=False))
+    (agent,) = agents(folder)
+    family = tree(agent)
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: client.lost, 5)
+    assert client.lost == ["the agent that looks after the ranks has ended"]
+    client.close()
+    assert wait_until_gone(family, 3) == []
+    again = Client(LocalPool())
+    assert again.run(again.crew(1), "rank").values == {0: 0}
+    again.close()
+
+
+def test_a_killed_agent_takes_its_ranks_along(folder: Path) -> None:
+    client = Client(LocalPool())
+    crew = client.crew(2)
+    (agent,) = agents(folder)
+    family = tree(agent)
+    assert {worker.pid for worker in crew.workers} <= set(family)
+    os.kill(agent, signal.SIGKILL)
+    assert wait_until_gone(family, 3) == []
+    client.close()
+
+
+def test_a_kernel_that_goes_while_its_ranks_start_leaves_none(folder: Path) -> None:
+    for _ in range(5):
+        client = Client(LocalPool())
+        client.send(OpenCrew(crew=f"{client.session}-c1", size=3, gpus=False))
+        client.close()
+        deadline = time.monotonic() + 10
+        last = Client(LocalPool())
+        last.crew(1)
+        last.close()
+        assert wait_until(lambda: not ranks(folder, client.session), deadline - time.monotonic())  # noqa: B023 - asked at once
+
+
+def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> None:
+    """Although a child of it holds the link open."""
+    program = """
+    import os, time, warnings
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    client = Client(LocalPool())
+    crew = client.crew(2)
+    warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside threads
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    print(child, *(worker.pid for worker in crew.workers), flush=True)
+    time.sleep(60)
+    """
+    kernel = python(program)
+    assert kernel.stdout is not None
+    child, *ranks = map(int, kernel.stdout.readline().split())
+    kernel.kill()
+    kernel.wait()
+    assert wait_until_gone(ranks, 2) == []
+    assert is_alive(child)
+    os.kill(child, signal.SIGKILL)
+    kernel.stdout.close()
+
+
+def test_the_next_agent_ends_what_one_that_was_killed_with_its_kernel_has_left(folder: Path) -> None:
+    program = """
+    import time
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    client = Client(LocalPool())
+    source = "import os, subprocess, time\\nforked = os.fork()\\nif not forked:\\n    os.setsid()\\n    time.sleep(600)\\n"
+    source += "subprocess.Popen(['setsid', 'sleep', '600']).pid, forked"
+    print(*client.run(client.crew(1), source).values[0], flush=True)
+    time.sleep(60)
+    """
+    kernel = python(program)
+    assert kernel.stdout is not None
+    children = [int(pid) for pid in kernel.stdout.readline().split()]
+    (agent,) = agents(folder)
+    os.kill(kernel.pid, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    wait_until_gone([agent])
+    kernel.kill()
+    kernel.wait()
+    kernel.stdout.close()
+    assert [is_alive(pid) for pid in children] == [True, True]
+
+    client = Client(LocalPool())
+    assert wait_until_gone(children, 3) == []
+    client.close()
+
+
+def test_torch_that_cannot_be_imported_is_said_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next attempt works after the repair."""
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    client = Client(LocalPool())
+    for _ in range(2):
+        began_s = time.monotonic()
+        refused = client.open(2)
+        assert isinstance(refused, CrewRefused)
+        assert "libcudart.so.13: cannot open shared object file" in refused.reason
+        assert time.monotonic() - began_s < 5
+    (broken / "__init__.py").unlink()
+    broken.rmdir()
+    crew = client.crew(2)
+    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    client.close()
+
+
+def test_a_template_that_is_killed_is_replaced(client: Client, shared: Path) -> None:
+    crew = client.crew(1)
+    agent = agent_of(client)
+    ranks = {worker.pid for worker in crew.workers}
+    for pid in set(tree(agent)) - ranks - {agent}:
+        os.kill(pid, signal.SIGKILL)
+    assert client.run(crew, "rank").values == {0: 0}, "ranks do not need it"
+    opened = client.open(2)
+    if isinstance(opened, CrewRefused):  # the order was on its way to the one that died
+        assert opened.reason.endswith("try again.")
+        opened = client.crew(2)
+    assert client.run(opened, "rank").values == {0: 0, 1: 1}
+
+
+@pytest.mark.slow
+def test_a_hundred_ranks_start(client: Client) -> None:
+    """More than one message can carry descriptors for."""
+    with testing_limit(120):
+        crew = client.crew(100)
+    assert client.run(crew, "rank").values == {rank: rank for rank in range(100)}
+    client.close_crew(crew)
+
+
+class testing_limit:
+    """Patience for what is slow on a small machine."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+
+    def __enter__(self) -> None:
+        self._before, testing.LIMIT_S = testing.LIMIT_S, self._limit_s
+
+    def __exit__(self, *_: object) -> None:
+        testing.LIMIT_S = self._before
+
+
+def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_the_next(
+    client: Client, shared: Path, tmp_path: Path
+) -> None:
+    flag, returned = tmp_path / "flag", tmp_path / "returned"
+    crew = client.crew(2)
+    run = client.start(
+        crew,
+        f"import os, threading, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
+        f"if rank == 0:\n    threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()",
+    )
+    while not isinstance(client.seen.get(timeout=testing.LIMIT_S), Started):
+        pass
+    (agent,) = agents(shared)
+    os.kill(agent, signal.SIGSTOP)  # the order to kill reaches it together with the news that the ranks have returned
+    try:
+        client.send(Stop(run=run, force=True))
+        flag.touch()
+        assert wait_until(returned.exists)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+    client.finish(run, (0, 1))  # each rank has one end: it has returned, or is gone, whichever the agent has read first
+    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    client.close_crew(crew)
+
+
+def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_must_meet_it(client: Client) -> None:
+    """So that the next cell waits for all to meet anew."""
+    crew = client.crew(2, world_size=4)
+    os.kill(crew.workers[1].pid, signal.SIGKILL)
+    changed = client.wait(CrewChanged)
+    assert (changed.lost, changed.workers[1].state) == ((1,), "starting")
+    changed = client.wait(CrewChanged)
+    assert (changed.lost, changed.workers[1].state) == ((1,), "idle")
+    assert changed.workers[1].pid != crew.workers[1].pid
+    client.close_crew(crew)
+
+
+def test_no_fuller_template_is_made_for_ranks_that_are_not_exchanged(folder: Path) -> None:
+    """Those of a crew that spans nodes, whose group the others are in."""
+
+    def template(client: Client) -> object:
+        client.send(Ask(question=1))
+        return client.wait(Answered).answer["template"]
+
+    client, other = Client(LocalPool()), Client(LocalPool())
+    client.crew(1)
+    assert template(client) == "ready (still importing)"
+    other.crew(1, world_size=2)
+    assert template(other) == "ready"
+    other.close()
+    client.close()
+
+
+def test_a_rank_that_leaves_finishes_what_its_cells_have_left_to_do_and_nothing_of_torch(
+    client: Client, tmp_path: Path
+) -> None:
+    crew = client.crew(1)
+    source = f"""
+    import atexit, pathlib, sys, weakref
+    of_libraries = len(weakref.finalize._registry)
+    weakref.finalize(sys, pathlib.Path({str(tmp_path / "finalized")!r}).touch)
+    atexit.register(pathlib.Path({str(tmp_path / "at exit")!r}).touch)
+    of_libraries"""
+    assert client.run(crew, textwrap.dedent(source)).values == {0: 0}
+    client.close_crew(crew)
+    assert wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"finalized", "at exit"}, 10)
+
+
+def test_load_time_variables_get_ranks_of_their_own(client: Client) -> None:
+    """Read when a program loads, so the ranks are exec'd."""
+    crew = client.crew(2, load_env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"})
+    env = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
+    source = (
+        "import os, torch\nprint('exec', rank)\n"
+        "(hash('a'), torch.get_num_threads(), rank, os.environ['PYTHONHASHSEED'])"
+    )
+    outcome = client.run(crew, source, env=env)
+    assert outcome.text(1) == "exec 1\n"
+    assert outcome.values[0][:2] == outcome.values[1][:2]
+    expected = subprocess.run(
+        [sys.executable, "-c", "print(hash('a'))"],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert outcome.values[0][0] == int(expected.stdout)
+    assert [value[1:] for value in outcome.values.values()] == [(3, 0, "7"), (3, 1, "7")]
+    assert client.run(crew, "1 / 0", env=env).failure(0).type_name == "ZeroDivisionError"
+    pids = [worker.pid for worker in crew.workers]
+    client.close_crew(crew)
+    assert wait_until_gone(pids, 3) == []
+
+
+def test_a_program_that_cannot_start_is_said(client: Client) -> None:
+    refused = client.open(1, load_env={"PYTHONHOME": "/nowhere"})
+    assert isinstance(refused, CrewRefused)
+    assert "before it was ready" in refused.reason
+    assert client.run(client.crew(1), "rank").values == {0: 0}
+
+
+# ---------------------------------------------------------------------------------------------------- ending
+
+
+def test_an_idle_agent_goes_and_takes_its_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    client.close()
+    assert wait_until_gone([agent], 10) == []
+    assert not list(folder.glob("*.sock"))
+
+
+def test_an_idle_agent_that_has_a_detached_run_stays_without_its_template(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record waits for whoever asks; torch's memory is given back, and is there again for the next kernel."""
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    run = client.start(client.crew(2), "rank * 10", detached=True)
+    client.finish(run, (0, 1))
+    client.close()
+
+    assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
+
+    other = Client(LocalPool())
+    assert agent_of(other) == agent
+    other.send(Attach(run=run))
+    assert other.finish(run, (0, 1)).values == {0: 0, 1: 10}
+    assert other.run(other.crew(1), "rank").values == {0: 0}
+    other.close()
+
+
+def test_an_idle_agent_whose_detached_run_went_with_its_ranks_waits_for_it_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    crew = client.crew(2)
+    run = client.start(crew, "import time\ntime.sleep(600)", detached=True)
+    client.send(CloseCrew(crew=crew.crew))
+    assert {event.reason for event in client.finish(run, (0, 1)).of(Exited)} == {"its ranks were stopped"}
+    client.close()
+
+    assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
+
+
+def test_ranks_of_a_detached_run_that_is_stopped_before_it_began_go_with_it_if_their_kernel_has_gone(
+    folder: Path,
+) -> None:
+    client = Client(LocalPool())
+    (agent,) = agents(folder)
+    crew = client.crew(2)
+    templates = set(tree(agent)) - {worker.pid for worker in crew.workers} - {agent}
+    for pid in templates:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(crew.workers[0].pid, signal.SIGKILL)
+    assert wait_until_gone([crew.workers[0].pid], 10) == []
+    run = client.start(crew, "rank", detached=True)  # waits for a new rank 0
+    client.close()
+
+    other = Client(LocalPool())
+    other.send(Attach(run=run))
+    other.send(Stop(run=run))
+    assert len(other.finish(run, (0, 1)).of(Interrupted)) == 2
+    for pid in templates:
+        os.kill(pid, signal.SIGCONT)
+    assert wait_until(lambda: not ranks(folder, client.session), 10)
+    other.close()
+
+
+def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_of(path: str) -> str:
+        monkeypatch.setattr(Client, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path))
+        kernel = Client(LocalPool())
+        run = kernel.start(kernel.crew(1), "rank", detached=True)
+        kernel.finish(run, (0,))
+        kernel.close()
+        return run
+
+    def attached_to(path: str) -> str:
+        monkeypatch.setattr(Client, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path))
+        kernel = Client(LocalPool())
+        kernel.send(Attach(run=""))
+        run = kernel.wait(Attached).run
+        kernel.close()
+        return run
+
+    hello = Client._hello
+    mine, others = run_of("/a/train.ipynb"), run_of("/b/train.ipynb")
+
+    assert attached_to("/a/train.ipynb") == mine
+    assert attached_to("/c/new.ipynb") == others
+    assert attached_to("") == others
+
+
+def test_a_kernel_that_sends_nonsense_loses_its_link_and_nobody_else(client: Client) -> None:
+    crew = client.crew(1)
+    lost = threading.Event()
+    other = LocalPool().connect(client._hello(), lambda *_: None, lambda _: lost.set())
+    other.send(OpenCrew(crew="c", size="two", gpus=None))  # type: ignore[arg-type]
+    assert lost.wait(10)
+    assert client.run(crew, "rank").values == {0: 0}
+    other.close()
+
+
+def test_kernels_that_come_as_it_goes_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.005")
+    for number in range(40):
+        client = Client(LocalPool())
+        assert not client.lost
+        client.close()
+        time.sleep(0.001 * (number % 12))
+
+
+def test_a_kernel_that_comes_as_the_name_goes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the last look at who waits and the end of the socket's name."""
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as kernel:
+        listener.bind(str(path))
+        listener.listen()
+        listener.setblocking(False)
+        agent = Agent(listener, tmp_path, "a")
+        unlink = agent._unlink
+
+        def connected_just_before() -> None:
+            kernel.connect(str(path))
+            unlink()
+
+        monkeypatch.setattr(agent, "_unlink", connected_just_before)
+        agent._retire()
+        assert agent._loop._running, "it serves the kernel"
+        assert not path.exists()
+        path.write_text("the next agent's")
+        agent._gone(agent._clients[0])
+        monkeypatch.setattr(agent, "_unlink", unlink)
+        agent._retire()
+        assert not agent._loop._running
+        assert path.read_text() == "the next agent's", "the name is not its own any more"
+        agent._loop._selector.close()
+        agent._templates._log.close()
+
+
+def test_sigterm_ends_it_and_its_ranks(folder: Path) -> None:
+    client = Client(LocalPool())
+    client.crew(2)
+    (agent,) = agents(folder)
+    family = tree(agent)
+    os.kill(agent, signal.SIGTERM)
+    assert wait_until_gone(family, 3) == []
+    assert not list(folder.glob("*.sock"))
+    client.close()
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A control group with a limit of 1 GiB, below our own."""
+    own = control_groups.folders("memory")[:1]
+    try:
+        group = own[0] / f"jupyter_distrib-{os.getpid()}"
+        group.mkdir()
+        limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists())
+        limit.write_text(str(1 << 30))
+    except (OSError, IndexError, StopIteration) as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    assert wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+HOG = "x = bytearray(3 << 30)"
+IN_GROUP = "import os, sys\nopen(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+
+
+def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: Path, limited: Path) -> None:
+    program = f"""
+    import sys
+    {IN_GROUP.replace(chr(10), chr(10) + "    ")}
+    from jupyter_distrib.wire.messages import Exited
+    from jupyter_distrib.pools.local import LocalPool
+    from jupyter_distrib.testing import Client
+    client = Client(LocalPool())
+    (exited,) = client.run(client.crew(1), {HOG!r}).of(Exited)
+    print(exited.exit_code, exited.out_of_memory, exited.memory_limit_bytes)
+    client.close()
+    """
+    assert python(program, str(limited)).communicate(timeout=60)[0] == f"-9 True {1 << 30}\n"
+    _remove(folder)
+    folder.mkdir()
+
+
+def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_no_victim_of_that(
+    client: Client, limited: Path, tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    crew = client.crew(1)
+    run = client.start(
+        crew,
+        f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\nos.kill(os.getpid(), 9)",
+    )
+    client.wait(Started)
+    hog = python(IN_GROUP + HOG, str(limited))
+    hog.communicate(timeout=60)
+    assert hog.returncode == -signal.SIGKILL
+    flag.touch()
+    (exited,) = client.finish(run, (0,)).of(Exited)
+    assert (exited.exit_code, exited.out_of_memory) == (-signal.SIGKILL, False)
+    client.close_crew(crew)
+
+
+# ---------------------------------------------------------------------------------------------------- logs
+
+
+@pytest.fixture
+def logs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of logs of this test's own."""
+    monkeypatch.setenv("JUPYTER_DISTRIB_LOG_DIR", str(tmp_path / "logs"))
+    return tmp_path / "logs"
+
+
+def test_what_a_thread_prints_late_may_be_lost_with_its_log_and_nothing_else(logs: Path, tmp_path: Path) -> None:
+    client, flag, said = Client(LocalPool()), tmp_path / "flag", tmp_path / "said"
+    crew = client.crew(1)
+    run = client.start(
+        crew,
+        "import os, threading, time\ndef late():\n"
+        f"    while not os.path.exists({str(flag)!r}):\n        time.sleep(0.01)\n"
+        f"    print('late', flush=True)\n    open({str(said)!r}, 'w').close()\n"
+        "threading.Thread(target=late).start()\nprint('now')",
+    )
+    client.finish(run, (0,))
+    subprocess.run(["rm", "-r", str(logs / run)], check=True)
+    (logs / run).write_text("a file where the folder was")
+    flag.touch()
+    assert wait_until(said.exists)
+
+    assert client.run(crew, "rank").values == {0: 0}
+    client.close()
+
+
+def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the newest runs stay too, by what was written last."""
+    client = Client(LocalPool())
+    run = client.start(client.crew(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
+    client.wait(Wrote)
+    for number in range(205):
+        (logs / f"other-{number}").mkdir()
+        (logs / f"other-{number}" / "rank0.log").write_text("text")
+        os.utime(logs / f"other-{number}" / "rank0.log", (1000 + number, 1000 + number))
+    os.utime(logs / run / "rank0.log", (0, 0))
+    os.utime(logs / run, (0, 0))
+
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "60")  # another environment: an agent of its own
+    other = Client(LocalPool())
+    assert agent_of(other) != agent_of(client)
+    gone = {f"other-{number}" for number in range(205)} - {path.name for path in logs.iterdir()}
+    assert gone == {f"other-{number}" for number in range(5)}
+    assert (logs / run / "rank0.log").read_text() == "here\n"
+    other.close()
+    client.close()
+
+
+# ---------------------------------------------------------------------------------------------------- security
+
+
+def listeners(pids: list[int]) -> set[str]:
+    """Addresses on which these processes listen for TCP connections."""
+    owned = set()
+    for pid in pids:
+        with suppress(OSError):
+            for fd in (Path("/proc") / str(pid) / "fd").iterdir():
+                with suppress(OSError):
+                    owned.add(os.readlink(fd))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in (Path("/proc/net") / table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in owned:
+                found.add(columns[1])
+    return found
+
+
+LOOPBACK = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
+
+
+def test_nothing_listens_but_on_loopback(client: Client, shared: Path) -> None:
+    """S1: at every phase; and the control channel never."""
+    agent = agent_of(client)
+    assert listeners(tree(agent)) == set(), "agent and template"
+    crew = client.crew(2)
+    ranks = [worker.pid for worker in crew.workers]
+    idle = listeners(tree(agent))
+    assert len(idle) <= 1, "the store's socket, in rank 0"
+    everything: set[str] = set(idle)
+    source = (
+        "import time, torch, torch.distributed as dist\n"
+        "x = torch.ones(1)\nif dist.is_initialized(): dist.all_reduce(x)\n"
+        "print('here', flush=True)\ntime.sleep(0.3)\nx.item()"
+    )
+    for strategy in ("none", "ddp"):
+        client.when(Wrote, lambda _: everything.update(listeners(tree(agent))))
+        assert set(client.run(crew, source, strategy=strategy).values) == {0, 1}
+    everything |= listeners(tree(agent))
+    assert everything
+    assert all(address.startswith(LOOPBACK) for address in everything), everything
+    assert listeners([agent]) == set()
+    assert is_alive(ranks[0])
+
+
+def test_socket_and_logs_are_the_users_alone(client: Client, shared: Path) -> None:
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+    client.run(client.crew(1), "print('x')")
+    for path in shared.iterdir():
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o022, path
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_refused(client: Client, shared: Path) -> None:
+    """Even if the folder were open to them."""
+    path = socket_of(client, shared)
+    program = """
+    import os, socket, sys
+    os.setgid(12345); os.setuid(12345)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    try:
+        sock.connect(sys.argv[1])
+        sock.send(b"x" * 100)
+        print("closed" if sock.recv(100) == b"" else "heard")
+    except PermissionError:
+        print("no entry")
+    except ConnectionError:
+        print("closed")
+    """
+    assert python(program, str(path)).communicate(timeout=20)[0].strip() == "no entry"
+    shared.chmod(0o777)
+    path.chmod(0o777)
+    assert python(program, str(path)).communicate(timeout=20)[0].strip() == "closed"
+    shared.chmod(0o700)
+    assert client.run(client.crew(1), "rank").values == {0: 0}
+
+
+def test_secrets_of_the_environment_stay_there(client: Client, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: neither in logs nor in the command line of any process, nor in the runtime folder."""
+    monkeypatch.setenv("MY_API_KEY", "canary-4711")
+    crew = client.crew(2)
+    (ended,) = [
+        client.run(
+            crew, "import os\nprint('x')\nassert os.environ['MY_API_KEY']", env={"MY_API_KEY": "canary-4711"}
+        ).events[-1]
+    ]
+    assert client.run(crew, "1 / 0").failure(0)
+    agent = agent_of(client)
+    for pid in tree(agent):
+        assert b"canary" not in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    for place in (shared, Path(ended.log_directory)):  # type: ignore[union-attr]
+        for path in place.rglob("*"):
+            if path.is_file():
+                assert b"canary" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b'\0\0\0\x0d\0\0\0\x05{"$":"Leave"}']
+)
+def test_noise_on_the_socket_harms_nobody(data: bytes, client: Client, shared: Path) -> None:
+    crew = client.crew(1)
+    path = socket_of(client, shared)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(10)
+        stranger.connect(str(path))
+        stranger.send(data)
+        with suppress(ConnectionError):
+            assert stranger.recv(10) == b""
+    assert client.run(crew, "rank").values == {0: 0}
+
+
+def test_commands_before_the_greeting_are_refused(client: Client, shared: Path) -> None:
+    path = socket_of(client, shared)
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(10)
+    stranger.connect(str(path))
+    link = Link(stranger)
+    link.send(OpenCrew(crew="x", size=1, gpus=False))
+    with pytest.raises(EOFError):
+        link.receive()
+    link.close()
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(client: Client, shared: Path) -> None:
+    agent = agent_of(client)
+    client.run(client.crew(1), "rank")
+    before = len(os.listdir(f"/proc/{agent}/fd"))
+    for number in range(20):
+        client.send(
+            OpenCrew(crew=f"x{number}", size=-1, gpus=False), [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+        )
+        client.wait(CrewRefused)
+    assert len(os.listdir(f"/proc/{agent}/fd")) <= before
+
+
+def test_unreachable_folders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    with pytest.raises(PoolError, match="cannot be made"):
+        Client(LocalPool())

@@ -1,0 +1,53 @@
+"""What a rank and its children use of memory and processor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from jupyter_distrib.agent import usage
+from jupyter_distrib.system import reap
+
+
+def test_memory_and_time_of_a_process_and_its_children() -> None:
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'b = bytearray(80_000_000); print(); input()'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = usage.read(process.pid)
+        alone = reap.rss_bytes(process.pid)
+        process.communicate(b"\n")
+    assert used is not None
+    assert used.rss_bytes > alone + 80_000_000
+    assert used.cpu_s > 0
+    assert used.state in "RS"
+    assert not used.stopped
+
+
+def test_a_stopped_process_is_seen_to_be() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        used = usage.read(process.pid)
+        assert used is not None
+        assert used.stopped
+        process.kill()
+    assert usage.read(process.pid) is None
+
+
+def test_where_there_is_no_proc_the_process_itself_is_told() -> None:
+    used = usage._from_psutil(os.getpid())
+    assert used is not None
+    assert used.rss_bytes > 10_000_000
+    assert used.cpu_s > 0
+
+
+def test_a_signal_is_sent_only_to_who_handles_it() -> None:
+    assert usage.catches(os.getpid(), signal.SIGINT)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not usage.catches(process.pid, signal.SIGRTMIN + 10)
+        process.kill()

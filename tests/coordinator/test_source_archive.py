@@ -1,0 +1,85 @@
+"""This package as one file, for nodes that do not have it."""
+
+from __future__ import annotations
+
+import compileall
+import importlib.util
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.pools.ray import cluster
+from jupyter_distrib.wire.messages import (
+    GroupLook,
+    Look,
+    Probed,
+)
+
+
+def look(rank: int, line: int, *, waits_s: float = 0.0) -> Look:
+    """Of a rank that has called the first all_reduce if it waits, and else computes."""
+    group = GroupLook(name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce")
+    call = "all_reduce" if waits_s else ""
+    seen = Probed(
+        run="r", rank=rank, line=line, function="", call=call, unmoved_s=waits_s, idle_s=waits_s, groups=(group,)
+    )
+    return Look(rank=rank, state="running", pid=100 + rank, seen=seen)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewhere(
+    tmp_path: Path, relative: bool
+) -> None:
+    root = Path(cluster.__file__).parents[2]
+    there = tmp_path / "there" / root.name
+    shutil.copytree(root, there, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    compiled_as = Path(root.name) if relative else there  # as `python -m compileall jupyter_distrib` does
+    compileall.compile_dir(there, quiet=2, ddir=str(compiled_as))
+    pack = (
+        "import pathlib, sys\nfrom jupyter_distrib.coordinator import source_archive as package\n"
+        "pathlib.Path(sys.argv[1]).write_bytes(package.archive())"
+    )
+    archive = tmp_path / "source.zip"
+    subprocess.run([sys.executable, "-c", pack, archive], cwd=there.parent, check=True)
+    shutil.rmtree(there)
+    look = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\n"
+        "from jupyter_distrib.serialization import payload\nfrom jupyter_distrib.system import process_environment\n"
+        "from jupyter_distrib.worker import failure\nfrom jupyter_distrib.worker.autoparallel import source_location\n"
+        "code, file = process_environment.variables.__code__.co_filename, process_environment.__file__\n"
+        "print(code, source_location._is_users(code), file)\n"
+        "print(source_location._is_users(file), source_location.in_library(file))\n"
+        "try:\n    payload.from_parcel(None, None)\nexcept AttributeError as error:\n"
+        "    print([frame.filename for frame in failure.frames_of(error.__traceback__)])"
+    )
+    done = subprocess.run([sys.executable, "-c", look, archive], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{compiled_as / 'system/process_environment.py'} False {archive}/{root.name}/system/process_environment.pyc",
+        "False True",
+        "['<string>']",
+    ]
+
+
+def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> None:
+    here, there = tmp_path / "here" / "module.py", tmp_path / "there" / "module.py"
+    for path in (here, there):
+        path.parent.mkdir()
+    here.write_text("x = 'here'\n")
+    assert source_archive.compiled(here) == b"", "there is none yet"
+    py_compile.compile(str(here))
+    there.write_text("x = 'compiled there'\n")
+    cached = Path(importlib.util.cache_from_source(str(there)))
+    cached.parent.mkdir()
+    cached.write_bytes(source_archive.compiled(here))
+    code = "import module; print(module.x)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=there.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "here\n"
+
+    os.utime(here, (0, 0))
+    assert source_archive.compiled(here) == b""

@@ -1,0 +1,534 @@
+"""`@distributed`, `prepare` and `--strategy ddp`, from a notebook and from a script."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import distributed
+from jupyter_distrib.errors import OptionsError
+from tests.notebook import ROOT, Notebook
+from tests.processes import wait_until
+
+DDP = "%%distributed --ranks 2 --strategy ddp\n"
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Iterator[Notebook]:
+    """The kernel of this module, without the names of other tests."""
+    yield shared_notebook
+    shared_notebook.forget()
+
+
+def run(script: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *command, str(script)],
+        cwd=script.parent, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- @distributed
+
+
+def test_a_function_runs_on_every_rank_with_its_arguments(book: Notebook) -> None:
+    book.ok("""
+from jupyter_distrib import distributed
+scale = 10
+@distributed(ranks=2)
+def work(x, *, plus=0):
+    "Works."
+    import os
+    return int(os.environ["RANK"]) * scale + x + plus
+""")
+
+    assert book.ok("work(1, plus=2)").result == "rank 0: 3\nrank 1: 13"
+    assert book.ok("list(work(x=1)), work.__name__, work.__doc__").result == "([1, 11], 'work', 'Works.')"
+
+
+TRAIN = """
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from jupyter_distrib import distributed
+@distributed(ranks=2, wait_s={wait_s})
+def train(number):
+    import os, time
+    open({folder!r} + "/began", "w").close()
+    while number is None and not os.path.exists({folder!r} + "/go"):
+        time.sleep(0.01)
+    return number
+"""
+
+
+def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
+    book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
+    book.ok("calls = [ThreadPoolExecutor(2).submit(train, None) for _ in range(2)]")
+    book.ok("(refused,), (first,) = wait(calls, return_when=FIRST_COMPLETED, timeout=30)")
+    said = book.ok("print(repr(refused.exception()))").stdout
+    assert said.startswith("PoolError(")
+    assert "on these ranks" in said
+    assert wait_until((tmp_path / "began").exists)
+    refused = book.fails("train(1)")
+    assert refused.ename == "PoolError"
+    assert "train() is still running on these ranks (run " in refused.evalue
+    assert "train() is still running on these ranks" in book.fails("%%distributed --ranks 2 --fresh\nrank").evalue
+    (tmp_path / "go").touch()
+
+    assert book.ok("list(first.result(30))").result == "[None, None]"
+    assert book.ok("train(2)").result == "ranks 0-1: 2"
+
+
+def test_calls_at_once_take_turns_if_they_may_wait(book: Notebook, tmp_path: Path) -> None:
+    book.ok(TRAIN.format(wait_s=60, folder=str(tmp_path)))
+    values = book.ok("[list(each) for each in ThreadPoolExecutor(4).map(train, range(6))]").result
+
+    assert values == "[[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [5, 5]]"
+
+
+def test_a_run_that_nobody_came_to_wait_for_makes_room(book: Notebook, tmp_path: Path) -> None:
+    """As after an interrupt between its start and the wait for its end."""
+    book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
+    book.ok("left = train._start((None,), {})")
+
+    assert book.ok("train(3)").result == "ranks 0-1: 3"
+    assert book.ok("left.wait_ended(30)").result == "True"
+
+
+def test_a_function_that_returns_nothing_gives_results_of_nothing(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(): print('hello')")
+
+    outcome = book.ok("list(work())")
+
+    assert outcome.result == "[None, None]"
+    assert "[0-1] hello" in outcome.view
+
+
+def test_a_functions_failure_is_raised_with_its_own_lines(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x")
+
+    outcome = book.fails("work(0)")
+
+    assert outcome.ename == "ZeroDivisionError"
+    assert "in work(" in outcome.traceback
+    assert "return 1 / x" in outcome.traceback
+
+
+def test_a_detached_function_gives_a_run(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2, detach=True)\ndef work(x): return x")
+
+    assert book.ok("job = work(4)\nlist(job.result(timeout_s=20))").result == "[4, 4]"
+
+
+def test_a_function_takes_instances_of_the_notebooks_classes_and_returns_them(book: Notebook) -> None:
+    book.ok("""
+from jupyter_distrib import distributed
+class Config:
+    lr = 0.1
+@distributed(ranks=2)
+def work(config):
+    config.lr *= 2
+    return config
+mine = Config()
+back = work(mine)
+""")
+
+    assert book.ok("type(back[0]) is Config, back[1].lr, mine.lr").result == "(True, 0.2, 0.1)"
+
+
+def test_a_function_takes_a_handle_to_a_kept_value(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep table\ntable = [rank]")
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef look(x): return x")
+
+    assert book.ok("look(table)").result == "rank 0: [0]\nrank 1: [1]"
+
+
+def test_an_argument_that_cannot_be_sent_is_named(book: Notebook) -> None:
+    book.ok("import threading\nfrom jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
+
+    outcome = book.fails("work({'a': threading.Lock()})")
+
+    assert outcome.ename == "PayloadError"
+    assert "['a']" in outcome.traceback
+    assert "lock" in outcome.traceback
+
+
+def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: Notebook) -> None:
+    folder = Path(ast.literal_eval(book.ok("import os\nos.getcwd()").result))
+    (folder / "jobs_of_api.py").write_text(
+        "import threading\nfrom jupyter_distrib import distributed\nLOCK = threading.Lock()\nSCALE = 3\n"
+        "@distributed(ranks=2)\ndef work(x):\n    with LOCK:\n        return x * SCALE, __name__\n"
+    )
+    book.ok("import jobs_of_api")
+
+    assert book.ok("jobs_of_api.work(2)").result == "ranks 0-1: (6, 'jobs_of_api')"
+    assert book.ok("from jobs_of_api import work\nwork(2)[1][0]").result == "6"
+    assert book.ok("%%distributed --ranks 2\nwork(5)[0]").result == "ranks 0-1: 15"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"gpu": 2}, "did you mean gpus?"),
+        ({"strategy": "dpd"}, "did you mean 'ddp'?|did you mean ddp?"),
+        ({"ranks": 0}, "ranks wants a whole number, at least 1"),
+        ({"keep": "model"}, "keep is about the names of a cell: a function has arguments and a value instead"),
+        ({"out": "x"}, "out is about the names of a cell"),
+        ({"explain": True}, "explain is about the names of a cell"),
+        ({"with_": "x"}, "with_ is about the names of a cell"),
+    ],
+)
+def test_a_wrong_keyword_is_refused_at_once(keywords: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        distributed(**keywords)
+    assert any(part in str(caught.value) for part in message.split("|"))
+
+
+SCRIPT = """
+import os
+from jupyter_distrib import distributed
+
+offset = 100
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+@distributed(ranks=2)
+def work(x):
+    print("on rank", os.environ["RANK"])
+    return Point(x + offset + int(os.environ["RANK"]))
+
+results = work(1)
+print([type(point) is Point for point in results], [point.x for point in results])
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_script_can_call_a_distributed_function(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    done = run(tmp_path / "script.py")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[1] on rank 1\n" in done.stdout
+    assert "[True, True] [101, 102]\n" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_script_run_by_ipython_can_call_a_distributed_function(tmp_path: Path) -> None:
+    (tmp_path / "script.ipy").write_text(SCRIPT)
+
+    done = run(tmp_path / "script.ipy", "-m", "IPython", "--no-banner", "--colors=NoColor")
+
+    assert "[True, True] [101, 102]\n" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_scripts_failure_is_its_own_exception_with_a_plain_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x\n"
+        "try:\n    work(0)\nexcept ZeroDivisionError as error:\n    print('caught', error, error.rank in (0, 1))\n"
+        "work(0)\n"
+    )
+
+    done = run(tmp_path / "script.py")
+
+    assert done.returncode == 1
+    assert "caught division by zero True" in done.stdout
+    assert "ZeroDivisionError: division by zero" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- prepare, ddp
+
+
+TRAINING = """
+import copy, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+features, targets = torch.randn(64, 6), torch.randn(64, 2)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+def optimizer_of(model):
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=1e-2)
+    return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+def train(model, optimizer, loader, start=lambda epoch: None):
+    for epoch in range(2):
+        start(epoch)
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+"""
+BY_HAND = """
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+wrapped = DistributedDataParallel(copy.deepcopy(model))
+data = TensorDataset(features, targets)
+sampler = DistributedSampler(data, world_size, rank, shuffle=True)
+train(wrapped, optimizer_of(wrapped), DataLoader(data, batch_size=8, sampler=sampler), sampler.set_epoch)
+weights(wrapped)
+"""
+PREPARED = """
+optimizer = optimizer_of(model)
+loader = DataLoader(TensorDataset(features, targets), batch_size=8, shuffle=True)
+train(*jupyter_distrib.prepare(model, optimizer, loader))
+weights(model)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_a_prepared_program_gives_the_weights_of_hand_written_data_parallelism(book: Notebook, kind: str) -> None:
+    book.ok(TRAINING + f"kind = {kind!r}")
+    book.ok("%%distributed --ranks 2 --strategy ddp --out by_hand\n" + BY_HAND)
+    book.ok("%%distributed --ranks 2 --strategy ddp --out prepared\n" + PREPARED)
+
+    assert book.ok(
+        "torch.equal(*by_hand), torch.equal(*prepared), torch.allclose(weights(model), by_hand[0])"
+    ).result == ("(True, True, False)")
+    assert float(book.ok("(by_hand[0] - prepared[0]).abs().max().item()").result) < 1e-6
+
+
+def test_a_prepared_loader_gives_each_rank_its_share_shuffled_anew(book: Notebook) -> None:
+    body = """
+from torch.utils.data import DataLoader
+loader = jupyter_distrib.prepare(DataLoader(list(range(20)), batch_size=2, shuffle=True))
+epochs = [[x for batch in loader for x in batch.tolist()] for _ in range(2)]
+len(loader), epochs
+"""
+    book.ok("import jupyter_distrib")
+    book.ok("%%distributed --ranks 2 --strategy ddp --out got\n" + body)
+
+    assert book.ok("[sorted(got[0][1][e] + got[1][1][e]) == list(range(20)) for e in (0, 1)]").result == "[True, True]"
+    assert book.ok("got[0][0], got[0][1][0] != got[0][1][1]").result == "(5, True)"
+
+
+def test_a_loader_that_does_not_shuffle_stays_in_order(book: Notebook) -> None:
+    body = """
+from torch.utils.data import DataLoader
+[x for batch in jupyter_distrib.prepare(DataLoader(list(range(8)), batch_size=2)) for x in batch.tolist()]
+"""
+    assert book.ok(DDP + body).result == "rank 0: [0, 2, 4, 6]\nrank 1: [1, 3, 5, 7]"
+
+
+def test_the_settings_of_a_loader_are_kept(book: Notebook) -> None:
+    body = """
+from torch.utils.data import DataLoader
+settings = dict(batch_size=2, num_workers=1, drop_last=True, collate_fn=sum, persistent_workers=True)
+loader = DataLoader(list(range(9)), **settings)
+mine = jupyter_distrib.prepare(loader)
+mine.num_workers, mine.drop_last, list(mine), mine.persistent_workers
+"""
+    assert book.ok(DDP + body).result == "rank 0: (1, True, [2, 10], True)\nrank 1: (1, True, [4, 12], True)"
+    single = "jupyter_distrib.prepare(DataLoader([1, 2, 3, 4], batch_size=None))"
+    body = f"from torch.utils.data import DataLoader\nlist({single})"
+    assert book.ok(DDP + body).result == "rank 0: [1, 3]\nrank 1: [2, 4]"
+
+
+def test_the_prepared_model_is_the_same_object_and_its_state_has_plain_names(book: Notebook) -> None:
+    book.ok("import torch\nmodel = torch.nn.Linear(2, 1)")
+    body = """
+same = jupyter_distrib.prepare(model)
+again = jupyter_distrib.prepare(model)
+same is model, again is model, sorted(model.state_dict()), isinstance(model, torch.nn.Linear), repr(model)[:7]
+"""
+    assert book.ok(DDP + body).result == "ranks 0-1: (True, True, ['bias', 'weight'], True, 'Linear(')"
+
+
+def test_ranks_begin_with_the_weights_of_rank_0(book: Notebook) -> None:
+    body = """
+import torch
+torch.manual_seed(rank)
+model = jupyter_distrib.prepare(torch.nn.Linear(2, 1))
+model(torch.ones(1, 2)).sum().backward()
+model.weight.tolist()
+"""
+    assert book.ok(DDP + body).result.startswith("ranks 0-1: ")
+
+
+def test_gradients_are_averaged_over_ranks(book: Notebook) -> None:
+    body = """
+import torch
+model = jupyter_distrib.prepare(torch.nn.Linear(1, 1, bias=False))
+model(torch.tensor([[rank + 1.0]])).sum().backward()
+model.weight.grad.item()
+"""
+    assert book.ok(DDP + body).result == "ranks 0-1: 1.5"
+
+
+def test_a_model_without_anything_to_train_and_a_scheduler_pass_through(book: Notebook) -> None:
+    body = """
+import torch
+frozen = torch.nn.Linear(1, 1).requires_grad_(False)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+got = jupyter_distrib.prepare(frozen, optimizer, scheduler)
+[a is b for a, b in zip(got, (frozen, optimizer, scheduler))]
+"""
+    assert book.ok(DDP + body).result == "ranks 0-1: [True, True, True]"
+
+
+REFUSED = [
+    ("jupyter_distrib.prepare(3)", "takes models, optimizers, schedulers and data loaders, not int."),
+    ("import torch\njupyter_distrib.prepare(torch.nn.ReLU())", "ReLU has no parameters, so there is nothing to train."),
+    (
+        """
+import torch
+stale, model = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+jupyter_distrib.prepare(model, torch.optim.SGD(stale.parameters(), lr=1))
+""",
+        "the SGD has no parameter of Linear: build it from the parameters of the model that it is to train.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_what_cannot_be_prepared_is_refused_in_one_sentence(book: Notebook, body: str, message: str) -> None:
+    outcome = book.fails(DDP + body)
+
+    assert outcome.ename == "DistributedError"
+    assert message in outcome.traceback
+    assert "File " not in outcome.traceback
+
+
+def test_prepare_without_a_strategy_says_which_to_add(book: Notebook) -> None:
+    outcome = book.fails("%%distributed --ranks 2\nimport torch\njupyter_distrib.prepare(torch.nn.Linear(1, 1))")
+
+    assert "add --strategy ddp to the first line of this cell" in outcome.traceback
+
+
+def test_prepare_outside_a_run_gives_back_what_it_gets(book: Notebook) -> None:
+    assert book.ok("import jupyter_distrib as d\nd.prepare(5), d.prepare(1, 2)").result == "(5, (1, 2))"
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["dist.all_reduce(torch.ones(1))", "dist.barrier()", "dist.get_backend()",
+     "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))"],
+)  # fmt: skip
+def test_a_collective_without_a_group_is_answered_with_add_strategy_ddp(book: Notebook, call: str) -> None:
+    book.ok("import torch, torch.distributed as dist")
+
+    outcome = book.fails("%%distributed --ranks 2\n" + call)
+
+    assert "add --strategy ddp to its first line" in outcome.traceback
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [("--strategy ddp", "leave out --on."), ("", "leave out --on and add --strategy ddp.")],
+)
+def test_a_collective_on_some_of_the_ranks_is_answered_with_leave_out_on(
+    book: Notebook, options: str, cure: str
+) -> None:
+    book.ok("import torch, torch.distributed as dist\n%distributed_pool restart")
+    book.ok("%%distributed --ranks 2\n1")
+
+    outcome = book.fails(f"%%distributed --ranks 2 --on 0 {options}\ndist.all_reduce(torch.ones(1))")
+
+    assert f"Only some of the ranks run this cell, so it has no process group: {cure}" in outcome.traceback
+    assert "to its first line" not in outcome.traceback
+
+
+def test_the_group_is_there_with_ddp_and_only_then(book: Notebook) -> None:
+    body = "import torch.distributed as dist\ndist.is_initialized() and (dist.get_backend(), dist.get_world_size())"
+
+    assert book.ok(DDP + body).result == "ranks 0-1: ('gloo', 2)"
+    assert book.ok("%%distributed --ranks 2\nimport torch.distributed as dist\ndist.is_initialized()").result == (
+        "ranks 0-1: False"
+    )
+    assert book.ok(DDP + body).result == "ranks 0-1: ('gloo', 2)"
+
+
+def test_a_group_of_ones_own_stands_beside_that_of_a_strategy(book: Notebook) -> None:
+    own = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+x.item()
+"""
+    meet = "import torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    for _ in range(2):
+        assert book.ok(DDP + meet).result == "ranks 0-1: 2.0"
+        assert book.ok("%%distributed --ranks 2\n1;").text == ""
+        assert book.ok(DDP + meet).result == "ranks 0-1: 2.0"
+        assert book.ok("%%distributed --ranks 2\n" + own).result == "ranks 0-1: 2.0"
+
+
+def test_a_script_may_make_and_destroy_its_own_group(book: Notebook) -> None:
+    body = """
+import torch, torch.distributed as dist
+total = []
+for _ in range(2):
+    dist.init_process_group('gloo')
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    total.append(x.item())
+    dist.destroy_process_group()
+total
+"""
+    for line in ("%%distributed --ranks 2\n", DDP, "%%distributed --ranks 2\n"):
+        assert book.ok(line + body).result == "ranks 0-1: [2.0, 2.0]"
+
+
+KEPT = """
+import torch
+torch.manual_seed(0)
+model = jupyter_distrib.prepare(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(4, 2) * (rank + 1)).pow(2).sum().backward()
+    optimizer.step()
+    return model.weight.grad.tolist()
+step()
+"""
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["1 / 0", "if rank == 1: 1 / 0", "import torch.distributed as dist\nif rank == 0: dist.new_group([0])",
+     "import torch.distributed as dist\ndist.destroy_process_group()"],
+)  # fmt: skip
+def test_a_kept_prepared_model_trains_on_after_a_cell_that_spoilt_the_group(book: Notebook, between: str) -> None:
+    book.ok("%%distributed --ranks 2 --strategy ddp --keep model,optimizer,step\n" + KEPT)
+    book.cell(DDP + between)
+
+    outcome = book.ok(DDP + "step()")
+
+    assert outcome.result.startswith("ranks 0-1: [["), outcome.result
+
+
+def test_a_kept_prepared_model_trains_on_after_an_interrupt_inside_a_collective(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --strategy ddp --keep model,optimizer,step\n" + KEPT)
+    book.start(DDP + "import time\nprint('ready')\nwhile rank == 1: time.sleep(0.01)\nstep()\nstep()")
+    book.until("[0-1] ready")
+    book.interrupt()
+    assert book.finish().ename == "KeyboardInterrupt"
+
+    outcome = book.ok(DDP + "step()")
+
+    assert outcome.result.startswith("ranks 0-1: [["), outcome.result
+
+
+def test_a_failure_can_be_told_while_ipython_is_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jupyter_distrib.kernel.session import run as runs
+
+    monkeypatch.setitem(sys.modules, "IPython.core.getipython", types.ModuleType("IPython.core.getipython"))
+    monkeypatch.setitem(sys.modules, "IPython.core.interactiveshell", types.ModuleType("IPython.core.interactiveshell"))
+
+    assert runs._cell_name("train.py") == "train.py"

@@ -1,0 +1,77 @@
+"""`%distributed_status --doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.notebook import doctor
+from jupyter_distrib.kernel.notebook.doctor import Finding, Report
+from tests.notebook import Notebook
+
+
+def test_a_real_kernel_is_told_all_that_matters(shared_notebook: Notebook) -> None:
+    shared_notebook.ok("import os; os.environ['SOME_TOKEN'] = 'canary'; os.environ['JUPYTER_DISTRIB_VIEW'] = 'html'")
+    outcome = shared_notebook.ok("%distributed_status --doctor")
+    for words in (
+        "jupyter_distrib",
+        sys.executable,
+        "torch 2.",
+        "ipykernel ",
+        "IPythonKernel",
+        "html:",
+        "control channel",
+        "agent ",
+        "GPU driver",
+    ):
+        assert words in outcome.result, words
+    assert "canary" not in outcome.result
+    assert "as text, to copy" in outcome.result_html
+    loaded = shared_notebook.ok("import sys; print('torch' in sys.modules)").stdout
+    assert loaded == "False\n"
+
+
+def test_another_word_is_refused(shared_notebook: Notebook) -> None:
+    assert shared_notebook.fails("%distributed_status --docter").ename == "OptionsError"
+
+
+class DeadSession:
+    name, pool = "s", "local"
+    settings = SimpleNamespace(pools={"local": None})
+
+    def connect(self, pool: str) -> None:
+        raise PoolError("the agent did not start: no space left on device.")
+
+
+def test_a_pool_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    report = Report.of(DeadSession(), None)  # type: ignore[arg-type]
+    assert not report.ok
+    assert "-> the agent did not start: no space left on device." in repr(report)
+    assert "lines as they come" in repr(report)
+
+
+def test_the_sidebar_is_found_where_jupyter_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "labextensions" / doctor.SIDEBAR
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text("{}")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    assert [finding.text for finding in doctor._sidebar()] == [str(folder)]
+
+
+@pytest.mark.parametrize(("version", "told"), [((6, 31, 0), 0), ((7, 0, 1), 1), ((7, 3, 0), 1), ((7, 4, 0), 0)])
+def test_an_ipykernel_that_may_lose_a_cell_is_named(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], told: int
+) -> None:
+    monkeypatch.setattr("ipykernel._version.version_info", version)
+    assert len(list(doctor._deafness())) == told
+
+
+def test_html_of_a_report_is_escaped() -> None:
+    report = Report(findings=(Finding(topic="a", text="<script>", advice="<b>"),))
+    assert "<script>" not in report._repr_html_()
+    assert "&lt;b&gt;" in report._repr_html_()

@@ -1,0 +1,90 @@
+"""The overview that front ends get: a golden one is checked here and in `labextension/src/tests/`.
+
+Written anew with `python -m tests.test_overview`, after a look at the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.sidebar.overview import overview
+from jupyter_distrib.wire.messages import WorkerInfo
+from tests.kernel.record.golden_run import golden_record
+
+GOLDEN = Path(__file__).parent / "golden_overview.json"
+
+
+def golden_overview() -> dict[str, Any]:
+    session = Session()
+    session.name, session.pid = "a1b2c3", 4000
+    session.history = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
+    session.pick(pool="local", strategy="ddp", size={"ranks": 4})
+    gpu = {"index": 2, "name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 85899345920, "used_bytes": 31000000000}
+    answer = {
+        "at_s": 1800000000.0,
+        "name": "node",
+        "cpus": 16,
+        "memory_bytes": 128 * 2**30,
+        "gpus": [{**gpu, "holder": ""}],
+        "crews": [{"session": "other", "holder": "b.ipynb (kernel 7)", "workers": [1, 2], "label": "Cell In[3]"}],
+    }
+    seen = overview(session, session.settings, {"local": answer})
+    for run in seen["runs"]:
+        run["began_at_s"] = 1800000000.0
+    seen["pools"] = [pool for pool in seen["pools"] if pool["kind"] in ("local", "inline")]
+    return {
+        **seen,
+        "strategies": ["none", "ddp"],
+        "label": "a.ipynb (kernel 4000)",
+        "route": "control",
+        "doing": None,
+        "trouble": None,
+    }
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name in ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")]:
+        monkeypatch.delenv(name)
+
+
+def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> None:
+    (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "ray"\n')
+    session = Session()
+    node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}
+    ranks = [WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2)]
+    crew = {"session": session.name, "workers": ranks}
+    answer = {
+        "at_s": 0.0,
+        "name": "Ray at 10.0.0.7:6379",
+        "gpus": (),
+        "crews": (crew,),
+        "nodes": ({"name": "10.0.0.7", **node}, {"name": "10.0.0.8", **node}),
+    }
+
+    def told(answer: dict[str, Any]) -> Any:
+        pools = overview(session, session.settings, {"lab": answer})["pools"]
+        return next(pool["node"] for pool in pools if pool["name"] == "lab")
+
+    assert told(answer)["nodes"] == [
+        {"name": "10.0.0.7", **node, "ranks": [0, 1]},
+        {"name": "10.0.0.8", **node, "ranks": []},
+    ]
+    assert told({**answer, "nodes": ()}) is None, "it is not known yet what there is"
+
+
+def test_the_overview_is_what_javascript_is_tested_with() -> None:
+    assert json.loads(json.dumps(golden_overview())) == json.loads(GOLDEN.read_text())
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden_overview(), indent=2, sort_keys=False) + "\n")

@@ -1,0 +1,241 @@
+// The view's pure functions, with the state that Python is tested with. Run with `node --test tests/static/`.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
+import { Logs, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
+
+const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
+const failing = JSON.parse(readFileSync(new URL("../../record/golden_failures.json", import.meta.url)));
+const state = () => ({ ...structuredClone(golden), pool: "local", stopping: "" });
+
+const a_rank = (rank, more = {}) => ({ ...structuredClone(golden.ranks[1]), rank, state: "running", failure: null, exit: null, ...more });
+const a_bar = (step, more = {}) => ({ label: "step", step, total: 100, rate: 10, unit: "it", detail: "", ...more });
+const a_run = (...ranks) => ({ ...state(), stall: null, ranks });
+const line = (rank, text, more = {}) => ({ rank, stream: "stdout", text, skipped: 0, ...more });
+
+// ------------------------------------------------------------------------------------------------ pieces
+
+const pieces = (count, chunks) => {
+  const held = { head: { run: "r", numbers: [0] }, rank_0: { rank: 0, shown: { first: 0, count: 0 } } };
+  for (const [chunk, entries] of chunks) held[`lines_${chunk % 24}`] = { chunk, entries };
+  return (key) => held[key];
+};
+const numbers = (first, count) => Array.from({ length: count }, (_, index) => line(0, String(first + index)));
+
+test("nothing is assembled before the first piece has come", () => {
+  assert.equal(assemble(() => undefined), null);
+});
+
+test("pieces are put together", () => {
+  const held = {
+    head: { run: "r", numbers: [0, 5] },
+    rank_0: { rank: 0, shown: { first: 0, count: 0 } },
+    rank_5: { rank: 5, shown: { first: 101, count: 2 } },
+    history_5: { step: [1], "=loss": [2] },
+    display_5_1: { index: 101, data: { "text/plain": "b" } },
+    display_5_2: { index: 2, data: { "text/plain": "left over from before" } },
+  };
+  const made = assemble((key) => held[key]);
+
+  assert.deepEqual(made.ranks.map((rank) => rank.rank), [0, 5]);
+  assert.deepEqual(made.ranks[1].displays.map((display) => display.index), [101]);
+  assert.deepEqual(made.ranks[1].columns, { step: [1], "=loss": [2] });
+});
+
+test("each line is taken once, as chunks grow and follow", () => {
+  const logs = new Logs();
+  logs.take(pieces(0, [[0, numbers(0, 3)]]));
+  logs.take(pieces(0, [[0, numbers(0, 50)], [1, numbers(50, 2)]]));
+  logs.take(pieces(0, [[0, numbers(0, 50)], [1, numbers(50, 2)]]));
+
+  assert.deepEqual(logs.all.map((each) => each.text), numbers(0, 52).map((each) => each.text));
+});
+
+test("an older state of a chunk takes nothing back", () => {
+  const logs = new Logs();
+  logs.take(pieces(0, [[0, numbers(0, 5)]]));
+  logs.take(pieces(0, [[0, numbers(0, 3)]]));
+  logs.take(pieces(0, [[0, numbers(0, 6)]]));
+
+  assert.deepEqual(logs.all.map((each) => each.text), numbers(0, 6).map((each) => each.text));
+});
+
+test("what was overwritten in the ring before it could be read is a gap", () => {
+  const logs = new Logs();
+  logs.take(pieces(0, [[0, numbers(0, 50)]]));
+  logs.take(pieces(0, [[30, numbers(1500, 2)]]));
+
+  assert.deepEqual(logs.of(0).slice(-3).map((each) => each.skipped || each.text), [1450, "1500", "1501"]);
+});
+
+test("what is kept of the output does not grow without end", () => {
+  const logs = new Logs();
+  for (let chunk = 0; chunk < 400; chunk += 1) logs.take(pieces(0, [[chunk, numbers(50 * chunk, 50)]]));
+
+  assert.ok(logs.all.length <= 2000 && logs.of(0).length >= 1000);
+  assert.equal(logs.all.at(-1).text, "19999");
+});
+
+// ------------------------------------------------------------------------------------------------ words
+
+test("numbers are short", () => {
+  assert.deepEqual([45, 1.5, 12345, 629e6].map(amount), ["45", "1.5", "12.3k", "629M"]);
+  assert.deepEqual([41, 725, 3723].map(clock), ["0:41", "12:05", "1:02:03"]);
+  assert.deepEqual([0.123456, 1e-9, 1234567, 1.66e-4, "nan", 0].map((value) => digits(value)), ["0.1235", "1e-9", "1234567", "1.66e-4", "nan", "0"]);
+  assert.deepEqual([500, 2147483648].map(size), ["500 bytes", "2.1 GB"]);
+  assert.equal(spans([5, 0, 1, 2]), "0-2, 5");
+});
+
+test("the title says what runs where", () => {
+  assert.equal(title(state()), "4 ranks · ddp · local · 4 × A100");
+  assert.equal(title({ ...state(), world_size: 8 }), "ranks 0-3 of 8 · ddp · local · 4 × A100");
+});
+
+test("notes name their ranks, and each is told once", () => {
+  const twice = { ...state(), remark: "", notes: [{ rank: 0, text: "x" }, { rank: 1, text: "x" }, { rank: null, text: "y" }] };
+  assert.deepEqual(notes(twice), ["ranks 0-1: x", "y"]);
+});
+
+test("equal failures are one", () => {
+  assert.deepEqual(failures(state()), ["rank 2: KeyError: 'lr' at Cell In[5], line 9", "rank 3 was killed by the system's out-of-memory killer"]);
+  const failure = { type: "torch.cuda.OutOfMemoryError", message: "8 GB", traceback: "1f" };
+  const all = a_run(...[0, 1, 2].map((rank) => a_rank(rank, { state: "failed", failure })));
+  assert.deepEqual(failures(all), ["all 3 ranks: OutOfMemoryError: 8 GB"]);
+});
+
+test("only exactly equal tracebacks are one", () => {
+  assert.deepEqual(failures(assemble((key) => failing[key])), [
+    "ranks 0, 2: KeyError: 'lr' at Cell In[5], line 9, in train",
+    "rank 1: KeyError: 'lr' at Cell In[5], line 9, in train (another traceback)",
+    "rank 3 stopped because another rank was gone",
+  ]);
+});
+
+test("what only followed from a failure comes after it", () => {
+  const failure = { type: "RuntimeError", message: "Connection closed by peer" };
+  const run = a_run(a_rank(0, { state: "failed", failure, consequence: true }), a_rank(1, { state: "failed", failure: { type: "ValueError", message: "" } }), a_rank(2, { state: "failed", failure, consequence: true }));
+  assert.deepEqual(failures(run), ["rank 1: ValueError", "ranks 0, 2 stopped because another rank was gone"]);
+  assert.deepEqual(order(run).map((rank) => rank.rank), [1, 0, 2]);
+});
+
+test("a stall names first those who do not wait", () => {
+  const at = (rank, where, waiting) => ({ rank, where, line: 14, waiting });
+  const stall = { text: "", places: [at(0, "waits in all_reduce #2", true), at(1, "runs load()", false), at(2, "waits in all_reduce #2", true)] };
+  assert.deepEqual(places(stall), [
+    { text: "rank 1: runs load() (line 14)", waiting: false },
+    { text: "ranks 0, 2: waits in all_reduce #2 (line 14)", waiting: true },
+  ]);
+});
+
+test("the stages of a stop are told", () => {
+  const run = a_run(a_rank(0, { state: "interrupted" }), a_rank(1));
+  assert.equal(stopping(run, ""), "");
+  assert.equal(stopping(run, "asked"), "asked to stop; rank 1 still running");
+  run.stall = { text: "", places: [{ rank: 1, where: "waits in all_reduce #3", line: 4, waiting: true }] };
+  assert.equal(stopping(run, "asked"), "asked to stop; rank 1 still running: rank 1 waits in all_reduce #3");
+  assert.equal(stopping({ ...run, stopping: "asked" }, ""), stopping(run, "asked"));
+  assert.equal(stopping(run, "killed"), "killing rank 1");
+  run.ranks[1].state = "lost";
+  assert.equal(stopping(run, "killed"), "stopped");
+});
+
+test("the sentence for screen readers tells states, trouble and the stall", () => {
+  assert.match(summary(state(), ""), /1 done; 1 running; 1 failed; 1 lost; rank 2: KeyError: 'lr' at Cell In\[5\], line 9; .*rank 0 has left/);
+});
+
+// ------------------------------------------------------------------------------------------------ ranks
+
+test("a rank that is behind is told in seconds of the pace of all", () => {
+  const late = behind(a_run(a_rank(0, { progress: [a_bar(50)] }), a_rank(1, { progress: [a_bar(29)] }), a_rank(2, { progress: [a_bar(49)] })));
+  assert.deepEqual([...late], [[1, { steps: 21, seconds: 2.1 }]]);
+  assert.equal(behindText(late.get(1)), "2.1 s behind");
+});
+
+test("nested loops count together", () => {
+  const at = (epoch, step) => [a_bar(epoch, { label: "epoch", total: 3 }), a_bar(step)];
+  const late = behind(a_run(a_rank(0, { progress: at(1, 5) }), a_rank(1, { progress: at(0, 95) })));
+  assert.deepEqual(late.get(1), { steps: 10, seconds: 1 });
+});
+
+test("a loop without a known pace counts in steps; one rank alone is not behind", () => {
+  const bare = (step) => [a_bar(step, { rate: null, total: null })];
+  assert.equal(behindText(behind(a_run(a_rank(0, { progress: bare(90) }), a_rank(1, { progress: bare(30) }))).get(1)), "60 steps behind");
+  assert.equal(behind(a_run(a_rank(0, { progress: bare(90) }))).size, 0);
+});
+
+test("failed ranks come first, then those behind, then the others by number", () => {
+  const run = a_run(a_rank(0, { progress: [a_bar(50)] }), a_rank(1, { progress: [a_bar(50)] }), a_rank(2, { progress: [a_bar(10)] }), a_rank(3, { state: "lost" }));
+  assert.deepEqual(order(run).map((rank) => rank.rank), [3, 2, 0, 1]);
+});
+
+test("a row says what a rank does", () => {
+  const said = row(golden.ranks[0], null);
+  assert.equal(said.device, "GPU 0");
+  assert.equal(said.usage, "GPU memory 6.4 GB of 85.9 GB, GPU 75 % busy");
+  assert.deepEqual(said.bars[0], { label: "train", steps: "25/100", fraction: 0.25, percent: "25 %", rate: "", left: "", detail: "loss=0.31" });
+  assert.deepEqual(said.metrics[0], ["loss", "0.6667"]);
+  const moving = row(a_rank(1, { progress: [a_bar(3, { total: 4 }), a_bar(25)] }), { steps: 7, seconds: 0.7 });
+  assert.deepEqual(moving.outer, ["step 3/4"]);
+  assert.deepEqual([moving.bars[0].rate, moving.bars[0].left, moving.behind], ["10 it/s", "0:07 left", "0.7 s behind"]);
+  const cpu = row(a_rank(1, { device: "cpu", gpu_memory_bytes: null, rss_bytes: 5e8, cpu_percent: 98.4 }), null);
+  assert.deepEqual([cpu.device, cpu.memory, cpu.busy], ["cpu", "500.0 MB", "98 %"]);
+});
+
+test("a row says how many metrics it does not show, those that were not sent too", () => {
+  const metrics = Object.fromEntries([1, 2, 3, 4, 5].map((number) => [`m${number}`, number]));
+  const said = row(a_rank(0, { metrics, unsent_metrics: 3 }), null);
+  assert.deepEqual(firstMetrics(said, 4).map(([name, value]) => name || value), ["m1", "m2", "m3", "m4", "4 more"]);
+  assert.deepEqual(firstMetrics(said, Infinity).at(-1), ["", "3 more"]);
+  assert.equal(firstMetrics(row(a_rank(0, { metrics }), null), Infinity).length, 5);
+});
+
+// ------------------------------------------------------------------------------------------------ output
+
+test("only exactly equal lines of several ranks are one", () => {
+  const folded = fold([line(0, "a"), line(1, "a"), line(0, "b"), line(1, "b "), line(0, "c"), line(1, "c", { stream: "stderr" })]);
+  assert.deepEqual(folded.map((each) => [each.text, each.ranks]), [["a", [0, 1]], ["b", [0]], ["b ", [1]], ["c", [0]], ["c", [1]]]);
+  assert.equal(whose([0, 1, 2, 3], state()), "all 4");
+  assert.equal(whose([0, 1], state()), "0-1");
+});
+
+test("folding keeps the order of every rank", () => {
+  const texts = ["abacadbbc", "bacabdcab", "ccabbaadc"];
+  const folded = fold(texts.flatMap((text, rank) => [...text].map((letter) => line(rank, letter))));
+  texts.forEach((text, rank) => {
+    assert.equal(folded.filter((each) => each.ranks.includes(rank)).map((each) => each.text).join(""), text);
+  });
+});
+
+test("gaps next to each other are one, and nothing is folded across them", () => {
+  const gap = { rank: null, stream: "stdout", text: "", skipped: 5 };
+  const folded = fold([line(0, "a"), gap, { ...gap, skipped: 2 }, line(1, "a")]);
+  assert.deepEqual(folded.map((each) => each.skipped || each.text), ["a", 7, "a"]);
+});
+
+// ------------------------------------------------------------------------------------------------ charts
+
+const charted = (...columns) => a_run(...columns.map((each, rank) => a_rank(rank, { columns: each })));
+
+test("a chart has a line for each rank, within its box", () => {
+  const run = charted({ step: [0, 10], "=loss": [2, 1], "=lr": [1, 1] }, { step: [0, 10], "=loss": [3, 0] }, null);
+  assert.deepEqual(chartNames(run), ["loss"]);
+  const chart = chartOf(run, "loss");
+  assert.deepEqual(chart.lines.map(({ path }) => path), ["M4.0 34.0L296.0 62.0", "M4.0 6.0L296.0 90.0"]);
+  assert.equal(chart.first, 0);
+  assert.deepEqual(valuesAt(chart, 5), [{ rank: 0, value: 2 }, { rank: 1, value: 3 }]);
+  assert.equal(Math.round(chart.x.back(BOX.width / 2)), 5);
+});
+
+test("what is not a number is left out and named", () => {
+  const chart = chartOf(charted({ step: [0, 1, 2, 3], "=loss": [1, "nan", null, 2] }), "loss");
+  assert.deepEqual(chart.odd, [0]);
+  assert.equal(chart.lines[0].points.length, 2);
+});
+
+test("the largest numbers there are do not break a chart", () => {
+  const chart = chartOf(charted({ step: [0, 1], "=loss": [-1.7e308, 1.7e308] }), "loss");
+  assert.equal(chart.lines[0].path, "M4.0 90.0L296.0 6.0");
+});

@@ -1,0 +1,231 @@
+"""What a saved notebook holds of a run: markup that needs nothing, and in which nothing that ranks wrote can run."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.views import chart, sanitize_html
+from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
+from jupyter_distrib.kernel.views.text import as_text
+from jupyter_distrib.wire.messages import Displayed, Ended, Measured, Returned, RunEvent, Started, Wrote
+from tests.kernel.record import golden_run
+
+ATTACKS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg onload=alert(1)><script>alert(1)</script></svg>",
+    '<a href="javascript:alert(1)">x</a>',
+    '<a href=" javascript:alert(1)">x</a>',
+    '<iframe srcdoc="<script>alert(1)</script>"></iframe>',
+    '<img src="data:text/html;base64,PHNjcmlwdD4=">',
+    "<scr<script>ipt>alert(1)</script>",
+    "<b onmouseover=alert(1) style='background:url(javascript:alert(1))'>x</b>",
+    "<math><mtext></form><form><mglyph><style></math><img src onerror=alert(1)>",
+    "<noscript><p title='</noscript><img src=x onerror=alert(1)>'>",
+    "<table><td background='javascript:alert(1)'>",
+    "<object data=x></object><embed src=x><meta http-equiv=refresh content=0><link rel=stylesheet href=x><base href=x>",
+    "\x1b]8;;javascript:alert(1)\x1b\\click\x1b]8;;\x1b\\",
+    "</pre></div></details><script>alert(1)</script>",
+    "<!--><script>alert(1)</script>-->",
+    "<textarea></textarea><script>alert(1)</script>",
+]
+
+
+class Elements(HTMLParser):
+    """Collects the elements of a page, and checks that all are closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("img", "br", "hr", "wbr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def is_harmless(html: str) -> bool:
+    page = Elements(html)
+    assert not page.open
+    for tag, attributes in page.found:
+        if tag in ("script", "style", "iframe", "object", "embed", "svg", "math", "form", "meta", "link", "base"):
+            return False
+        for name, value in attributes.items():
+            links = name in ("href", "src") and not str(value).startswith(("https://", "http://", "data:image/"))
+            if name.startswith("on") or links:
+                return False
+    return True
+
+
+def a_record(*events: RunEvent, ranks: int = 2, ended: bool = True) -> RunRecord:
+    record = RunRecord(run="r-7", label="Cell In[5]", ranks=range(ranks), world_size=ranks)
+    for rank in range(ranks):
+        record.apply(Started(run="r-7", rank=rank, pid=100 + rank, device="cpu", at_s=1.0))
+    for event in events:
+        record.apply(event)
+    if ended:
+        for rank in range(ranks):
+            record.apply(Returned(run="r-7", rank=rank, value=None, at_s=2.0))
+        record.apply(Ended(run="r-7", at_s=3.0))
+    return record
+
+
+def displayed(rank: int = 0, **data: str) -> Displayed:
+    bundle = {kind.replace("_", "/"): content for kind, content in data.items()}
+    return Displayed(run="r-7", rank=rank, data=bundle, metadata={}, at_s=2.0)
+
+
+def measured(step: int, rank: int = 0, **values: float) -> Measured:
+    return Measured(run="r-7", rank=rank, step=step, values=values, at_s=2.0)
+
+
+# ---------------------------------------------------------------------------------------------------- nothing can run
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
+    html = as_html(
+        a_record(
+            Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
+            displayed(text_html=attack, text_plain=attack),
+            displayed(text_plain=attack),
+            displayed(rank=1, **{"image_svg+xml": attack}),
+            displayed(rank=1, image_png=attack),
+            *(measured(step, **{attack: step}) for step in range(3)),
+        ),
+        1.0,
+    )
+    assert is_harmless(html)
+    assert "\x1b" not in html
+
+
+@pytest.mark.parametrize(
+    ("html", "harmless"),
+    [
+        ("<b>x</b> &amp; y", "<b>x</b> &amp; y"),
+        ("<table border=1><tr><td colspan=2>1", '<table><tr><td colspan="2">1</td></tr></table>'),
+        ("a<script>b</script>c", "ac"),
+        ("a<style>b{}</style>c", "ac"),
+        ("</div>a</b>", "a"),
+        ("<b><i>x</b>y", "<b><i>x</i></b>y"),
+        ("<custom>x</custom>", "x"),
+        ("<a href='https://pytorch.org'>t</a>", '<a href="https://pytorch.org">t</a>'),
+        ("<img src='data:image/png;base64,AAAA' alt='<'>", '<img src="data:image/png;base64,AAAA" alt="&lt;">'),
+        ("<img src='https://tracker.example/x.png'>", "<img>"),
+        ("<br/>x<p/>y", "<br>xy"),
+        ("1 < 2 > 0", "1 &lt; 2 &gt; 0"),
+    ],
+)
+def test_what_is_left_of_html(html: str, harmless: str) -> None:
+    assert sanitize_html.safe(html) == harmless
+
+
+def test_markup_that_is_very_deep_is_cut_and_closed() -> None:
+    assert is_harmless(sanitize_html.safe("<div>" * 5000 + "x"))
+
+
+# ---------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_no_script_no_style_tag_and_every_tag_closed() -> None:
+    html = as_html(golden_run.golden_record(), 17.0, "local", always=True)
+
+    assert is_harmless(html)
+    assert "4 ranks · ddp · local · 4 × A100 · 0:17" in html
+    assert html.index("KeyError") < html.index("another rank") if "another rank" in html else "KeyError" in html
+    assert "rank 0 has left the cell without all_reduce #3" in html
+
+
+def test_a_picture_is_kept_with_its_data() -> None:
+    page = Elements(as_html(a_record(displayed(rank=1, image_png=golden_run.PIXEL, text_plain="<Figure>")), 1.0))
+
+    assert [attributes for tag, attributes in page.found if tag == "img"] == [
+        {"alt": "rank 1", "src": f"data:image/png;base64,{golden_run.PIXEL}"}
+    ]
+    assert ("summary", {}) in page.found
+
+
+def test_a_table_that_a_rank_displays_stays_a_table() -> None:
+    html = as_html(a_record(displayed(text_html="<style>td{}</style><table><tr><td>1</table>", text_plain="1")), 1.0)
+
+    assert "<table><tr><td>1</td></tr></table>" in html
+
+
+def test_what_is_displayed_is_in_the_text_as_well() -> None:
+    text = as_text(a_record(displayed(rank=1, image_png=golden_run.PIXEL, text_plain="<Figure>")), 1.0)
+
+    assert "[1] <Figure>" in text
+
+
+def test_the_newest_displays_are_kept_when_they_are_too_large() -> None:
+    large = "A" * (DISPLAY_BYTES // 2 - 4)
+    html = as_html(a_record(*(displayed(image_png=large[:-4] + f"{n:04}") for n in range(3))), 1.0)
+
+    assert "1 earlier display not kept here" in html
+    assert "0000" not in html
+    assert html.index("0001") < html.index("0002")
+
+
+def test_a_run_that_was_shown_leaves_at_least_its_header() -> None:
+    assert as_html(a_record(), 12.0) == ""
+    assert "2 ranks · cpu · 0:12" in as_html(a_record(), 12.0, always=True)
+
+
+# ---------------------------------------------------------------------------------------------------- charts
+
+
+def svg_of(record: RunRecord) -> ET.Element:
+    found = re.search(r"data:image/svg\+xml;base64,([^\"]+)", chart.chart_of(record))
+    assert found
+    return ET.fromstring(base64.b64decode(found[1]).decode())
+
+
+def test_a_chart_has_a_line_for_each_rank() -> None:
+    record = a_record(*(measured(step, rank, loss=1 / (step + 1) + rank) for step in range(30) for rank in range(2)))
+    svg = svg_of(record)
+
+    paths = [path for path in svg.iter("{http://www.w3.org/2000/svg}path") if "stroke-linejoin" in path.attrib]
+    assert [path.attrib["stroke"] for path in paths] == [chart.OTHERS, chart.FIRST]
+    assert "loss" in [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_numbers_that_never_change_and_single_ones_have_no_chart() -> None:
+    assert chart.chart_of(a_record(*(measured(step, lr=0.1) for step in range(30)), measured(1, once=1.0))) == ""
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1.7e308, -1.7e308, 1e-320])
+def test_odd_numbers_do_not_break_a_chart(odd: float) -> None:
+    svg = svg_of(
+        a_record(measured(1, loss=1.0), measured(2, loss=odd), measured(3, loss=-1.7e308), measured(4, loss=2.0))
+    )
+
+    paths = [path.attrib["d"] for path in svg.iter("{http://www.w3.org/2000/svg}path")]
+    assert not any("nan" in path or "inf" in path for path in paths)
+
+
+def test_metrics_that_are_not_drawn_are_counted() -> None:
+    def drawn(count: int) -> str:
+        values = [{f"n{index}": float(step) for index in range(count)} for step in range(5)]
+        return chart.chart_of(a_record(*(measured(step, **each) for step, each in enumerate(values))))
+
+    assert drawn(chart.CHARTS).endswith('">')
+    assert drawn(chart.CHARTS + 1).endswith("<div>1 more metric not drawn here</div>")
+    assert drawn(chart.CHARTS + 3).endswith("<div>3 more metrics not drawn here</div>")
+
+
+def test_a_chart_of_many_ranks_and_steps_stays_small() -> None:
+    events = (measured(step, rank, loss=step * rank) for step in range(500) for rank in range(64))
+
+    assert len(chart.chart_of(a_record(*events, ranks=64))) < 30_000

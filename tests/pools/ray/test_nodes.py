@@ -1,0 +1,35 @@
+"""What is told of a cluster's nodes. No Ray: it is given what `ray.nodes()` gives."""
+
+from __future__ import annotations
+
+from jupyter_distrib.pools.ray.nodes import described
+
+NODES = [
+    {
+        "NodeID": "b",
+        "NodeManagerAddress": "10.0.0.8",
+        "Resources": {"CPU": 16.0, "memory": 64e9, "GPU": 2.0, "accelerator_type:A10": 1.0, "node:10.0.0.8": 1.0},
+    },
+    {"NodeID": "a", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 4.0, "memory": 8e9}},
+]
+
+
+SMALL = {"name": "10.0.0.7", "cpus": 4.0, "memory_bytes": 8_000_000_000, "gpus": 0, "gpu_type": ""}
+
+
+LARGE = {"name": "10.0.0.8", "cpus": 16.0, "memory_bytes": 64_000_000_000, "gpus": 2, "gpu_type": "A10"}
+
+
+def test_each_node_is_told_with_what_is_free() -> None:
+    free = {"a": {"CPU": 1.0}, "b": {"CPU": 16.0, "GPU": 1.0}}
+    assert described(NODES, free) == (
+        {**SMALL, "free_cpus": 1.0, "free_gpus": 0},
+        {**LARGE, "free_cpus": 16.0, "free_gpus": 1},
+    )
+
+
+def test_what_is_free_may_not_be_known() -> None:
+    assert described(NODES, {}) == (
+        {**SMALL, "free_cpus": None, "free_gpus": None},
+        {**LARGE, "free_cpus": None, "free_gpus": None},
+    )

@@ -1,0 +1,233 @@
+"""Every pool keeps the contract of `jupyter_distrib.testing`; what only one pool promises is below."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib import testing
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.inline.pool import InlinePool
+from jupyter_distrib.pools.local import LocalPool
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.testing import Client
+from jupyter_distrib.wire.messages import CrewRefused, Ended, Interrupted, Started, Stop
+from jupyter_distrib.worker import identity, reporting
+from tests.notebook import ROOT, Notebook
+
+pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
+
+
+@pytest.mark.parametrize("check", testing.checks(detached=True), ids=lambda check: check.__name__)
+def test_local(check: testing.Check) -> None:
+    check(LocalPool)
+
+
+@pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
+def test_inline(check: testing.Check) -> None:
+    check(InlinePool)
+
+
+# ---------------------------------------------------------------------------------------------------- inline alone
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    one = Client(InlinePool())
+    yield one
+    one.close()
+
+
+def test_a_cell_leaves_the_process_as_it_was(client: Client, tmp_path: Path) -> None:
+    source = f"""
+import os, sys
+os.environ["RANK"] = "99"; os.environ["NEW"] = "1"; os.environ.pop("PATH")
+sys.argv.append("x"); sys.path.insert(0, "/nowhere"); os.chdir({str(tmp_path)!r})
+sys.stdout = sys.stderr = None
+sys.modules["__main__"].marker = 1
+import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.rmdir({str(tmp_path)!r}) if rank else None
+1 / 0
+"""
+
+    def state() -> list[object]:
+        streams = [sys.stdin, sys.stdout, sys.stderr, sys.modules["__main__"]]
+        places = [dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), signal.getsignal(signal.SIGINT)]
+        return [*streams, *places, identity.is_rank(), identity.strategy, reporting.current, dict(payload.kept_values)]
+
+    before = state()
+    outcome = client.run(client.crew(2), source)
+    assert outcome.failure(0).type_name == "ZeroDivisionError"
+    assert state() == before
+
+
+def test_what_is_printed_appears_at_once_and_is_recorded(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "import sys\nprint('out', rank)\nprint('err', rank, file=sys.stderr)\nseen()\nprint('after')"
+    seen: list[str] = []
+    builtins.seen = lambda: seen.append(sys.stdout._stream.getvalue()[-6:])  # type: ignore[attr-defined]
+    try:
+        outcome = client.run(client.crew(2), source)
+    finally:
+        del builtins.seen  # type: ignore[attr-defined]
+    assert seen == ["out 0\n", "out 1\n"]
+    assert capsys.readouterr() == ("out 0\nafter\nout 1\nafter\n", "err 0\nerr 1\n")
+    assert (outcome.text(1), outcome.text(1, "stderr")) == ("out 1\nafter\n", "err 1\n")
+
+
+def test_a_handler_that_keeps_the_stream_goes_on_writing(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    source = (
+        "import logging, sys\nlogging.getLogger('jd').addHandler(logging.StreamHandler(sys.stderr))\nsys.stdout.close()"
+    )
+    client.run(client.crew(1), source)
+    logger = logging.getLogger("jd")
+    logger.warning("later")
+    assert capsys.readouterr().err == "later\n"
+    logger.handlers.clear()
+    print("still open")
+    assert capsys.readouterr().out == "still open\n"
+
+
+def test_somebody_can_be_asked(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Ada\nGrace\n"))
+    assert client.run(client.crew(2), "input('name? ')").values == {0: "Ada", 1: "Grace"}
+    assert capsys.readouterr().out == "name? name? "
+
+
+def test_the_debugger_works() -> None:
+    program = """
+from jupyter_distrib.testing import Client
+from jupyter_distrib.pools.inline.pool import InlinePool
+client = Client(InlinePool())
+print(client.run(client.crew(1), "secret = 21\\nbreakpoint()\\nsecret").values)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        input="p secret * 2\nw\nc\n",
+        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "42" in done.stdout
+    stops_at = 2 if sys.version_info >= (3, 13) else 3  # the call itself, or the line after it
+    assert f"Cell In[1]({stops_at})<module>()" in done.stdout
+    assert "{0: 21}" in done.stdout
+
+
+def test_an_interrupt_stops_this_rank_and_starts_no_other(client: Client) -> None:
+    crew = client.crew(3)
+    stop = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\nrank"
+    outcome = client.run(crew, stop)
+    assert list(outcome.values) == [0]
+    assert [event.rank for event in outcome.of(Started)] == [0, 1]
+    stopped = outcome.of(Interrupted)
+    assert [event.rank for event in stopped] == [1, 2]
+    assert stopped[0].frames[-1].line in (3, 4)
+    assert stopped[1].frames == ()
+    assert client.run(crew, "rank").values == {0: 0, 1: 1, 2: 2}
+
+
+def test_it_runs_in_any_thread(client: Client) -> None:
+    """Where an interrupt is an exception that arrives at the next line."""
+    crew, got = client.crew(2), []
+    source = "import threading\nmine = threading.get_ident()\nwhile True:\n    pass"
+
+    def work() -> None:
+        client.when(Started, lambda run: client.send(Stop(run=run)))
+        got.append(client.run(crew, source))
+        got.append(client.run(crew, "__import__('threading').get_ident()"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert len(got[0].of(Interrupted)) == 2
+    assert set(got[1].values.values()) == {thread.ident}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"strategy": "ddp"}, "--strategy ddp needs ranks that run at the same time"),
+        ({"detached": True}, "leave out --detach"),
+    ],
+)
+def test_what_it_cannot_do_is_said_before_anything_runs(client: Client, change: dict[str, Any], words: str) -> None:
+    crew = client.crew(2)
+    with pytest.raises(PoolError, match=words):
+        client.start(crew, "print('never')", **change)
+    assert isinstance(client.wait(Started, Ended), Ended)
+    refused = client.open(1, load_env={"PYTHONHASHSEED": "1"})
+    assert isinstance(refused, CrewRefused)
+    assert "PYTHONHASHSEED" in refused.reason
+    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+
+
+def test_one_cell_at_a_time(client: Client) -> None:
+    builtins.nested = lambda: client.start(crew, "1")  # type: ignore[attr-defined]
+    crew = client.crew(1)
+    try:
+        failure = client.finish(client.start(crew, "nested()"), (0,)).failure(0)
+    finally:
+        del builtins.nested  # type: ignore[attr-defined]
+    assert (failure.type_name, "one cell at a time" in failure.message) == ("jupyter_distrib.errors.PoolError", True)
+
+
+def test_it_needs_no_torch() -> None:
+    program = (
+        "import sys\nfrom jupyter_distrib.testing import Client\nfrom jupyter_distrib.pools.inline.pool import InlinePool\n"
+        "c = Client(InlinePool())\nprint(c.run(c.crew(2), '(rank, device)').values, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "{0: (0, 'cpu'), 1: (1, 'cpu')} False\n"
+
+
+def test_options_without_a_meaning_inline_are_named_and_change_nothing(notebook: Notebook) -> None:
+    outcome = notebook.ok("%%distributed --pool inline --hang-timeout 5 --check --wait 3\nrank")
+
+    for said in (
+        "--hang-timeout has no meaning on the inline pool: its ranks run one after another, so none waits for another",
+        "--check has no meaning on the inline pool: its ranks run one after another, so there are no collectives",
+        "--wait has no meaning on the inline pool: its ranks are never busy with something else",
+    ):
+        assert f"{said}\n" in outcome.stdout
+    assert outcome.result == "rank 0: 0\nrank 1: 1"
+    assert "no meaning" not in notebook.ok("%%distributed --pool inline --timeout 50\nrank").text
+
+
+def test_in_a_notebook(notebook: Notebook) -> None:
+    assert notebook.cell("class Net:\n    pass\nnet, x = Net(), [1]").status == "ok"
+    outcome = notebook.cell("%%distributed --pool inline --ranks 2\nx.append(rank)\nprint('hi', rank)\n(x, net)")
+    assert outcome.stdout == "hi 0\nhi 1\n"
+    assert outcome.view == "", "what was printed is not drawn again"
+    assert outcome.result.startswith("rank 0: ([1, 0], <__main__.Net")
+    assert notebook.cell("(x, type(_[1][1]) is Net, __name__)").result == "([1], True, '__main__')"
+    assert (
+        notebook.cell("%%distributed --pool inline\nimport asyncio\nawait asyncio.sleep(0)\nrank").result
+        == "rank 0: 0\nrank 1: 1"
+    )
+    assert notebook.cell("import asyncio\nawait asyncio.sleep(0)\n5").result == "5"
+    assert notebook.cell("%%distributed --pool inline --strategy ddp\n1").ename == "PoolError"
+    assert notebook.cell("%%distributed --pool inline --keep m\nm = [rank]").status == "ok"
+    assert notebook.cell("%%distributed --pool inline\nm").result == "rank 0: [0]\nrank 1: [1]"
+    assert notebook.cell("m[1]").result == "[1]"
+    notebook.start("%%distributed --pool inline\nimport time\nprint('going')\nwhile True:\n    time.sleep(0.01)")
+    notebook.until("going")
+    notebook.interrupt()
+    outcome = notebook.finish()
+    assert outcome.ename == "KeyboardInterrupt"
+    assert "line 5" in outcome.traceback
+    assert notebook.cell("%%distributed --pool inline\nrank").result == "rank 0: 0\nrank 1: 1"

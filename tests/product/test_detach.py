@@ -1,0 +1,217 @@
+"""Runs that go on without a cell, and without the kernel that started them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import leftovers_after
+from tests.notebook import Notebook
+from tests.processes import wait_until, wait_until_gone
+
+SLOWLY = "import time\nfor i in range({n}):\n    print('step', i, flush=True)\n    time.sleep(0.05)\n"
+
+
+def _wait_done(book: Notebook) -> None:
+    """In the kernel: until the run `job` has ended, whatever became of it."""
+    assert book.cell("job._ended.wait(30)").result == "True"
+
+
+def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(notebook: Notebook) -> None:
+    outcome = notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=10) + "rank + 1")
+
+    assert outcome.result.startswith("Run ")
+    assert notebook.cell("job.done()").result == "False"
+    assert notebook.cell("job.result(timeout_s=30)").result == "rank 0: 1\nrank 1: 2"
+    assert notebook.cell("job.done()").result == "True"
+    assert "step 9" in notebook.cell("print(job.logs(1))").stdout
+
+
+@pytest.mark.slow
+def test_waiting_too_short_says_that_the_run_goes_on(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=20) + "rank")
+    outcome = notebook.cell("job.result(timeout_s=0.01)")
+
+    assert outcome.ename == "TimeoutError"
+    assert "goes on" in outcome.evalue
+    assert notebook.cell("job.result(timeout_s=30)").status == "ok"
+
+
+@pytest.mark.slow
+def test_a_detached_run_can_be_cancelled(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    notebook.cell("job.cancel()")
+    _wait_done(notebook)
+
+    assert notebook.cell("job.result()").ename == "KeyboardInterrupt"
+
+
+@pytest.mark.slow
+def test_another_cell_runs_meanwhile_on_other_ranks(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
+    other = notebook.cell("%%distributed --ranks 2\nrank")
+    notebook.cell("job.cancel()")
+
+    assert other.result == "rank 0: 0\nrank 1: 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["stop", "restart", "resize 3"])
+def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(notebook: Notebook, action: str) -> None:
+    notebook.ok("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(600)")
+    notebook.ok(f"%distributed_pool {action}")
+    _wait_done(notebook)
+
+    ended = notebook.fails("job.result()")
+    assert ended.ename == "RankLost"
+    assert "because its ranks were stopped from this notebook" in ended.evalue
+    assert notebook.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_known_however_many_cells_come_after_it(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    notebook.cell("for _ in range(30): get_ipython().run_cell_magic('distributed', '--ranks 1', 'rank')")
+    known = "from jupyter_distrib.kernel.session import session; here = session.current()\n"
+
+    assert notebook.cell(f"{known}here.find_run(job.id) is job").result == "True"
+    assert notebook.cell("[run.id for run in here.history if not run.done()] == [job.id]").result == "True"
+    assert notebook.cell("len(here.history)").result == "20"
+    assert "running" in notebook.cell("%distributed_status").result
+    notebook.cell("job.cancel()")
+    _wait_done(notebook)
+
+
+@pytest.mark.slow
+def test_fresh_ranks_are_others_than_those_of_a_detached_run(notebook: Notebook) -> None:
+    notebook.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nrank * 10"
+    )
+    assert notebook.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert notebook.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert notebook.ok("job.done()").result == "False"
+    notebook.ok("open('go', 'w').close()")
+
+    assert notebook.ok("job.result(timeout_s=30)").result == "rank 0: 0\nrank 1: 10"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["%unload_ext jupyter_distrib", "%reload_ext jupyter_distrib"])
+def test_a_detached_run_can_be_waited_for_when_the_extension_is_gone(notebook: Notebook, line: str) -> None:
+    notebook.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nos.getpid()"
+    )
+    other = int(notebook.ok("%%distributed --ranks 1\nimport os\nos.getpid()").result.split()[-1])
+    notebook.ok(line)
+
+    assert wait_until_gone([other], 2.0) == []
+    assert notebook.ok("job.done()").result == "False"
+    notebook.ok("open('go', 'w').close()")
+    pids = [int(pid) for pid in notebook.ok("print(*job.result(timeout_s=30))").stdout.split()]
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 5.0) == []
+
+
+def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
+    notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
+    outcome = notebook.cell("job.result(timeout_s=30)")
+
+    assert outcome.ename == "LookupError"
+    assert "Cell In" in outcome.traceback
+
+
+@pytest.mark.slow
+def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebook) -> None:
+    notebook.cell("class Point:\n    def __init__(self, x): self.x = x")
+    notebook.cell(
+        "%%distributed --ranks 2 --detach --out job\nimport os\n" + SLOWLY.format(n=40) + "Point(rank * 7), os.getpid()"
+    )
+    notebook.restart()
+    notebook.cell("%load_ext jupyter_distrib")
+    attached = notebook.cell("job = get_ipython().run_line_magic('distributed_attach', '')\njob")
+
+    assert "Cell In" in attached.result
+    values = notebook.cell("values = job.result(timeout_s=30)\n[p.x for p, _ in values], type(values[0][0]).__name__")
+    assert values.result == "([0, 7], 'Point')"
+    log = notebook.cell("print(job.logs(0))").stdout
+    assert [line for line in log.splitlines() if line.startswith("step")] == [f"step {i}" for i in range(40)]
+    pids = [int(pid) for pid in notebook.cell("print(*[pid for _, pid in values])").stdout.split()]
+    assert wait_until_gone(pids, 5.0) == []
+
+
+@pytest.mark.slow
+def test_an_attached_run_shows_what_was_and_goes_on_live(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.ok(
+        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
+        "for i in jupyter_distrib.progress(range(9), label='epoch'):\n"
+        "    jupyter_distrib.report(loss=1 / (i + 1))\n"
+        "    if i == 3:\n        print('before', flush=True)\n"
+        "        while not os.path.exists('go'):\n            time.sleep(0.01)\n"
+        "        print('after', flush=True)\n        while not os.path.exists('end'):\n            time.sleep(0.01)\n"
+    )
+    assert wait_until(lambda: "before" in notebook.ok("print(job.logs(1))").stdout)
+    notebook.restart()
+    notebook.ok("%load_ext jupyter_distrib")
+    notebook.start("job = get_ipython().run_line_magic('distributed_attach', '')\njob.result(timeout_s=60)")
+    for what in ("before", "loss 0.25", "epoch 3/9"):
+        assert "after" not in notebook.until(what).view
+    (tmp_path / "go").touch()
+    notebook.until("after")
+    (tmp_path / "end").touch()
+
+    assert notebook.finish().status == "ok"
+    told = notebook.ok("rank = job.record.ranks[1]\nrank.metrics, rank.progress[-1].step, len(rank.history)").result
+    assert told == "({'loss': 0.1111111111111111}, 9, 9)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front_end", ["jupyter", "vscode"])
+def test_a_notebook_attaches_its_own_run_though_another_has_a_newer_one(tmp_path: Path, front_end: str) -> None:
+    """As far as its front end tells its path, in the environment or by a name."""
+
+    def load(book: Notebook, path: str) -> None:
+        name = f"import os\nos.environ['JPY_SESSION_NAME'] = {path!r}"
+        book.ok(name if front_end == "jupyter" else f"__vsc_ipynb_file__ = {path!r}")
+        book.ok("%load_ext jupyter_distrib")
+
+    with Notebook(tmp_path) as one, Notebook(tmp_path) as other:
+        runs = []
+        for book, path in ((one, "/home/me/one.ipynb"), (other, "/home/me/other.ipynb")):
+            load(book, path)
+            book.ok("%%distributed --ranks 1 --detach --out job\nrank")
+            runs.append(book.ok("print(job.id)").stdout.strip())
+        assert other.ok(
+            "from jupyter_distrib.kernel.session import session\nsession.current().label"
+        ).result.startswith("'other.ipynb (")
+        one.restart()
+        load(one, "/home/me/one.ipynb")
+        attached = one.ok("get_ipython().run_line_magic('distributed_attach', '').id")
+        assert attached.result == repr(runs[0]) != repr(runs[1])
+
+
+@pytest.mark.slow
+def test_attaching_without_a_detached_run_says_so(notebook: Notebook) -> None:
+    outcome = notebook.cell("%distributed_attach nowhere")
+
+    assert outcome.ename == "PoolError"
+    assert "no detached run" in outcome.evalue
+
+
+@pytest.mark.slow
+def test_an_attached_run_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.cell("%load_ext jupyter_distrib")
+        session = book.cell(
+            "from jupyter_distrib.kernel.session import session as _s; print(_s.current().name)"
+        ).stdout.strip()
+        book.cell(
+            "%%distributed --ranks 2 --detach\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nimport time\ntime.sleep(600)"
+        )
+        book.restart()
+        book.cell("%load_ext jupyter_distrib")
+        book.cell(f"job = get_ipython().run_line_magic('distributed_attach', '{session}-1')\njob.cancel()")
+        _wait_done(book)
+        leftovers_after(session, 5.0)

@@ -1,0 +1,196 @@
+"""Process groups come and go: the user's own, the strategy's, several in a run, run after run. Real kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_distrib.system import control_groups
+from tests.notebook import Notebook
+
+OWN_GROUPS = """import torch, torch.distributed as dist
+sums = []
+for _ in range(3):
+    dist.init_process_group('gloo')
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    sums.append(int(t))
+    dist.destroy_process_group()
+sums"""
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Notebook:
+    return shared_notebook
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["none", "ddp"])
+def test_a_cell_may_open_and_close_its_own_group_any_number_of_times(book: Notebook, strategy: str) -> None:
+    for _ in range(4):
+        outcome = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{OWN_GROUPS}")
+        assert outcome.result == "ranks 0-1: [2, 2, 2]", outcome.text
+        assert outcome.wall_s < 30
+
+
+def test_strategies_take_turns_and_groups_that_were_left_open_do_not_matter(book: Notebook) -> None:
+    body = (
+        "import torch, torch.distributed as dist\nif not dist.is_initialized():\n"
+        "    dist.init_process_group('gloo')\nt = torch.ones(1)\ndist.all_reduce(t)\n"
+        "int(t)"
+    )
+    for turn in range(10):
+        strategy = ("none", "ddp", "ddp")[turn % 3]
+        outcome = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{body}")
+        assert outcome.result == "ranks 0-1: 2", (turn, strategy, outcome.text)
+
+
+@pytest.mark.parametrize(
+    "call", ["init_process_group()", "init_process_group('gloo')", "init_process_group('gloo', init_method='env://')"]
+)
+def test_an_init_of_the_strategys_backend_finds_it_done(book: Notebook, call: str) -> None:
+    outcome = book.cell(
+        f"%%distributed --ranks 2 --strategy ddp\n"
+        f"import torch, torch.distributed as dist\ndist.{call}\nt = torch.ones(1)\n"
+        f"dist.all_reduce(t)\nint(t)"
+    )
+
+    assert outcome.result == "ranks 0-1: 2", outcome.text
+
+
+def test_an_init_of_another_backend_is_an_error_that_names_both(book: Notebook) -> None:
+    outcome = book.cell(
+        "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\ndist.init_process_group('nccl')"
+    )
+
+    assert outcome.ename == "ValueError"
+    assert "nccl" in outcome.traceback
+    assert "gloo" in outcome.traceback
+    assert "line 3" in outcome.traceback
+
+
+def test_code_that_finds_no_group_is_told_of_the_strategy(book: Notebook) -> None:
+    outcome = book.cell(
+        "%%distributed --ranks 2\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))"
+    )
+
+    assert "add --strategy ddp" in outcome.traceback
+
+
+def test_the_strategys_group_outlives_a_clean_run_also_with_unequal_collectives_before(book: Notebook) -> None:
+    good = (
+        "%%distributed --ranks 2 --strategy ddp\n"
+        "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n"
+        "int(t)"
+    )
+    assert book.cell(good).result == "ranks 0-1: 2"
+    # Rank 0 has sent a message and rank 1 has taken none: the next collective must not meet it.
+    book.cell(
+        "%%distributed --ranks 2 --strategy ddp\n"
+        "import torch, torch.distributed as dist\nif rank == 0:\n"
+        "    dist.isend(torch.ones(1), 1)"
+    )
+
+    assert book.cell(good).result == "ranks 0-1: 2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS=3", "PYTHONHASHSEED=7", "LD_BIND_NOW=1", "PLAIN=x"])
+def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: Notebook, name: str) -> None:
+    variable, _, value = name.partition("=")
+    outcome = book.cell(
+        f"%%distributed --ranks 2 --strategy ddp --env {name}\n"
+        f"import os, sys, torch, torch.distributed as dist\ndist.barrier()\n"
+        f"os.environ[{variable!r}], torch.get_num_threads() if {variable!r} == 'OMP_NUM_THREADS' else '', "
+        f"hash('a') if {variable!r} == 'PYTHONHASHSEED' else ''"
+    )
+
+    assert f"ranks 0-1: ('{value}'" in outcome.result, outcome.text  # the same hash on both ranks
+    assert (", 3, " in outcome.result) == (variable == "OMP_NUM_THREADS")
+
+
+BLAS = (
+    "import threadpoolctl, numpy, torch\nfound = threadpoolctl.threadpool_info()\n"
+    "torch.get_num_threads(), {each['num_threads'] for each in found if each['user_api'] == 'blas'}"
+)
+
+
+def test_numpy_and_torch_share_the_cores_with_the_other_ranks(book: Notebook) -> None:
+    cores = control_groups.cores()
+    for ranks in (1, 2, 4):
+        share = max(1, cores // ranks)
+        outcome = book.ok(f"%%distributed --ranks {ranks} --strategy none\n{BLAS}")
+        assert outcome.result.endswith(f": ({share}, {{{share}}})"), outcome.text
+    assert book.ok(f"%%distributed --ranks 2 --env OPENBLAS_NUM_THREADS=3\n{BLAS}").result.endswith(", {3})")
+    assert book.ok(f"%%distributed --ranks 2\n{BLAS}").result.endswith(f", {{{max(1, cores // 2)}}})")
+    assert "OPENBLAS_NUM_THREADS" not in book.ok("%%distributed --ranks 2\nimport os\ndict(os.environ)").result
+    book.ok("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '3'")
+    assert book.ok(f"%%distributed --ranks 2\n{BLAS}").result.endswith(", {3})")
+    book.ok("del os.environ['OPENBLAS_NUM_THREADS']")
+
+
+@pytest.mark.slow
+def test_ranks_that_are_programs_of_their_own_share_the_cores_too(book: Notebook) -> None:
+    assert book.ok(f"%%distributed --ranks 2 --env PYTHONHASHSEED=7\n{BLAS}").result.endswith(
+        f", {{{max(1, control_groups.cores() // 2)}}})"
+    )
+    assert book.ok(f"%%distributed --ranks 2 --env OMP_NUM_THREADS=3\n{BLAS}").result == "ranks 0-1: (3, {3})"
+
+
+@pytest.mark.slow
+def test_torch_remembers_few_collectives_unless_the_user_wants_more(book: Notebook) -> None:
+    cell = "import os\nos.environ.get('TORCH_FR_BUFFER_SIZE', 'unset')"
+
+    assert book.ok(f"%%distributed --ranks 2\n{cell}").result == "ranks 0-1: '200'"
+    assert book.ok(f"%%distributed --ranks 2 --env TORCH_FR_BUFFER_SIZE=5000\n{cell}").result == "ranks 0-1: '5000'"
+    older = "--env TORCH_NCCL_TRACE_BUFFER_SIZE=5000"
+    assert book.ok(f"%%distributed --ranks 2 {older}\n{cell}").result == "ranks 0-1: 'unset'"
+    assert book.ok(f"%%distributed --ranks 2\n{cell}").result == "ranks 0-1: '200'"
+
+
+def test_a_missing_framework_is_told_with_the_line_that_installs_it(book: Notebook) -> None:
+    outcome = book.fails("%%distributed --ranks 2\nraise ModuleNotFoundError(\"No module named 'trl'\")")
+
+    assert "Install it: pip install 'jupyter_distrib[trl]'" in outcome.traceback
+
+
+KEPT_DDP = """%%distributed --ranks 2 --strategy ddp --keep model,optimizer
+import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(rank)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"""
+ONE_STEP = """
+import torch
+optimizer.zero_grad()
+model(torch.full((1, 2), rank + 1.0)).sum().backward()
+optimizer.step()
+"""
+TAKE_A_STEP = (
+    "%%distributed --ranks 2 --strategy {}\n" + ONE_STEP + "[round(x, 4) for x in model.module.weight[0].tolist()]"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["1 / 0", "raise KeyboardInterrupt"])
+def test_a_model_that_was_wrapped_by_hand_and_kept_trains_on_after_a_failure(book: Notebook, how: str) -> None:
+    """Its own group was cut; ranks that failed in the middle of a step hold different weights."""
+    book.ok(KEPT_DDP)
+    book.fails(f"%%distributed --ranks 2 --strategy ddp\n{ONE_STEP}if rank == 1:\n    {how}\n{ONE_STEP}")
+    book.ok("%%distributed --ranks 2\nimport torch\nwith torch.no_grad():\n    model.module.weight += rank")
+
+    before = book.ok("%%distributed --ranks 2 --out before\nmodel.module.weight[0].tolist()").result
+    book.ok(TAKE_A_STEP.format("ddp"))
+
+    assert before.startswith("rank 0:"), before  # they did differ
+    assert book.ok("_[0] == _[1], [round(x - 0.15, 4) for x in before[0]] == _[0]").result == "(True, True)"
+    book.ok(TAKE_A_STEP.format("ddp"))
+
+
+def test_a_model_that_was_wrapped_and_kept_follows_a_group_that_the_cell_makes(book: Notebook) -> None:
+    book.ok(KEPT_DDP)
+    book.fails(f"%%distributed --ranks 2 --strategy ddp\n{ONE_STEP}if rank == 1:\n    1 / 0\n{ONE_STEP}")
+    own = TAKE_A_STEP.format("none").replace(
+        "\n", "\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n", 1
+    )
+
+    assert book.ok(own).result.startswith("ranks 0-1:")

@@ -1,0 +1,219 @@
+"""Stalls of real ranks: who waits for whom is told in seconds, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from jupyter_distrib.pools.local import LocalPool
+from jupyter_distrib.testing import Client
+from jupyter_distrib.wire.messages import CrewOpened, Ended, Moved, Returned, RunEvent, Sampled, Stalled, Started
+from tests.notebook import Notebook
+
+GROUP = (
+    "import torch, time, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.all_reduce(torch.ones(2))\n"
+)
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    client = Client(LocalPool())
+    yield client
+    client.close()
+
+
+@dataclass
+class Follower:
+    """The events of one run, as they come."""
+
+    client: Client
+    run: str
+    events: list[RunEvent] = field(default_factory=list)
+
+    def until(self, *kinds: type) -> RunEvent:
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                event = self.client.seen.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {kinds} in {self.events}") from None
+            if event.run == self.run:
+                self.events.append(event)
+                if isinstance(event, kinds):
+                    return event
+
+    def of(self, kind: type) -> list[RunEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def follow(client: Client, crew: CrewOpened, source: str, **more: object) -> Follower:
+    return Follower(client, client.start(crew, source, **more))
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: Client) -> None:
+    crew = client.crew(2)
+    run = follow(client, crew, GROUP + "for _ in range(40):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)")
+    run.until(Started)
+    pid = crew.workers[1].pid
+    began_s = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        stalled = run.until(Stalled)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert isinstance(stalled, Stalled)
+    assert f"Rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` lets it go on." in stalled.text
+    assert stalled.at_s - began_s < 10
+    run.until(Ended)
+    assert len(run.of(Returned)) == 2
+    client.close_crew(crew)
+
+
+CASES = {
+    "late": (
+        GROUP + "def load():\n    time.sleep(60)\nif rank == 0:\n    load()\ndist.all_reduce(torch.ones(4))",
+        "Rank 0 has not reached all_reduce #2; ranks 1-2 wait there (line 8). Rank 0 runs load() (line 5).",
+    ),
+    "spins": (
+        GROUP + "if rank == 1:\n    while True: pass\ndist.all_reduce(torch.ones(4))",
+        "Rank 1 has not reached all_reduce #2; ranks 0, 2 wait there (line 6). Rank 1 runs the cell (line 5).",
+    ),
+    "lock": (
+        GROUP + "if rank == 0:\n    sum(range(10**11))\ndist.all_reduce(torch.ones(4))",
+        "ranks 1-2 wait there (line 6). Rank 0 is in C code that does not let go of Python's lock (line 5).",
+    ),
+    "barrier": (
+        GROUP + "if rank == 0:\n    dist.barrier()",
+        "Only rank 0 called barrier #2 (line 5, inside `if rank == 0`). Ranks 1-2 have left the cell.",
+    ),
+    "order": (
+        GROUP + "if rank == 0:\n    dist.barrier()\ndist.all_reduce(torch.ones(2))",
+        "#2 rank 0 calls barrier (line 5, inside `if rank == 0`) and ranks 1-2 call all_reduce (line 6): collectives match",
+    ),
+    "rendezvous": (
+        "import torch, time, torch.distributed as dist\nif rank == 2:\n    time.sleep(60)\ndist.init_process_group('gloo')",
+        "Rank 2 has not reached init_process_group; ranks 0-1 wait there (line 4). Rank 2 runs the cell (line 3).",
+    ),
+    "uneven": (
+        GROUP + "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "for _ in range(5 + (rank == 0)):\n    model(torch.ones(1, 2)).sum().backward()",
+        "rank 0 waits there (line 6). Ranks 1-2 have left the cell.",
+    ),
+    "message": (
+        GROUP + "if rank == 0:\n    dist.recv(torch.ones(2), src=1)\nelse:\n    time.sleep(60)",
+        "Rank 0 waits in recv (line 5, inside `if rank == 0`) for another rank. Ranks 1-2 run the cell (line 7).",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_kind_of_stall_is_named(client: Client) -> None:
+    """All kinds side by side, each in ranks of its own."""
+    crews = {name: client.crew(3) for name in CASES}
+    runs = {name: client.start(crews[name], source) for name, (source, _) in CASES.items()}
+    names = {run: name for name, run in runs.items()}
+    told: dict[str, str] = {}
+    deadline = time.monotonic() + 40
+    while len(told) < len(CASES) and time.monotonic() < deadline:
+        event = client.seen.get(timeout=20)
+        name = names.get(event.run, "")
+        if isinstance(event, Stalled) and CASES[name][1] in event.text:
+            told.setdefault(name, event.text)
+    for crew in crews.values():
+        client.close_crew(crew)
+    assert told.keys() == CASES.keys()
+
+
+@pytest.mark.slow
+def test_computing_is_no_stall_on_any_rank(client: Client) -> None:
+    crew = client.crew(2)
+    source = GROUP + "a = torch.ones(400, 400)\nt = time.monotonic()\nwhile time.monotonic() - t < 12: a @ a"
+    run = follow(client, crew, source)
+    run.until(Ended)
+    assert run.of(Stalled) == []
+    assert len(run.of(Returned)) == 2
+    client.close_crew(crew)
+
+
+@pytest.mark.slow
+def test_a_stall_that_is_over_is_said_to_be(client: Client) -> None:
+    crew = client.crew(2)
+    run = follow(client, crew, GROUP + "if rank == 0: time.sleep(7)\ndist.all_reduce(torch.ones(1))\ntime.sleep(3)")
+    run.until(Stalled)
+    run.until(Moved)
+    run.until(Ended)
+    assert len(run.of(Returned)) == 2
+    client.close_crew(crew)
+
+
+@pytest.mark.slow
+def test_a_stall_is_shown_while_it_lasts_and_when_it_is_stopped(shared_notebook: Notebook) -> None:
+    shared_notebook.start(
+        "%%distributed --ranks 2 --strategy ddp\nimport torch, time, torch.distributed as dist\n"
+        "if rank == 0:\n    time.sleep(60)\ndist.all_reduce(torch.ones(1))"
+    )
+    words = "Rank 0 has not reached all_reduce #1; rank 1 waits there (line 5)."
+    shared_notebook.until(words)
+    shared_notebook.interrupt()
+    outcome = shared_notebook.finish()
+    assert outcome.ename == "KeyboardInterrupt"
+    assert words in outcome.traceback
+    assert words in outcome.view
+
+
+@pytest.mark.slow
+def test_a_hang_timeout_stops_the_run_with_the_reason(shared_notebook: Notebook) -> None:
+    outcome = shared_notebook.cell(
+        "%%distributed --ranks 2 --strategy ddp --hang-timeout 6\n"
+        "import torch, time, torch.distributed as dist\nif rank == 0:\n    time.sleep(60)\ndist.all_reduce(torch.ones(1))"
+    )
+    assert outcome.ename == "RunTimeout"
+    assert "its --hang-timeout is 6 s. Rank 0 has not reached all_reduce #1" in outcome.traceback
+    assert shared_notebook.ok("%%distributed --ranks 2\nrank").result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("dist.broadcast(x, 0) if rank == 0 else dist.all_reduce(x)", "Detected mismatch between collectives"),
+        ("dist.all_reduce(torch.ones(2 + rank))", "Detected mismatch between collectives"),
+        ("dist.all_reduce(x if rank else x.double())", "Detected mismatch between collectives"),
+    ],
+)
+def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: str, words: str) -> None:
+    top = "%%distributed --ranks 2 --strategy ddp"
+    cell = f"import torch, torch.distributed as dist\nx = torch.ones(2)\n{cell}"
+    shared_notebook.ok(f"{top}\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))")
+    outcome = shared_notebook.fails(f"{top} --check\n{cell}")
+    assert words in outcome.traceback
+    # The next cell without it has a group that checks nothing.
+    debug = shared_notebook.ok(f"{top}\nimport torch.distributed as dist\nstr(dist.get_debug_level())").result
+    assert "OFF" in debug
+
+
+@pytest.mark.slow
+def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: Client) -> None:
+    crew = client.crew(2)
+    run = follow(
+        client,
+        crew,
+        "held = bytearray(50_000_000)\nimport time\nt = time.monotonic()\nwhile time.monotonic() - t < 1.6: pass",
+    )
+    run.until(Ended)
+    samples = [event for event in run.of(Sampled) if isinstance(event, Sampled) and event.rank == 1]
+    assert len(samples) >= 2
+    assert samples[-1].rss_bytes > 50_000_000
+    assert samples[-1].cpu_percent > 5
+    assert samples[-1].gpu_memory_bytes is None
+    with pytest.raises(queue.Empty):
+        client.seen.get(timeout=1.3)
+    client.close_crew(crew)

@@ -1,0 +1,315 @@
+"""Who may import what (docs/architecture.md), read from the sources without importing them.
+
+An *eager* import runs when the module is imported. Those inside functions run later; those under `if TYPE_CHECKING`
+never do.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "jupyter_distrib"
+FOLDER = Path(__file__).parent.parent.parent / PACKAGE
+
+MAY_LOAD_TORCH = ("worker", "strategies", "checkpoints")
+MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
+
+MAY_IMPORT: dict[str, set[str]] = {
+    # at the top: what users, and authors of pools and strategies, import
+    "errors": set(),
+    "options": {"errors"},
+    "testing": {"pools", "serialization", "wire"},
+    # shared layers
+    "system": {"errors"},
+    "wire": set(),
+    "serialization": {"errors", "system", "wire"},
+    # a rank
+    "worker": {"errors", "options", "serialization", "system", "wire"},
+    "worker/autoparallel": {"errors", "serialization", "system", "worker"},
+    "strategies": {"errors", "options", "worker", "worker/autoparallel"},
+    "checkpoints": {"errors", "worker"},
+    # a node, and several nodes
+    "server": {"system", "wire"},
+    "agent": {"server", "system", "wire"},
+    "coordinator": {"agent", "errors", "serialization", "server", "system", "wire"},
+    # where ranks come from
+    "pools": {"errors", "options", "system", "wire"},
+    "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
+    "pools/ray": {"agent", "coordinator", "errors", "pools", "serialization", "server", "system", "wire"},
+    # the notebook's kernel
+    "kernel/record": {"errors", "system", "wire"},
+    "kernel/views": {"kernel/record", "system", "wire"},
+    "kernel/capture": {"errors", "serialization", "system", "wire"},
+    "kernel/settings": {"errors", "options", "worker"},
+    "kernel/session": {
+        "errors",
+        "kernel/capture",
+        "kernel/record",
+        "kernel/settings",
+        "pools",
+        "serialization",
+        "system",
+        "wire",
+    },
+    "kernel/sidebar": {"errors", "kernel/record", "kernel/session", "kernel/settings", "pools", "system", "wire"},
+    "kernel/notebook": {
+        "errors",
+        "kernel/capture",
+        "kernel/record",
+        "kernel/session",
+        "kernel/settings",
+        "kernel/sidebar",
+        "kernel/views",
+        "options",
+        "pools",
+        "serialization",
+        "system",
+        "wire",
+        "worker",
+    },
+}
+"""Each folder, and each module at the top, with all that it may import; imports for type checkers count as well.
+
+The package itself (`__init__`) is not in it: it holds names that load on demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    module: str
+    """Who imports, without the package's name: `agent.main`; empty for the package itself."""
+    target: str
+    """What, with its full name: `torch.distributed`, `jupyter_distrib.events`."""
+    line: int
+    eager: bool
+    runs: bool
+
+    @property
+    def ours(self) -> str | None:
+        """The target without the package's name, or None for other people's modules."""
+        top, _, rest = self.target.partition(".")
+        return rest if top == PACKAGE else None
+
+    def __str__(self) -> str:
+        return f"{self.module or '__init__'}, line {self.line}: {self.target}"
+
+
+def imports_of(folder: Path) -> list[Import]:
+    """Every import statement of a package."""
+    names = {name_of(file, folder) for file in folder.rglob("*.py")}
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        module = name_of(file, folder)
+        here = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        for node, eager, runs in statements(ast.parse(file.read_text(encoding="utf-8")), eager=True, runs=True):
+            for target in targets(node, here, names):
+                found.append(Import(module=module, target=target, line=node.lineno, eager=eager and runs, runs=runs))
+    return found
+
+
+def name_of(file: Path, folder: Path) -> str:
+    return ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+def statements(node: ast.AST, *, eager: bool, runs: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield node, eager, runs
+        return
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        eager = False
+    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        for child in node.body:
+            yield from statements(child, eager=eager, runs=False)
+        for child in node.orelse:
+            yield from statements(child, eager=eager, runs=runs)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from statements(child, eager=eager, runs=runs)
+
+
+def targets(node: ast.Import | ast.ImportFrom, here: str, names: set[str]) -> list[str]:
+    """What one statement imports; `from package import module` counts as the module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        parents = here.split(".") if here else []
+        kept = parents[: len(parents) - (node.level - 1)]
+        base = ".".join([PACKAGE, *kept, *([base] if base else [])])
+    inside = base == PACKAGE or base.startswith(f"{PACKAGE}.")
+    prefix = base.removeprefix(PACKAGE).removeprefix(".")
+    return [
+        f"{base}.{alias.name}" if inside and ".".join(filter(None, (prefix, alias.name))) in names else base
+        for alias in node.names
+    ]
+
+
+def is_in(module: str, *parts: str) -> bool:
+    return any(module == part or module.startswith(f"{part}.") for part in parts)
+
+
+# ----------------------------------------------------------------------------------------------------------- the rules
+
+
+def cycle(imports: list[Import]) -> list[str]:
+    """One cycle of eager imports, or nothing. A submodule's import of its own package's `__init__` is not counted."""
+    graph: dict[str, set[str]] = {}
+    for one in imports:
+        if one.eager and one.ours is not None and not is_in(one.module, one.ours) and one.ours:
+            graph.setdefault(one.module, set()).add(one.ours)
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for target in sorted(graph.get(module, ())):
+            if found := visit(target, [*path, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := visit(module, []))), [])
+
+
+def heavy(imports: list[Import]) -> list[Import]:
+    return [
+        one
+        for one in imports
+        if one.eager
+        and (
+            (is_in(one.target, "torch") and not is_in(one.module, *MAY_LOAD_TORCH))
+            or (is_in(one.target, "ray") and not is_in(one.module, "compat"))
+        )
+    ]
+
+
+def front_end(imports: list[Import]) -> list[Import]:
+    return [
+        one
+        for one in imports
+        if one.runs and is_in(one.target, "IPython") and one.module and not is_in(one.module, *MAY_USE_IPYTHON)
+    ]
+
+
+def folder_of(module: str, folders: Iterable[str]) -> str:
+    """The folder of a module as `MAY_IMPORT` names it; a module at the top is its own."""
+    path = module.replace(".", "/")
+    fitting = (folder for folder in folders if path == folder or path.startswith(f"{folder}/"))
+    return max(fitting, key=len, default=path)
+
+
+def layers(imports: list[Import], table: Mapping[str, set[str]] = MAY_IMPORT) -> list[Import]:
+    """Imports between folders that the table does not have."""
+    return [
+        one
+        for one in imports
+        if one.module
+        and one.ours
+        and (here := folder_of(one.module, table)) != (there := folder_of(one.ours, table))
+        and there not in table.get(here, ())
+    ]
+
+
+RULES = (cycle, heavy, front_end, layers)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps_the_rule(rule):
+    assert [str(found) for found in rule(imports_of(FOLDER))] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "files"),
+    [
+        (
+            cycle,
+            {
+                "one.py": "from jupyter_distrib import two",
+                "two.py": "from .three import x",
+                "three.py": "import jupyter_distrib.one",
+            },
+        ),
+        (heavy, {"serialization/payload.py": "import torch.distributed"}),
+        (heavy, {"agent/main.py": "try:\n    from torch import nn\nexcept ImportError:\n    pass"}),
+        (heavy, {"pools/__init__.py": "import ray"}),
+        (front_end, {"kernel/session/run.py": "def show():\n    from IPython.display import display"}),
+        (layers, {"agent/main.py": "from ..kernel.record import record", "kernel/record/record.py": ""}),
+        (
+            layers,
+            {"worker/main.py": "def f():\n    from jupyter_distrib.kernel import capture", "kernel/capture.py": ""},
+        ),
+        (layers, {"pools/local.py": "if TYPE_CHECKING:\n    import jupyter_distrib.kernel.session.run"}),
+        (layers, {"wire/link.py": "from jupyter_distrib import errors", "errors.py": ""}),
+    ],
+)
+def test_a_rule_finds_what_breaks_it(rule, files, tmp_path):
+    assert rule(imports_of(package_of(files, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "files"),
+    [
+        (cycle, {"one.py": "from . import two", "two.py": "def f():\n    from . import one"}),
+        (cycle, {"one.py": "from . import two", "two.py": "if TYPE_CHECKING:\n    from . import one"}),
+        (heavy, {"strategies/ddp.py": "import torch", "serialization/payload.py": "def f():\n    import torch"}),
+        (heavy, {"kernel/session/results.py": "if TYPE_CHECKING:\n    import torch"}),
+        (front_end, {"kernel/notebook/magic.py": "import IPython"}),
+        (layers, {"agent/main.py": "from jupyter_distrib.wire import link\nfrom . import rank", "agent/rank.py": ""}),
+    ],
+)
+def test_a_rule_lets_the_rest_pass(rule, files, tmp_path):
+    files = {"wire/link.py": ""} | files
+    assert not rule(imports_of(package_of(files, tmp_path)))
+
+
+def test_the_table_of_folders_has_no_circle() -> None:
+    graphlib.TopologicalSorter(MAY_IMPORT).prepare()
+
+
+def test_every_row_of_the_table_is_needed() -> None:
+    seen = {
+        (folder_of(one.module, MAY_IMPORT), folder_of(one.ours, MAY_IMPORT)) for one in imports_of(FOLDER) if one.ours
+    }
+    assert {(here, there) for here, row in MAY_IMPORT.items() for there in row} - seen == set()
+
+
+def test_every_module_is_in_a_folder_of_the_table() -> None:
+    modules = {name_of(file, FOLDER) for file in FOLDER.rglob("*.py")} - {"", "kernel"}
+    assert {module for module in modules if folder_of(module, MAY_IMPORT) not in MAY_IMPORT} == set()
+
+
+def test_the_kernel_knows_every_strategy_without_torch():
+    program = "import sys, jupyter_distrib.kernel.settings.available as a; print(*a.STRATEGIES); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[:2] == ["none", "ddp"]
+
+
+def package_of(files: dict[str, str], tmp_path: Path) -> Path:
+    for name, source in files.items():
+        file = tmp_path / PACKAGE / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+    return tmp_path / PACKAGE
+
+
+def test_importing_the_package_loads_only_the_standard_library():
+    program = """
+import json, sys
+before = set(sys.modules)
+import jupyter_distrib
+print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before})))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    assert loaded - set(sys.stdlib_module_names) == {PACKAGE}
+    assert not loaded & {"asyncio", "multiprocessing"}  # the standard library's own slow ones

@@ -1,0 +1,177 @@
+"""What a user installs: the wheel's contents, and that the files around it say the same thing.
+
+That the wheel works where the source tree cannot be seen is the job of `.ci/wheel`.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from jupyter_distrib.worker.failure import EXTRAS
+
+TOP = Path(__file__).parent.parent.parent
+PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+
+
+def build(top: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Build the wheel in this environment, so without a network."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(top)]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, with the sidebar if that is built."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = build(TOP, folder, JUPYTER_DISTRIB_SIDEBAR="skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A fresh checkout, where nothing is built."""
+    top = tmp_path / "checkout"
+    leave = shutil.ignore_patterns(".*", "node_modules", "lib", "artifacts", "tests", "benchmarks", "__pycache__")
+    shutil.copytree(TOP, top, ignore=leave)
+    shutil.copy(TOP / "labextension" / ".yarnrc.yml", top / "labextension" / ".yarnrc.yml")
+    shutil.rmtree(top / "jupyter_distrib" / "labextension", ignore_errors=True)
+    return top
+
+
+def without_node(tmp_path: Path) -> str:
+    """A search path on which node is not found."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_without_node_and_without_what_is_built_the_wheel_goes_without_the_sidebar(checkout, tmp_path):
+    done = build(checkout, tmp_path, PATH=without_node(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.whl")
+    assert not [name for name in zipfile.ZipFile(file).namelist() if "labextension" in name]
+
+    refused = build(checkout, tmp_path / "second", PATH=without_node(tmp_path), JUPYTER_DISTRIB_SIDEBAR="require")
+    assert refused.returncode != 0
+    assert "The sidebar is not built, and node is not there to build it." in refused.stdout + refused.stderr
+
+
+@pytest.mark.slow
+def test_a_sidebar_that_is_built_is_where_jupyterlab_looks_for_it(checkout, tmp_path):
+    output = checkout / "jupyter_distrib" / "labextension"
+    output.mkdir()
+    (output / "package.json").write_text("{}")
+    done = build(checkout, tmp_path, JUPYTER_DISTRIB_SIDEBAR="skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.whl")
+    there = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(file).namelist() if ".data/" in name}
+    place = "share/jupyter/labextensions/jupyter-distrib"
+    assert there == {f"{place}/package.json", f"{place}/install.json"}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
+    sources = {
+        path.relative_to(TOP).as_posix()
+        for path in (TOP / "jupyter_distrib").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name}
+    assert packed == sources
+    assert "jupyter_distrib/py.typed" in packed  # without it, type checkers see no types in the installed package
+
+
+@pytest.mark.slow
+def test_the_wheel_says_what_it_needs(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.parser.Parser().parsestr(wheel.read(name).decode())
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    needed = {re.split(r"[^\w-]", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
+    assert {"torch", "cloudpickle", "ipykernel", "ipython"} <= needed
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_the_constraints_pin_everything_asked_for_and_torch_first():
+    lines = [line for line in (TOP / "tests/constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), lines
+    assert lines[0].startswith("torch==")
+    pinned = {normal(line.split("==")[0]) for line in lines}
+    extras = PROJECT["optional-dependencies"].values()
+    asked = {normal(re.split(r"[^\w.-]", line)[0]) for group in (PROJECT["dependencies"], *extras) for line in group}
+    assert asked - {normal(PROJECT["name"])} <= pinned
+
+
+def test_modules_that_an_extra_installs_are_asked_for_by_that_extra():
+    for module, extra in EXTRAS.items():
+        asked = PROJECT["optional-dependencies"][extra]
+        assert module in [re.split(r"[^\w-]", line)[0] for line in asked], module
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_two_commands_of_the_readme_are_there():
+    first_screen = (TOP / "README.md").read_text().split("## Install")[0]
+    commands = re.findall(r"^sh (\S+)$", first_screen, flags=re.MULTILINE)
+    assert commands == [".ci/demo", ".ci/test"]
+    for command in [*commands, ".ci/browser", ".ci/frameworks", ".ci/run", ".ci/setup", ".ci/sidebar", ".ci/wheel"]:
+        subprocess.run(["sh", "-n", str(TOP / command)], check=True)
+    assert "sh .ci/test" in (TOP / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md")),
+    ],
+)
+def test_links_between_files_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (TOP / page).read_text())
+    assert [link for link in links if not (TOP / page).parent.joinpath(link).exists()] == []
+
+
+@pytest.mark.parametrize("notebook", sorted((TOP / "example_notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs(notebook):
+    document = nbformat.read(notebook, as_version=4)
+    nbformat.validate(document)
+    code = [cell for cell in document.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def test_setting_up_without_a_new_enough_python_is_one_sentence(tmp_path):
+    """Every interpreter that the script tries is one that says it is too old."""
+    for name in ("python3", "python3.13", "python3.12", "python3.11"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-euc", ". .ci/setup; find_python"],
+        cwd=TOP,
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.defpath}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("\n") == 1
+    assert "needs Python 3.11 or newer" in done.stderr

@@ -1,0 +1,90 @@
+"""The README is true: its options are those that exist, its code runs, and what it prints is what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+from jupyter_distrib.kernel.settings.help import markdown_table
+from tests.notebook import ROOT, Notebook
+
+README = ROOT / "README.md"
+_BLOCK = re.compile(r"```python\n(?P<code>.*?)\n```(?:\n+<!-- output -->\n```text\n(?P<output>.*?)\n```)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    code: str
+    output: str
+
+
+def blocks() -> list[Block]:
+    return [Block(found["code"], found["output"] or "") for found in _BLOCK.finditer(README.read_text("utf-8"))]
+
+
+def comparable(output: str) -> list[str]:
+    """Lines without times, in an order that does not hang on which rank was first."""
+    return sorted(re.sub(r"\b\d+\.\d s\b", "N s", line) for line in output.splitlines() if line)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A kernel on a machine without GPUs, which the printed output is of."""
+    with Notebook(tmp_path_factory.mktemp("readme"), {"CUDA_VISIBLE_DEVICES": ""}) as notebook:
+        yield notebook
+
+
+def test_the_table_of_options_is_the_one_made_from_the_options() -> None:
+    text = README.read_text("utf-8")
+    table = text.partition("<!-- options -->\n")[2].partition("<!-- /options -->")[0]
+
+    assert table.strip() == markdown_table(strategies=STRATEGIES, pools=POOLS)
+
+
+def test_every_python_block_runs_one_after_another_and_prints_what_it_says(book: Notebook) -> None:
+    found = blocks()
+    assert len(found) >= 3
+    for block in found:
+        outcome = book.ok(block.code)
+        if block.output:
+            assert comparable(outcome.text) == comparable(block.output), outcome.text
+    assert any(block.output for block in found)
+
+
+def test_every_line_magic_and_error_that_the_readme_names_exists() -> None:
+    from jupyter_distrib import errors
+    from jupyter_distrib.kernel.notebook.magic import DistributedMagics
+
+    text = README.read_text("utf-8")
+    for magic in re.findall(r"`%(distributed_\w+)", text):
+        assert magic in DistributedMagics.magics["line"]
+    for row in re.findall(r"^\| `(\w+(?:Error|Lost|Timeout))` \|", text, re.MULTILINE):
+        assert hasattr(errors, row), row
+
+
+def test_every_public_error_is_in_the_readme() -> None:
+    from jupyter_distrib import errors
+
+    text = README.read_text("utf-8")
+    for name, value in vars(errors).items():
+        if (
+            isinstance(value, type)
+            and issubclass(value, errors.DistributedError)
+            and value is not errors.DistributedError
+        ):
+            assert f"| `{name}` |" in text
+
+
+@pytest.mark.parametrize(
+    "page", sorted(path.relative_to(ROOT) for path in (README, *(ROOT / "docs").glob("*.md"))), ids=str
+)
+def test_every_link_leads_to_a_file_that_exists(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (ROOT / page).parent.joinpath(target).exists(), target

@@ -1,0 +1,363 @@
+"""Functions and classes of a notebook on a rank, and on their way back."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.serialization import definitions, payload
+from tests.serialization import payload_ranks
+from tests.serialization.payload_ranks import Kernel
+
+ranks, kernel = payload_ranks.ranks, payload_ranks.kernel
+
+torch: Any = pytest.importorskip("torch")
+
+
+def test_a_notebook_function_and_the_cell_share_their_globals(kernel: Kernel) -> None:
+    kernel.cell("""
+        counter = 1
+        def count():
+            global counter
+            counter += 1
+            return counter
+    """)
+    assert kernel.run("count()\ncounter += 10\n(count(), counter)") == (13, 13)
+    assert kernel["counter"] == 1
+
+
+def test_a_function_brings_what_it_uses_through_other_functions_and_modules_under_their_names(kernel: Kernel) -> None:
+    kernel.cell("""
+        import collections as c, os.path as p
+        table = [1, 2]
+        def inner(): return c.Counter(table), p.join("a", "b")
+        def outer(): return inner()
+    """)
+    assert kernel.run("outer()[1], 'table' in globals(), c.__name__, p.__name__") == (
+        "a/b",
+        True,
+        "collections",
+        "posixpath",
+    )
+
+
+def test_what_a_function_uses_is_the_object_that_the_cell_uses(kernel: Kernel) -> None:
+    kernel.cell("shared = []\ndef add(x): shared.append(x)")
+    assert kernel.run("add(1); add(2); shared") == [1, 2]
+
+
+def test_two_names_of_one_object_stay_one_object(kernel: Kernel) -> None:
+    kernel.cell("a = [1]\nb = a")
+    assert kernel.run("a is b") is True
+
+
+def test_names_of_the_rank_win_against_globals_of_functions_and_inputs_against_both(kernel: Kernel) -> None:
+    kernel.cell("rank = 'stale'\ndef who(): return rank")
+    assert kernel.run("who()", rank=1) == 1
+    assert kernel.run("who(), rank", rank=1) == ("stale", "stale")
+
+
+def test_recursive_functions_closures_decorators_and_methods_travel(kernel: Kernel) -> None:
+    kernel.cell("""
+        import functools
+        def fact(n): return 1 if n < 2 else n * fact(n - 1)
+        def make(k): return lambda x: x * k
+        triple = make(3)
+        @functools.lru_cache
+        def cached(x): return fact(x)
+        part = functools.partial(make, 4)
+        class A:
+            def __init__(self): self.v = 5
+            def get(self): return self.v
+        bound = A().get
+    """)
+    assert kernel.run("fact(5), triple(2), cached(4), part()(2), bound()") == (120, 6, 24, 8, 5)
+
+
+def test_functions_of_the_shell_stay_in_the_kernel(kernel: Kernel) -> None:
+    kernel.cell("def shell(): return get_ipython()\ndef op(): return open")
+    ipython: dict[str, Any] = {"__name__": "IPython.core.interactiveshell", "lock": threading.Lock()}
+    exec("class Shell:\n    def get_ipython(self): return self\n    def __reduce__(self): return lock", ipython)
+    kernel.namespace["get_ipython"] = ipython["Shell"]().get_ipython
+    assert kernel.run("'get_ipython' in globals(), callable(shell)") == (False, True)
+
+
+def test_a_function_of_the_kernel_comes_back_as_itself(kernel: Kernel) -> None:
+    kernel.cell("x = 1\ndef f(): return x\ng = lambda: f()")
+    value = kernel.run("x = 99\n[f, g, {'f': f}]")
+    assert value[0] is kernel["f"]
+    assert value[1] is kernel["g"]
+    assert value[2]["f"] is kernel["f"]
+    assert kernel["f"]() == 1
+
+
+def test_a_function_of_the_cell_has_globals_of_its_own(kernel: Kernel) -> None:
+    kernel.cell("x = 1")
+    function = kernel.run("x = 99\ny = 5\ndef h():\n    global x\n    x += y\n    return x\nh")
+    assert function() == 104
+    assert kernel["x"] == 1
+    assert "y" not in kernel.namespace
+    assert "h" not in kernel.namespace
+
+
+def test_a_function_of_an_earlier_cell_can_be_captured_again(kernel: Kernel) -> None:
+    kernel.namespace["h"] = kernel.run("y = 5\ndef h(): return y\nh")
+    assert kernel.run("h() + 1") == 6
+    assert kernel.run("h") is kernel["h"]
+
+
+CLASSES = """
+    import abc, dataclasses, enum, typing
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(2, 2)
+        def forward(self, x): return helper(self.fc(x))
+    def helper(x): return x
+    class Color(enum.Enum):
+        RED = 1
+        BLUE = "b"
+        def shout(self): return self.name + "!"
+    class Flag(enum.IntFlag):
+        A = 1
+        B = 2
+    @dataclasses.dataclass
+    class Point:
+        x: int
+        y: list = dataclasses.field(default_factory=list)
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Slotted:
+        x: int
+    class Pair(typing.NamedTuple):
+        a: int
+        b: str = "b"
+    class Shape(abc.ABC):
+        @abc.abstractmethod
+        def area(self): ...
+    class Square(Shape):
+        def area(self): return 4
+    T = typing.TypeVar("T")
+    class Box(typing.Generic[T]):
+        def __init__(self, item): self.item = item
+    class Outer:
+        class Inner:
+            pass
+    class Meta(type):
+        def __new__(cls, name, bases, ns):
+            return super().__new__(cls, name, bases, {**ns, "tag": "m"})
+    class WithMeta(metaclass=Meta): pass
+    class Oops(Exception):
+        def __init__(self, code, *, hint):
+            super().__init__(f"code {code}")
+            self.code, self.hint = code, hint
+    class Proto(typing.Protocol):
+        def go(self): ...
+"""
+INSTANCES = {
+    "Net": "Net()",
+    "Color": "Color.BLUE",
+    "Flag": "Flag.A | Flag.B",
+    "Point": "Point(1, [2])",
+    "Slotted": "Slotted(3)",
+    "Pair": "Pair(1)",
+    "Square": "Square()",
+    "Box": "Box(1)",
+    "Outer": "Outer()",
+    "WithMeta": "WithMeta()",
+}
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+@pytest.mark.parametrize("by_value", [False, True])
+def test_an_instance_of_a_notebook_class_comes_back_as_one(kernel: Kernel, name: str, by_value: bool) -> None:
+    kernel.namespace["torch"] = torch
+    kernel.cell(textwrap.dedent(CLASSES))
+    before = dict(vars(kernel[name]))
+    value = kernel.run(INSTANCES[name], by_value=by_value)
+    assert type(value) is kernel[name]
+    after = dict(vars(kernel[name]))
+    assert after.keys() == before.keys()
+    assert all(after[key] is before[key] for key in before)
+
+
+def test_notebook_classes_work_on_the_rank_as_in_the_notebook(kernel: Kernel) -> None:
+    kernel.namespace["torch"] = torch
+    kernel.cell(textwrap.dedent(CLASSES))
+    value = kernel.run("""
+        [Color("b") is Color.BLUE, Color.RED.shout(), Flag.A | Flag.B, Point(1) == Point(1), Slotted(1), Pair(2).b,
+         isinstance(Square(), Shape), Box[int](3).item, Outer.Inner.__qualname__, WithMeta.tag, Outer.Inner, T,
+         Net()(torch.zeros(1, 2)).shape == (1, 2), Point.__module__, Proto.__name__]
+    """)
+    assert value[:4] == [True, "RED!", kernel["Flag"](3), True]
+    assert value[4] == kernel["Slotted"](1)
+    assert value[5:10] == ["b", True, 3, "Outer.Inner", "m"]
+    assert value[10] is kernel["Outer"].Inner
+    assert value[11] is kernel["T"]
+    assert value[12:] == [True, "__main__", "Proto"]
+
+
+def test_cloudpickle_alone_would_change_the_notebooks_class(kernel: Kernel) -> None:
+    """The reason for `origins`: if this fails, cloudpickle has learned not to, and `origins` may go."""
+    import cloudpickle
+
+    kernel.cell("class Plain:\n    def f(self): return 1")
+    method = kernel["Plain"].f
+    pickle.loads(cloudpickle.dumps(kernel["Plain"]))
+    assert kernel["Plain"].f is not method
+
+
+def test_methods_and_bound_methods_of_notebook_classes_come_back_as_its_own(kernel: Kernel) -> None:
+    kernel.cell("class A:\n    def f(self): return 'old'\n    @classmethod\n    def c(cls): return cls")
+    method, bound, klass = kernel.run("A.f = A.f; [A.f, A().f, A.c]")
+    assert method is kernel["A"].f
+    assert bound.__func__ is kernel["A"].f
+    assert klass() is kernel["A"]
+
+
+def test_a_class_patched_on_the_rank_is_whole_again_in_the_next_run(kernel: Kernel) -> None:
+    kernel.cell("class A:\n    size = 1\n    def f(self): return 'f'")
+    kernel.run("A.size = 7; A.extra = 1; keep = payload_kept(A); del A.f", payload_kept=notebook_kept)
+    assert kernel.run("(A.size, hasattr(A, 'extra'), A().f())") == (1, False, "f")
+    assert kernel["A"].size == 1
+
+
+def notebook_kept(cls: type) -> bool:
+    """Runs on the rank: keeps the class alive beyond the run."""
+    payload.kept_values["class"] = cls
+    return True
+
+
+def test_a_class_changed_in_the_notebook_is_sent_as_it_is_now(kernel: Kernel) -> None:
+    kernel.cell("class A:\n    def f(self): return 'old'\n    gone = 1")
+    kernel.run("payload_kept(A)", payload_kept=notebook_kept)
+    kernel.cell("A.f = lambda self: 'new'\ndel A.gone")
+    assert kernel.run("(A().f(), hasattr(A, 'gone'))") == ("new", False)
+
+
+CELL_CLASSES = """
+    import dataclasses, enum, typing
+    @dataclasses.dataclass
+    class Result:
+        n: int
+        def double(self): return twice(self.n)
+    def twice(n): return 2 * n
+    class Kind(enum.Enum):
+        GOOD = 1
+    class Pair(typing.NamedTuple):
+        a: int
+    Result(3), Kind.GOOD, Pair(1)
+"""
+
+
+def test_a_class_of_the_cell_is_one_class_for_all_ranks(kernel: Kernel) -> None:
+    one, two = kernel.run_on_both(CELL_CLASSES)
+    assert one == two
+    assert type(one[0]) is type(two[0])
+    assert one[1] is two[1]
+    assert type(one[2]) is type(two[2])
+    assert one[0].double() == 6
+    assert "twice" not in kernel.namespace
+
+
+def test_the_second_rank_does_not_change_the_class_that_the_first_brought(kernel: Kernel) -> None:
+    one = kernel.run("class A:\n    n = 1\nA()")
+    type(one).n = 2
+    two = kernel.run("class A:\n    n = 1\nA()", rank=1, same_run=True)
+    assert type(two) is type(one)
+    assert type(one).n == 2
+
+
+def test_ranks_that_define_different_classes_of_one_name_get_two(kernel: Kernel) -> None:
+    cell = "class A:\n    def f(self): return 'zero'\nif rank:\n    class A:\n        def f(self): return 'one'\nA()"
+    one, two = kernel.run_on_both(cell)
+    assert (one.f(), two.f()) == ("zero", "one")
+
+
+def test_classes_of_one_definition_made_twice_stay_two(kernel: Kernel) -> None:
+    one, two = kernel.run("def make():\n    class A: pass\n    return A\nmake(), make()")
+    assert one is not two
+
+
+def test_a_class_of_the_cell_can_be_captured_and_returned_again(kernel: Kernel) -> None:
+    kernel.namespace["thing"] = kernel.run("class A:\n    n = 1\nA()")
+    again = kernel.run("thing", rank=1)
+    assert type(again) is type(kernel["thing"])
+    assert type(kernel.run("thing")) is type(kernel["thing"])
+
+
+def test_init_subclass_of_a_notebook_class_is_not_run_again_for_what_is_known(kernel: Kernel) -> None:
+    kernel.cell("class Base:\n    seen = []\n    def __init_subclass__(cls): Base.seen.append(cls.__name__)")
+    kernel.run_on_both("class Sub(Base): pass\nSub()")
+    assert kernel["Base"].seen == ["Sub"]
+
+
+def test_a_value_of_a_detached_run_can_be_read_by_a_kernel_that_never_knew_its_classes(kernel: Kernel) -> None:
+    kernel.cell("""
+        import enum
+        class Color(enum.Enum):
+            RED = 1
+        class A:
+            n = 3
+            def f(self): return g(self.n)
+        def g(x): return x + 1
+    """)
+    kernel.run("payload_kept(A)", payload_kept=notebook_kept)
+    code = "import sys; from jupyter_distrib.serialization import payload; v = payload.unpack_value(sys.stdin.buffer.read(), []);"
+    code += "w = payload.unpack_value(payload.pack_value(v, by_value=False, run='').data, []);"
+    code += "print(v[0].f(), v[1](1), type(v[0]).__name__, v[2] is type(v[0]).__init__, v[3].name)"
+    data = kernel.run("payload_packed([A(), g, A.__init__, Color.RED])", payload_packed=packed_by_value)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=data, capture_output=True, check=True, cwd=Path(payload.__file__).parents[2]
+    )
+    assert done.stdout.split() == [b"4", b"2", b"A", b"True", b"RED"]
+
+
+def packed_by_value(value: object) -> bytes:
+    return payload.pack_value(value, by_value=True, run="detached").data
+
+
+def test_a_value_whose_class_is_gone_from_the_notebook_says_so(kernel: Kernel) -> None:
+    kernel.cell("class Gone: pass")
+    packed = payload.pack_inputs({"Gone": kernel["Gone"]}, kernel.namespace)
+    key = definitions.tracker_id(kernel["Gone"])
+    assert packed.sent == (kernel["Gone"],)
+    assert definitions.resolve(key, "Gone", None) is kernel["Gone"]
+    with pytest.raises(PayloadError, match="`Gone` of the notebook"):
+        definitions.resolve("unknown", "Gone", None)
+
+
+def test_a_cached_function_is_cached_on_the_rank_and_comes_back_as_itself(kernel: Kernel) -> None:
+    kernel.cell("""
+        import functools, json
+        @functools.lru_cache(maxsize=7)
+        def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+        parse = functools.cache(json.loads)
+    """)
+    value, cell_made = kernel.run("""
+        @functools.cache
+        def mine(x): return x + 1
+        [fib(30), fib.cache_info().currsize, fib, functools, parse("1")][:3] + [parse("1")], mine
+    """)
+    assert value[:2] == [832040, 7]
+    assert value[2] is kernel["fib"]
+    assert value[3] == 1
+    assert cell_made(1) == 2
+    assert kernel["fib"].cache_info().currsize == 0
+
+
+def test_kernel_and_rank_in_one_process_share_the_class_unchanged(kernel: Kernel) -> None:
+    kernel.cell("class A:\n    def f(self): return 1")
+    before, namespace = dict(vars(kernel["A"])), {}
+    packed = payload.pack_inputs({"a": kernel["A"]()}, kernel.namespace)
+    payload.unpack_inputs(packed.data, packed.buffers, namespace, device="cpu")
+    value = payload.pack_value(namespace["a"], by_value=False, run="r")
+    assert type(payload.unpack_value(value.data, value.buffers)) is kernel["A"]
+    assert all(vars(kernel["A"])[name] is value for name, value in before.items())

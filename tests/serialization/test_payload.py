@@ -1,0 +1,249 @@
+"""Payloads: parcels, values and exceptions between a real kernel process and real ranks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.errors import PayloadError, ValueLost
+from jupyter_distrib.serialization import payload
+from tests.serialization import payload_ranks
+from tests.serialization.payload_ranks import Kernel, returned, round_trip
+
+ranks, kernel = payload_ranks.ranks, payload_ranks.kernel
+
+torch: Any = pytest.importorskip("torch")
+
+
+def test_arrays_bytes_and_read_only_memory_survive(kernel: Kernel) -> None:
+    numpy = pytest.importorskip("numpy")
+    array, frozen = numpy.arange(50_000), numpy.arange(50_000)
+    frozen.flags.writeable = False
+    packed = payload.pack_inputs({"array": array}, {})
+    assert len(packed.data) < 1000
+    back = kernel.run(
+        "array[0] = 9; [array, frozen, text, frozen.flags.writeable]", array=array, frozen=frozen, text=b"x" * 3_000_000
+    )
+    assert (back[0][0], array[0], back[1].sum(), len(back[2]), back[3]) == (9, 0, array.sum(), 3_000_000, False)
+
+
+def test_a_long_pickle_stream_travels_in_shared_memory_too() -> None:
+    packed = payload.pack_inputs({"text": [str(n) for n in range(200_000)]}, {})
+    parcel, fd = payload.to_parcel(packed)
+    assert (parcel.data, len(parcel.sizes)) == (b"", 1)
+    namespace: dict[str, Any] = {}
+    payload.unpack_inputs(*payload.from_parcel(parcel, fd), namespace, device="cpu")
+    assert namespace["text"][-1] == "199999"
+
+
+def test_small_buffers_travel_inline_and_large_ones_in_shared_memory() -> None:
+    small, no_fd = payload.to_parcel(payload.pack_inputs({"t": torch.zeros(2000)}, {}))
+    assert (no_fd, len(small.inline)) == (None, 1)
+    large, fd = payload.to_parcel(payload.pack_inputs({"t": torch.zeros(20_000)}, {}))
+    assert fd is not None
+    assert (large.inline, large.sizes) == ((), (80_000,))
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+def test_a_parcel_without_its_memory_says_so() -> None:
+    parcel, fd = payload.to_parcel(payload.pack_inputs({"t": torch.zeros(20_000)}, {}))
+    assert fd is not None
+    os.close(fd)
+    with pytest.raises(PayloadError, match="without its shared memory"):
+        payload.from_parcel(parcel, None)
+
+
+def test_a_variable_that_cannot_be_rebuilt_on_the_rank_is_named(kernel: Kernel) -> None:
+    kernel.cell("class Bad:\n    def __reduce__(self): return int, ('x',)")
+    kind, value = kernel.reply("bad", good=1, bad=kernel["Bad"]())
+    assert "PayloadError: `bad` cannot be rebuilt on the rank: ValueError" in kind
+    assert isinstance(value, PayloadError)
+
+
+def test_the_rank_is_told_each_name_before_its_value_is_loaded() -> None:
+    names: list[str] = []
+    packed = payload.pack_inputs({"a": 1, "b": [2]}, {})
+    payload.unpack_inputs(packed.data, packed.buffers, {}, device="cpu", loading=names.append)
+    assert names == ["a", "b"]
+
+
+def test_only_the_items_that_cannot_be_pickled_are_replaced(kernel: Kernel) -> None:
+    value = kernel.run(
+        "import threading\n{'lock': threading.Lock(), 'gen': (i for i in ()), 'ok': [1], 'f': open('/dev/null')}"
+    )
+    assert value["ok"] == [1]
+    assert value["lock"].type_name == "_thread.lock"
+    assert value["lock"].short.startswith("<unlocked _thread.lock")
+    assert "pickle" in value["lock"].reason
+    assert [type(value[name]) for name in ("gen", "f")] == [payload.Unreturned] * 2
+    assert "not returned" in repr(value["gen"])
+
+
+def test_a_value_that_cannot_be_pickled_at_all_is_a_placeholder(kernel: Kernel) -> None:
+    value = kernel.run("class A:\n    def __reduce__(self): raise ValueError('no')\n    def __repr__(self): 1/0\nA()")
+    assert isinstance(value, payload.Unreturned)
+    assert (value.type_name, value.reason) == ("A", "no")
+    assert value.short.startswith("<A")
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert isinstance(returned((1, deep))[1], payload.Unreturned)
+
+
+def test_a_value_that_fails_in_the_notebook_is_a_placeholder_too(kernel: Kernel) -> None:
+    value = kernel.run(
+        "import sys, types\nm = sys.modules['only_here'] = types.ModuleType('only_here')\n"
+        "exec('class A: pass', m.__dict__)\nm.A()"
+    )
+    assert isinstance(value, payload.Unreturned)
+    assert "only_here" in value.reason
+
+
+def test_a_kept_value_is_found_by_its_key_and_missed_with_a_clear_error() -> None:
+    payload.kept_values["r/x"] = value = object()
+    try:
+        assert payload.kept_value("r/x") is value
+    finally:
+        del payload.kept_values["r/x"]
+    with pytest.raises(ValueLost, match="r/x"):
+        payload.kept_value("r/x")
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        ("ValueError('v', 1)", "('v', 1)"),
+        ("KeyError('k')", "'k'"),
+        ("FileNotFoundError(2, 'no', 'file')", "[Errno 2] no: 'file'"),
+        ("UnicodeDecodeError('utf-8', b'x', 0, 1, 'bad')", "'utf-8' codec can't decode byte 0x78 in position 0: bad"),
+        ("Oops(3, hint='h')", "code 3"),
+        ("Lying(3)", "failed 3"),
+        ("Custom(1, 2)", "sum 3"),
+        ("MyOS(2, 'no', 'file')", "[Errno 2] no: 'file'"),
+    ],
+)
+def test_an_exception_comes_back_as_its_own_type(kernel: Kernel, raised: str, message: str) -> None:
+    kernel.cell("""
+        class Oops(Exception):
+            def __init__(self, code, *, hint):
+                super().__init__(f"code {code}")
+                self.code, self.hint = code, hint
+        class Lying(Exception):
+            def __init__(self, n): super().__init__(f"failed {n}")
+        class Custom(Exception):
+            def __init__(self, a, b): self.a, self.b = a, b
+            def __str__(self): return f"sum {self.a + self.b}"
+        class MyOS(OSError):
+            def __init__(self, *args, extra=1): super().__init__(*args); self.extra = extra
+    """)
+    _, error = kernel.reply(f"import threading\ntry:\n    1 / 0\nexcept Exception as e:\n    raise {raised} from e")
+    assert type(error).__name__ == raised.partition("(")[0]
+    assert str(error) == message
+    assert type(error) is kernel.namespace.get(type(error).__name__, type(error))
+    assert error.__cause__ is error.__context__ is error.__traceback__ is None
+    if raised.startswith("Oops"):
+        assert (error.code, error.hint) == (3, "h")
+
+
+def test_an_exception_keeps_its_type_without_what_cannot_be_pickled(kernel: Kernel) -> None:
+    _, error = kernel.reply(
+        "import threading\ne = OSError('text')\ne.lock = threading.Lock()\ne.n = 1\ne.add_note('see')\nraise e"
+    )
+    assert (type(error), str(error), error.n, error.__notes__) == (OSError, "text", 1, ["see"])
+    assert not hasattr(error, "lock")
+    _, error = kernel.reply("import threading\nraise LookupError(threading.Lock())")
+    assert type(error) is LookupError
+
+
+def test_an_exception_of_the_cell_and_one_that_fails_in_str_come_back(kernel: Kernel) -> None:
+    _, error = kernel.reply("class Mine(RuntimeError): pass\nraise Mine('m')")
+    assert (type(error).__name__, str(error)) == ("Mine", "m")
+    error = ValueError("a")
+    packed = payload.pack_exception(error, by_value=False, run="")
+    assert packed is not None
+    assert payload.unpack_exception(packed.data, packed.buffers).args == ("a",)
+    bad = StrFails("a")
+    assert payload.pack_exception(bad, by_value=False, run="") is not None
+
+
+class StrFails(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("in str")
+
+
+def test_an_exception_for_which_there_is_no_way_is_none() -> None:
+    class NoWay(Exception):
+        lock = threading.Lock()
+
+    assert payload.pack_exception(NoWay(), by_value=False, run="") is None
+
+
+def test_sizes_are_those_of_the_data() -> None:
+    numpy = pytest.importorskip("numpy")
+    found = payload.sizes(
+        {
+            "t": torch.zeros(1000),
+            "a": numpy.zeros(1000),
+            "b": b"x" * 500,
+            "m": torch.nn.Linear(100, 100),
+            "bad": threading.Lock(),
+        }
+    )
+    assert found["t"] == pytest.approx(4000, rel=0.2)
+    assert found["a"] == 8000
+    assert found["b"] == pytest.approx(533, abs=10)
+    assert found["m"] == pytest.approx(40_400, rel=0.2)
+    assert found["bad"] == 0
+
+
+def test_packing_little_is_quick() -> None:
+    inputs = {"a": 1, "b": 2, "c": 3}
+    payload.pack_inputs(inputs, {})
+    best_s = min(_timed(inputs) for _ in range(200))
+    assert best_s < 300e-6  # measured 20 us; the rest is for a busy machine
+
+
+def _timed(inputs: dict[str, Any]) -> float:
+    begun_s = time.perf_counter()
+    payload.pack_inputs(inputs, {})
+    return time.perf_counter() - begun_s
+
+
+def _open_files_and_maps() -> tuple[int, int]:
+    maps = Path("/proc/self/maps").read_text().count("memfd:jupyter_distrib")
+    return len(os.listdir("/proc/self/fd")), maps
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_neither_descriptors_nor_mappings_leak() -> None:
+    before = _open_files_and_maps()
+    for _ in range(200):
+        value = round_trip(t=torch.zeros(50_000), v=[torch.zeros(30_000)])
+        value["t"] += 1
+        del value
+        returned(torch.zeros(50_000))
+    gc.collect()
+    assert _open_files_and_maps() == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_a_value_holds_its_mapping_without_a_descriptor_and_lets_go_of_it() -> None:
+    before = _open_files_and_maps()
+    tensor = round_trip(t=torch.ones(50_000))["t"]
+    gc.collect()
+    assert _open_files_and_maps() == (before[0], before[1] + 1)
+    part = tensor[10:]
+    del tensor
+    gc.collect()
+    assert part.sum() == 49_990
+    del part
+    gc.collect()
+    assert _open_files_and_maps() == before

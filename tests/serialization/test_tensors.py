@@ -1,0 +1,315 @@
+"""Tensors, modules and process groups through a payload."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.serialization import payload, tensors
+from tests.serialization import payload_ranks
+from tests.serialization.payload_ranks import Kernel, returned, round_trip
+
+ranks, kernel = payload_ranks.ranks, payload_ranks.kernel
+
+
+torch: Any = pytest.importorskip("torch")
+
+TENSORS = {
+    "plain": lambda: torch.arange(6.0).reshape(2, 3),
+    "large": lambda: torch.arange(100_000),
+    "empty": lambda: torch.empty(0, 3),
+    "scalar": lambda: torch.tensor(3.5),
+    "bool": lambda: torch.tensor([True, False]),
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "complex": lambda: torch.randn(3, dtype=torch.complex64),
+    "conj": lambda: torch.randn(3, dtype=torch.complex64).conj(),
+    "neg": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
+    "transposed": lambda: torch.randn(50, 60).t(),
+    "expanded": lambda: torch.ones(1).expand(10_000),
+    "grad": lambda: torch.ones(3, requires_grad=True),
+    "nonleaf": lambda: torch.ones(3, requires_grad=True) * 2,
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3), requires_grad=False),
+    "buffer": lambda: torch.nn.Buffer(torch.ones(3)),
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "inference": lambda: made_in_inference(),  # noqa: PLW0108 - defined below
+}
+
+
+def made_in_inference() -> Any:
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_survives_both_ways(kernel: Kernel, name: str) -> None:
+    made = TENSORS[name]()
+    back = kernel.run("given", given=made)
+    assert type(back) is type(made)
+    assert (back.dtype, back.shape, back.layout, back.requires_grad) == (
+        made.dtype,
+        made.shape,
+        made.layout,
+        made.requires_grad,
+    )
+    if made.layout is torch.strided:
+        assert back.stride() == made.stride()
+        assert (back.is_conj(), back.is_neg()) == (made.is_conj(), made.is_neg())
+    assert torch.equal(back.detach().to_dense().to(torch.complex64), made.detach().to_dense().to(torch.complex64))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_meta_and_subclass_tensors_survive(kernel: Kernel) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    meta = torch.empty(3, 4, device="meta")
+    assert kernel.run("given.dequantize()", given=quantized).tolist() == pytest.approx([1, 1, 1])
+    back = kernel.run("given", given=meta)
+    assert (back.device.type, back.shape) == ("meta", (3, 4))
+    kernel.namespace["torch"] = torch
+    kernel.cell("class Tagged(torch.Tensor): pass\nt = torch.ones(3).as_subclass(Tagged)\nt.tag = 'x'")
+    back = kernel.run("t")
+    assert (type(back), back.tag) == (kernel["Tagged"], "x")
+
+
+def test_dtypes_devices_and_generators_survive(kernel: Kernel) -> None:
+    generator = torch.Generator().manual_seed(5)
+    expected = torch.rand(2, generator=torch.Generator().manual_seed(5))
+    back = kernel.run("given", given=(torch.float16, torch.device("cuda:1"), torch.Size([2])))
+    assert back == (torch.float16, torch.device("cuda:1"), torch.Size([2]))
+    state = kernel.run("given.get_state()", given=generator)
+    assert torch.equal(torch.rand(2, generator=torch.Generator().set_state(state)), expected)
+
+
+def test_views_of_one_storage_stay_views_and_travel_once(kernel: Kernel) -> None:
+    base = torch.zeros(300_000)
+    packed = payload.pack_inputs({"base": base, "tail": base[100_000:], "again": [base.view(3, -1)]}, {})
+    assert packed.size_bytes < 1.1 * base.nbytes
+    value = kernel.run(
+        "base[-1] = 7; (tail[-1].item(), again[0][2, -1].item())", base=base, tail=base[9:], again=[base.view(3, -1)]
+    )
+    assert value == (7, 7)
+    assert base[-1] == 0
+    one, two = kernel.run("import torch; b = torch.zeros(300_000); [b, b[5:]]")
+    two[0] = 3
+    assert one[5] == 3
+
+
+def test_a_storage_given_as_itself_is_the_one_of_its_tensor() -> None:
+    tensor = torch.zeros(10_000)
+    back = round_trip(storage=tensor.untyped_storage(), tensor=tensor)
+    back["tensor"][0] = 1
+    assert bytes(back["storage"][:4]) == bytes(torch.ones(1).untyped_storage())
+
+
+def test_a_small_view_of_a_large_storage_travels_alone() -> None:
+    huge = torch.arange(1_000_000)
+    packed = payload.pack_value({"part": huge[10:20]}, by_value=False, run="")
+    assert packed.size_bytes < 4096
+    assert payload.unpack_value(packed.data, packed.buffers)["part"].tolist() == list(range(10, 20))
+    two = payload.pack_value([huge[10:20], huge[15:25]], by_value=False, run="")
+    assert two.size_bytes > huge.nbytes
+    weight = torch.nn.Parameter(huge[10:20].float())
+    assert payload.pack_value(weight, by_value=False, run="").size_bytes < 4096
+
+
+def test_tensors_are_not_copied_to_pickle_nor_to_unpickle() -> None:
+    tensor = torch.zeros(100_000)
+    packed = payload.pack_inputs({"t": tensor}, {})
+    tensor[0] = 5
+    assert bytes(packed.buffers[0][:4]) == struct.pack("f", 5)
+    namespace: dict[str, Any] = {}
+    data, buffers = payload.from_parcel(*payload.to_parcel(packed))
+    payload.unpack_inputs(data, buffers, namespace, device="cpu")
+    namespace["t"][0] = 6
+    assert bytes(buffers[0][:4]) == struct.pack("f", 6)
+    assert tensor[0] == 5
+
+
+def test_a_packed_tensor_outlives_the_tensor() -> None:
+    packed = payload.pack_inputs({"t": torch.full((100_000,), 3.0)}, {})
+    gc.collect()
+    torch.full((100_000,), 9.0)
+    assert bytes(packed.buffers[0][:4]) == struct.pack("f", 3)
+
+
+def test_a_small_tensor_can_grow_in_place() -> None:
+    tensor = round_trip(t=torch.ones(4))["t"]
+    assert tensor.resize_(1000).shape == (1000,)
+
+
+def test_a_default_device_does_not_disturb_what_arrives() -> None:
+    packed = payload.pack_inputs({"s": torch.ones(4), "l": torch.ones(100_000)}, {})
+    namespace: dict[str, Any] = {}
+    with torch.device("meta"):
+        payload.unpack_inputs(packed.data, packed.buffers, namespace, device="cpu")
+    assert (namespace["s"].sum(), namespace["l"].sum()) == (4, 100_000)
+
+
+def test_captured_tensors_of_an_accelerator_go_to_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no accelerator here: the rank's side alone, with `meta` as its device."""
+    token = tensors.DEVICE.set("meta")
+    try:
+        assert tensors.rebuild_storage(bytearray(8), True).device.type == "meta"
+        assert tensors.rebuild_storage(bytearray(8), False).device.type == "cpu"
+    finally:
+        tensors.DEVICE.reset(token)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tensors_are_rebuilt_on_the_ranks_device_and_return_to_the_cpu() -> None:
+    given = torch.arange(10, device="cuda")
+    packed = payload.pack_inputs({"a": given, "b": given[2:]}, {})
+    namespace: dict[str, Any] = {}
+    payload.unpack_inputs(packed.data, packed.buffers, namespace, device="cuda:0")
+    assert namespace["a"].device == torch.device("cuda:0")
+    namespace["a"][2] = 50
+    assert namespace["b"][0] == 50
+    back = returned(namespace["a"])
+    assert back.device.type == "cpu"
+
+
+def test_sparse_tensors_leave_nothing_behind_in_torch(kernel: Kernel) -> None:
+    returned([torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()])
+    assert torch._utils._sparse_tensors_to_validate == []
+
+
+@pytest.mark.slow
+def test_a_model_and_its_optimizer_stay_connected(kernel: Kernel) -> None:
+    kernel.namespace["torch"] = torch
+    kernel.cell("""
+        model = torch.nn.Sequential(torch.nn.Linear(2, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        def step():
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+        step()
+    """)
+    before = [p.clone() for p in model_parameters(kernel)]
+    model, optimizer = kernel.run("step(); [model, optimizer]")
+    assert all(a is b for a, b in zip(model.parameters(), optimizer.param_groups[0]["params"], strict=True))
+    assert next(iter(optimizer.state.values()))["step"] == 2
+    assert not torch.equal(list(model.parameters())[-1], before[-1])
+    assert all(torch.equal(a, b) for a, b in zip(model_parameters(kernel), before, strict=True))
+
+
+def model_parameters(kernel: Kernel) -> list[Any]:
+    return list(kernel["model"].parameters())
+
+
+def test_tied_parameters_stay_tied(kernel: Kernel) -> None:
+    a, b = torch.nn.Linear(50, 50, bias=False), torch.nn.Linear(50, 50, bias=False)
+    b.weight = a.weight
+    back = kernel.run("pair", pair=torch.nn.ModuleList([a, b]))
+    assert back[0].weight is back[1].weight
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_data_parallel_comes_back_as_its_module(group: None) -> None:
+    model = torch.nn.Linear(2, 2)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    value = returned({"model": parallel, "deep": [(parallel, optimizer)]})
+    assert type(value["model"]) is torch.nn.Linear
+    assert value["deep"][0][0] is value["model"]
+    assert value["deep"][0][1].param_groups[0]["params"][0] is value["model"].weight
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_replicated_module_comes_back_plain_and_the_ranks_own_stays_as_it_is(group: None) -> None:
+    from torch.distributed._composable import replicate
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    hook = model.register_forward_hook(_user_hook)
+    replicate(model)
+    model(torch.ones(1, 2)).sum().backward()
+    state_before, class_before = dict(vars(model)), type(model)
+    value = returned([model, model])
+    assert value[0] is value[1]
+    assert type(value[0]) is torch.nn.Sequential
+    assert not [name for name in vars(value[0]) if "composable" in name]
+    assert list(value[0]._forward_hooks) == [hook.id]
+    assert not value[0]._forward_pre_hooks
+    assert torch.equal(value[0](torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert dict(vars(model)) == state_before
+    assert type(model) is class_before
+    assert len(model._forward_hooks) == 2
+
+
+def _user_hook(module: Any, args: Any, output: Any) -> None:
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_sharded_is_refused_with_advice_and_what_is_replicated_is_sent(group: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    whole = distribute_tensor(torch.ones(4), mesh, [Replicate()])
+    value = returned({"sharded": sharded, "whole": whole})
+    assert "full_tensor" in value["sharded"].reason
+    assert type(value["whole"]) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_process_group_is_not_returned(group: None) -> None:
+    import torch.distributed as dist
+
+    value = returned([dist.group.WORLD, 1])
+    assert "between the ranks" in value[0].reason
+    assert value[1] == 1
+
+
+def test_torch_is_not_imported_by_packing() -> None:
+    code = "import sys; from jupyter_distrib.serialization import payload as p; n = {};"
+    code += "k = p.pack_inputs({'a': [1, 2], 'f': lambda: 3}, n); m = {};"
+    code += "p.unpack_inputs(k.data, k.buffers, m, device='cpu');"
+    code += "v = p.pack_value(m, by_value=True, run='r'); p.unpack_value(v.data, v.buffers);"
+    code += "print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True, cwd=Path(payload.__file__).parents[2]
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fully_sharded_module_is_refused_with_advice(group: None) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(torch.nn.Linear(4, 4), mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+    assert "get_model_state_dict" in returned(model).reason
+    assert "full_tensor" in returned(model.state_dict())["weight"].reason
+
+
+class FreshTensor:
+    """Its state is a small view of new memory every time it is asked for."""
+
+    def __getstate__(self) -> Any:
+        return {"part": torch.arange(1_000_000)[5:7]}
+
+
+@pytest.mark.slow
+def test_a_state_made_of_new_memory_each_time_is_packed_too() -> None:
+    assert returned(FreshTensor()).part.tolist() == [5, 6]

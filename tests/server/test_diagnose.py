@@ -1,0 +1,202 @@
+"""`diagnose`: what is known of each rank in, sentences out."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_distrib.server.diagnose import diagnose, is_suspicious
+from jupyter_distrib.wire.messages import GroupLook, Look, Place, Probed
+
+CELL = """import torch.distributed as dist
+for batch in data:
+    step(batch)
+    if rank == 0:
+        save()
+        dist.barrier()
+    else:
+        other()
+dist.all_reduce(x)
+"""
+
+
+def seen(
+    rank: int,
+    *,
+    line: int | None = 9,
+    call: str = "",
+    function: str = "",
+    unmoved_s: float = 6.0,
+    idle_s: float | None = None,
+    groups: tuple[GroupLook, ...] | None = None,
+) -> Probed:
+    return Probed(
+        run="r",
+        rank=rank,
+        line=line,
+        function=function,
+        call=call,
+        unmoved_s=unmoved_s,
+        idle_s=unmoved_s if idle_s is None else idle_s,
+        groups=groups,
+    )
+
+
+def group(
+    entered: int,
+    number: int = 0,
+    op: str = "",
+    *,
+    ranks: tuple[int, ...] = (0, 1, 2, 3),
+    tensors: str = "",
+    spins: bool = False,
+) -> GroupLook:
+    return GroupLook(name="0", ranks=ranks, entered=entered, number=number, op=op, tensors=tensors, spins=spins)
+
+
+def look(rank: int, probed: Probed | None = None, state: str = "running", line: int | None = None) -> Look:
+    return Look(rank=rank, state=state, pid=4000 + rank, seen=probed, line=line)
+
+
+def waits(
+    rank: int, number: int = 2, op: str = "all_reduce", *, line: int = 9, tensors: str = "", unmoved_s: float = 6.0
+) -> Look:
+    groups = (group(number, number, op, tensors=tensors),)
+    return look(rank, seen(rank, line=line, call=op, groups=groups, unmoved_s=unmoved_s))
+
+
+def computes(rank: int, *, function: str = "load()", line: int = 3, entered: int = 1) -> Look:
+    return look(rank, seen(rank, line=line, function=function, unmoved_s=0.1, groups=(group(entered),)))
+
+
+def text(*looks: Look, source: str = CELL) -> str | None:
+    found = diagnose(looks, source=source)
+    return found and found.text
+
+
+def test_the_rank_that_has_not_come_is_named_with_what_it_does() -> None:
+    assert text(computes(0), waits(1), waits(2), waits(3)) == (
+        "Rank 0 has not reached all_reduce #2; ranks 1-3 wait there (line 9). Rank 0 runs load() (line 3)."
+    )
+
+
+def test_places_say_where_every_rank_is() -> None:
+    found = diagnose([computes(0), waits(1)])
+    assert found is not None
+    assert found.waited_s == 6.0
+    assert found.places == (
+        Place(rank=0, where="runs load()", line=3, waiting=False),
+        Place(rank=1, where="waits in all_reduce #2", line=9, waiting=True),
+    )
+
+
+def test_a_rank_that_computes_for_long_is_no_stall() -> None:
+    long = look(0, seen(0, unmoved_s=600.0, idle_s=0.0, groups=(group(3),)))
+    assert text(long, look(1, seen(1, unmoved_s=600.0, idle_s=0.0))) is None
+    assert not is_suspicious([long])
+
+
+def test_a_rank_that_sleeps_or_reads_waits_for_nobody() -> None:
+    assert text(look(0, seen(0, function="sleep()", groups=(group(0),))), look(1, seen(1))) is None
+
+
+def test_a_short_wait_is_none() -> None:
+    assert text(computes(0), waits(1, unmoved_s=4.0)) is None
+    assert is_suspicious([waits(1, unmoved_s=4.0)])
+
+
+def test_a_wait_that_keeps_its_core_busy_is_one_only_on_gpus() -> None:
+    def spinning(*, spins: bool) -> Look:
+        return look(1, seen(1, idle_s=0.0, groups=(group(2, 2, "all_reduce", spins=spins),)))
+
+    assert text(computes(0), spinning(spins=False)) is None
+    assert text(computes(0), spinning(spins=True)) is not None
+
+
+def test_ranks_that_have_left_are_missed() -> None:
+    assert text(look(0, state="left"), waits(1), source="") == (
+        "Rank 0 has not reached all_reduce #2; rank 1 waits there (line 9). Rank 0 has left the cell."
+    )
+
+
+def test_a_barrier_under_an_if_that_asks_for_the_rank() -> None:
+    gone = [look(rank, state="left") for rank in (1, 2, 3)]
+    assert text(waits(0, 1, "barrier", line=6), *gone) == (
+        "Only rank 0 called barrier #1 (line 6, inside `if rank == 0`). Ranks 1-3 have left the cell."
+    )
+
+
+def test_the_else_branch_is_not_inside_the_if() -> None:
+    gone = [look(rank, state="left") for rank in (1, 2, 3)]
+    assert "inside" not in str(text(waits(0, 1, "barrier", line=8), *gone))
+
+
+def test_different_calls_that_meet_are_told_by_their_lines() -> None:
+    assert text(waits(0, 1, "barrier", line=6), waits(1, 1), waits(2, 1), waits(3, 1)) == (
+        "As collective #1 rank 0 calls barrier (line 6, inside `if rank == 0`) and ranks 1-3 call all_reduce (line 9): "
+        "collectives match by order, not by name."
+    )
+
+
+def test_different_shapes_that_meet_are_told() -> None:
+    assert text(waits(0, tensors="[4] Float"), waits(1, tensors="[8] Float"), source="") == (
+        "As collective #2 rank 0 calls all_reduce of [4] Float (line 9) and rank 1 calls all_reduce of [8] Float "
+        "(line 9): collectives match by order, not by name."
+    )
+
+
+def test_ranks_that_wait_for_each_other_in_two_places() -> None:
+    pair = group(0, ranks=(0, 1))
+    first = look(0, seen(0, call="barrier", groups=(pair, group(1, 1, "barrier"))))
+    second = look(1, seen(1, call="all_reduce", groups=(group(1, 1, "all_reduce", ranks=(0, 1)),)))
+    told = str(text(first, second, source=""))
+    assert "They wait for one another: collectives match by order, not by name." in told
+
+
+def test_a_subgroup_is_named_by_its_ranks() -> None:
+    waiting = look(0, seen(0, call="all_reduce", groups=(group(1, 1, "all_reduce", ranks=(0, 1)),)))
+    assert str(text(waiting, computes(1), computes(2))).startswith(
+        "Rank 1 has not reached all_reduce #1 of ranks 0-1; rank 0 waits there (line 9)."
+    )
+
+
+def test_all_there_is_told_only_after_a_long_time() -> None:
+    assert text(waits(0), waits(1)) is None
+    assert text(waits(0, unmoved_s=40.0), waits(1, unmoved_s=40.0)) == (
+        "All of its ranks are in all_reduce #2 (line 9), and it does not end."
+    )
+
+
+def test_a_rendezvous_is_told_though_nothing_counts_it() -> None:
+    waiting = look(1, seen(1, line=2, call="init_process_group"))
+    assert text(computes(0), waiting) == (
+        "Rank 0 has not reached init_process_group; rank 1 waits there (line 2). Rank 0 runs load() (line 3)."
+    )
+
+
+def test_a_message_between_two_ranks() -> None:
+    waiting = look(0, seen(0, line=2, call="recv"))
+    assert text(waiting, computes(1)) == (
+        "Rank 0 waits in recv (line 2) for another rank. Rank 1 runs load() (line 3)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("stopped", "Rank 2 is stopped (SIGSTOP); `kill -CONT 4002` lets it go on."),
+        ("traced", "Rank 2 (pid 4002) is held by a debugger."),
+    ],
+)
+def test_a_stopped_rank_is_named_at_once(state: str, words: str) -> None:
+    assert text(computes(0), look(2, state=state)) == words
+
+
+def test_a_rank_that_does_not_answer_is_to_blame_only_if_others_wait() -> None:
+    silent = look(0, seen(0, line=1, unmoved_s=1.0), state="silent", line=5)
+    assert text(silent, computes(1)) is None
+    assert str(text(silent, waits(1))).endswith("Rank 0 is in C code that does not let go of Python's lock (line 5).")
+
+
+def test_a_rank_that_called_it_without_waiting_is_not_missed() -> None:
+    gone_on = look(0, seen(0, unmoved_s=0.1, groups=(group(2),)))
+    assert str(text(gone_on, waits(1), computes(2))).startswith("Rank 2 has not reached all_reduce #2")

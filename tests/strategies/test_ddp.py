@@ -1,0 +1,533 @@
+"""`--strategy ddp` on code that was written for one device: the same weights as the program written by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from tests.notebook import ROOT, Notebook
+from tests.strategies.cases import BY_HAND, CASES, HAND, SETUP, Case
+
+DDP = "%%distributed --ranks 2 --strategy ddp "
+NONE = "%%distributed --ranks 2 --strategy none "
+RELATIVE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook that has all that the cells use."""
+    with Notebook(tmp_path_factory.mktemp("notebook")) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(SETUP)
+        yield book
+
+
+def params(cases: tuple[Case, ...]) -> list[object]:
+    return [pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.slow else []) for case in cases]
+
+
+def difference(book: Notebook, case: Case) -> float:
+    """The largest difference of any number, relative to the largest; nan if ranks differ from one another."""
+    book.ok(f"{DDP}{case.options} --out mine\n{case.code}")
+    book.ok(f"{NONE}--out theirs\n{HAND}{case.by_hand}")
+    return float(
+        book.ok(
+            "assert torch.equal(mine[0], mine[1]), (mine[0] - mine[1]).abs().max()\n"
+            "((mine[0] - theirs[0]).abs().max() / theirs[0].abs().max()).item()"
+        ).result
+    )
+
+
+@pytest.mark.parametrize("case", params(CASES))
+def test_an_unchanged_cell_trains_as_the_program_written_by_hand(book: Notebook, case: Case) -> None:
+    assert difference(book, case) <= RELATIVE
+
+
+@pytest.mark.parametrize("case", params(BY_HAND))
+def test_what_is_done_by_hand_already_is_left_alone(book: Notebook, case: Case) -> None:
+    assert difference(book, case) <= RELATIVE
+
+
+SHARDED = {"fsdp": "--strategy fsdp", "tp": "--strategy tp --mesh data=2,model=1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SHARDED)
+@pytest.mark.parametrize("case", [case for case in (*CASES, *BY_HAND) if case.sharded == "equal"], ids=str)
+def test_it_trains_as_well_when_it_is_sharded(book: Notebook, case: Case, strategy: str) -> None:
+    book.ok(f"%%distributed --ranks 2 {SHARDED[strategy]} --out mine {case.options}\n{case.code.rstrip()};")
+    book.ok(f"{NONE}--out theirs\n{HAND}{case.by_hand.rstrip()};")
+
+    compared = "torch.equal(*mine), ((mine[0] - theirs[0]).abs().max() / theirs[0].abs().max()).item() <= 1e-6"
+    assert book.ok(compared).result == "(True, True)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in (*CASES, *BY_HAND) if case.says], ids=str)
+def test_what_cannot_be_sharded_is_an_error_and_never_silent(book: Notebook, case: Case) -> None:
+    assert case.says in book.fails(f"%%distributed --ranks 2 --strategy fsdp {case.options}\n{case.code}").text
+
+
+APART = """
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"net": Net(), "sometimes": nn.Linear(2, 2)})
+    def forward(self, x, more):
+        out = self.parts["net"](x)
+        return self.parts["sometimes"](out) if more else out
+torch.manual_seed(1)
+model = Both()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for x, y in DataLoader(data, batch_size=8):
+    F.mse_loss(model(x, rank == 0), y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp --fsdp-unit Linear", SHARDED["tp"].removeprefix("--strategy ")])
+def test_ranks_that_call_different_modules_of_a_sharded_model_are_an_error(book: Notebook, strategy: str) -> None:
+    outcome = book.cell(f"%%distributed --ranks 2 --strategy {strategy} --hang-timeout 20\n{APART}", timeout_s=180)
+
+    assert outcome.status == "error", outcome.text
+    assert re.search(r"[Rr]anks? \d", outcome.text), outcome.text  # whose it is, whatever gloo has made of it
+    book.ok(f"{DDP}--out whole\n{LEARN}")
+    assert agree(book, "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="torch.compile needs a C++ compiler: g++")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_that_inductor_has_compiled_trains_as_the_program_written_by_hand(
+    book: Notebook, tmp_path: Path, strategy: str
+) -> None:
+    (case,) = [case for case in CASES if case.title == "a model from torch.compile"]
+    code = case.code.replace(', backend="aot_eager"', "").replace("weights(model)\n", "")
+    used = "from torch._dynamo.utils import counters\ncounters['inductor'].total() > 0, weights(model)"
+    line = f"%%distributed --ranks 2 --strategy {strategy} --env TORCHINDUCTOR_CACHE_DIR={tmp_path} --out mine"
+
+    outcome = book.cell(f"{line}\n{code}{used}", timeout_s=540)
+    assert outcome.status == "ok", outcome.text
+    book.ok(f"{NONE}--out theirs\n{HAND}{case.by_hand}")
+
+    close = "torch.allclose(mine[0][1], theirs[0], 1e-4, 1e-5)"  # not by the same kernels
+    compared = f"[used for used, _ in mine], torch.equal(mine[0][1], mine[1][1]), {close}"
+    assert book.ok(compared).result == "([True, True], True, True)"
+
+
+# ---------------------------------------------------------------------------------------------------- cell after cell
+
+LEARN = "for x, y in loader: update(model, optimizer, x, y)\nweights(model)"
+
+
+def agree(book: Notebook, name: str) -> bool:
+    return book.ok(f"torch.equal({name}[0], {name}[1])").result == "True"
+
+
+def test_kept_models_go_on_where_they_were_and_epochs_too(book: Notebook) -> None:
+    book.ok(SETUP)
+    book.ok(f"{DDP}--out whole\nfit(model, optimizer, loader, epochs=3)\nweights(model)")
+    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    book.ok(f"{DDP}\n{LEARN}")
+    book.ok(f"{DDP}--out parts\n{LEARN}")
+
+    assert book.ok("torch.equal(whole[0], parts[0])").result == "True"
+    book.ok(SETUP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["interrupt", "failure", "exit"])
+def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book: Notebook, end: str) -> None:
+    book.ok(SETUP)
+    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    apart = "for x, y in loader: update(model, optimizer, x, y)\nif rank == 1: optimizer.step()\nprint('stepped')\n"
+    if end == "interrupt":
+        book.start(f"{DDP}\n{apart}import time\nwhile True: time.sleep(0.01)")
+        book.until("[0-1] stepped")
+        book.interrupt()
+        assert book.finish().ename == "KeyboardInterrupt"
+    elif end == "failure":
+        book.fails(f"{DDP}\n{apart}dist.barrier()\n1 / 0")
+    else:
+        book.fails(f"{DDP}\n{apart}dist.barrier()\nif rank == 1: raise SystemExit(3)\ndist.barrier()")
+
+    outcome = book.ok(f"{DDP}--out after\n{LEARN}")
+
+    assert agree(book, "after")
+    assert "what Adam trains differed between ranks; all go on from rank 0's" in outcome.text
+    book.ok(SETUP)
+
+
+def test_after_the_cell_torch_is_as_it_was(book: Notebook) -> None:
+    look = """
+from torch.optim.optimizer import _global_optimizer_post_hooks
+places = [torch.optim.Optimizer.__init__, torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.__setstate__,
+          torch.autograd.backward, DataLoader.__iter__, DataLoader.__len__, DistributedDataParallel.__init__]
+sorted(place.__code__.co_filename.split('/')[-2] for place in places), len(_global_optimizer_post_hooks)
+"""
+    clean = book.ok(NONE + "\n" + look).result
+    assert "autoparallel" not in clean
+    assert "autoparallel" in book.ok(DDP + "\n" + look).result
+    book.fails(DDP + "\nfit(model, optimizer, loader)\n1 / 0")
+    assert book.ok(NONE + "\n" + look).result == clean
+
+
+def test_a_kept_model_is_plain_in_a_cell_without_a_strategy(book: Notebook) -> None:
+    book.ok(SETUP)
+    book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
+    book.ok(
+        f"{NONE}--out alone\ntorch.manual_seed(rank)\nupdate(model, optimizer, torch.randn(4, 6), torch.ones(4, 2))\nweights(model)"
+    )
+    assert not agree(book, "alone")
+
+    outcome = book.fails(f"{DDP}\n{LEARN}")
+
+    assert "Net does not have the same weights on every rank" in outcome.traceback
+    assert "jupyter_distrib.prepare(model)" in outcome.traceback
+    book.ok(f"{DDP}--out again\njupyter_distrib.prepare(model)\n{LEARN}")
+    assert agree(book, "again")
+    book.ok(SETUP)
+
+
+def test_many_models_one_after_another_are_freed(book: Notebook) -> None:
+    body = """
+import gc, weakref
+seen = []
+for fold in range(5):
+    model = Net()
+    seen.append(weakref.ref(model))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for x, y in loader:
+        update(model, optimizer, x, y)
+gc.collect()
+[ref() is not None for ref in seen]
+"""
+    assert book.ok(DDP + "\n" + body).result == "ranks 0-1: [False, False, False, False, True]"
+
+
+# ---------------------------------------------------------------------------------------------------- what is said
+
+
+def test_the_head_of_the_run_says_what_was_done_and_nothing_if_nothing_was(book: Notebook) -> None:
+    shown = book.ok(f"{DDP}\n{CASES[0].code}").view
+
+    assert "· Net wrapped (optimizer of line 5), sampler added (loader of line 8), global batch 16 = 2 x 8" in shown
+    assert shown.count("wrapped") == 1
+    assert book.ok(DDP + "\ndist.barrier()").text == ""
+
+
+def test_the_head_does_not_claim_what_was_left_to_others(book: Notebook) -> None:
+    assert "wrapped" not in book.ok(f"{DDP}\n{BY_HAND[2].code.strip()};").view
+
+
+def test_explain_shows_what_would_be_done_and_where(book: Notebook) -> None:
+    shown = book.ok(
+        f"{DDP}--explain\nother = torch.optim.SGD(Net().parameters(), lr=1)\nfit(model, optimizer, loader)\n"
+        "trainer = Trainer(Net(), 0.1)\nDistributedDataParallel(Net())"
+    ).result
+    table = [re.split(r" {2,}", line) for line in shown.partition("\n\n")[2].splitlines()]
+
+    assert table[0] == ["where", "what", "with --strategy ddp"]
+    effects = {(where, what): effect for where, what, effect in table[1:]}
+    model = "its model is replicated on every rank, gradients averaged"
+    data = "divided among the ranks where it is trained with, whole in an evaluation"
+    assert effects["line 2", "torch.optim.SGD(Net().parameters(), lr=1)"] == model
+    assert effects["captured", "optimizer"] == model
+    assert effects["captured", "loader"] == data
+    assert effects["line 5", "DistributedDataParallel(Net())"] == "wrapped by hand, so this model is left alone"
+    inside = "DataLoader(dataset, batch_size=8, shuffle=True)"
+    assert [
+        effect for (where, what), effect in effects.items() if where == "Trainer.fit, its line 2" and what == inside
+    ] == [data]
+    assert "with --strategy" not in book.ok(f"{NONE}--explain\nfit(model, optimizer, loader)").result
+
+
+def test_explain_goes_by_the_strategy_that_the_run_would_have(book: Notebook) -> None:
+    book.ok("import os\nos.environ['JUPYTER_DISTRIB_STRATEGY'] = 'ddp'")
+    try:
+        shown = book.ok("%%distributed --ranks 2 --explain\nfit(model, optimizer, loader)").result
+    finally:
+        book.ok("del os.environ['JUPYTER_DISTRIB_STRATEGY']")
+
+    assert "with --strategy ddp" in shown
+
+
+UPDATE_BY_HAND = """
+torch.manual_seed(rank)
+model = Net()
+for x, y in loader:
+    F.mse_loss(model(x), y).backward()
+    with torch.no_grad():
+        for p in model.parameters(): p -= 0.1 * p.grad"""
+GROUP_BY_HAND = """
+dist.init_process_group('gloo')
+torch.manual_seed(rank)
+model = Net()
+fit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)"""
+TOO_EARLY = """
+steps = len(train)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fit(model, optimizer, train)"""
+LOOP_OVER_SLICES = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(0, 32, 8): update(model, optimizer, features[{slice}], targets[{slice}])
+"""
+FIT = "\nfit(model, optimizer, loader)"
+SLICED = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train = DataLoader(TensorDataset(features[{slice}], targets[{slice}]), batch_size=8)
+for x, y in itertools.islice(train, 1): update(model, optimizer, x, y)
+"""
+OTHER_PARAMETERS = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = Net()
+fit(model, optimizer, loader)"""
+
+SAID = {
+    "an update by hand": (
+        UPDATE_BY_HAND,
+        "the ranks have trained different weights: gradients were not averaged, since no",
+    ),
+    "an update by hand that is the same on all ranks": (
+        UPDATE_BY_HAND.replace("manual_seed(rank)", "manual_seed(0)"),
+        "each rank has trained for itself, all of them the same: gradients were not averaged, since no torch.optim",
+    ),
+    "only a group of one's own, and the same on all ranks": (
+        GROUP_BY_HAND.replace("manual_seed(rank)", "manual_seed(0)"),
+        "each rank has trained for itself, all of them the same: this cell calls init_process_",
+    ),
+    "batches that are not divided": (
+        LOOP_OVER_SLICES.format(slice="i : i + 8"),
+        "the first 3 losses are the same on all ranks, so they train with the same batches and are no faster than one",
+    ),
+    "only a group of one's own": (
+        GROUP_BY_HAND,
+        "the ranks have trained different weights: this cell calls init_process_",
+    ),
+    "weights changed on one rank": (f"{FIT}\nif rank == 1: model.head.bias.data += 1", "changed in another way"),
+    "an evaluation like training": (
+        f"{FIT}\nfor x, y in loader: model(x)",
+        "each rank has read its share only on line 4",
+    ),
+    "data that the cell has divided": (
+        SLICED.format(slice="rank::world_size"),
+        "the data loader read on line 6 holds other samples on each rank: the cell has divided them by hand, so it is",
+    ),
+    "data that the cell has divided unequally": (
+        SLICED.format(slice="rank * 32 // (world_size - 1) :"),
+        "the data loader read on line 6 holds other samples on each rank, with 6, 2 batches",
+    ),
+    "data that differ for another reason": (
+        SLICED.format(slice="rank::2"),
+        "the data loader read on line 6 holds other samples on one rank than on another, and each rank has read a",
+    ),
+    "an optimizer over other parameters than those of the model": (
+        OTHER_PARAMETERS,
+        "SGD has stepped on line 5 without a gradient: backward() has computed those of other parameters than its own.",
+    ),
+    "training in eval mode": (f"model.eval(){FIT}", "every rank has trained with all batches that were read on line 3"),
+    "a length asked too early": (TOO_EARLY, "len() of a data loader, asked on line 3 before there was an optimizer"),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_what_may_not_be_meant_is_said(book: Notebook, what: str) -> None:
+    body, sentence = SAID[what]
+    book.ok("train = DataLoader(data, batch_size=8, shuffle=True)")
+
+    assert sentence in book.ok(f"{DDP}\n{body};").view
+
+
+@pytest.mark.parametrize("seed", ["rank", "0"])
+def test_separate_trainings_are_said_with_fsdp_too(book: Notebook, seed: str) -> None:
+    body = UPDATE_BY_HAND.replace("manual_seed(rank)", f"manual_seed({seed})")
+    sentence = "the ranks have trained different weights" if seed == "rank" else "each rank has trained for itself"
+
+    assert sentence in book.ok(f"{DDP.replace('ddp', 'fsdp')}\n{body};").view
+
+
+NOT_SAID = {
+    "batches that the ranks have divided by hand": LOOP_OVER_SLICES.format(slice="i + 4 * rank : i + 4 * rank + 4"),
+    "a step that the ranks average by themselves": """
+model = Net()
+for x, y in itertools.islice(loader, 2):
+    F.mse_loss(model(x), y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p -= 0.1 * p.grad / 2""",
+    "gradients that train nothing": "model = Net()\nF.mse_loss(model(features), targets).backward()",
+}
+
+
+@pytest.mark.parametrize("what", NOT_SAID)
+def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
+    shown = book.ok(f"{DDP}\ntorch.manual_seed(0)\n{NOT_SAID[what]};").view
+
+    assert "same" not in shown
+    assert "for itself" not in shown
+
+
+REFUSED = {
+    "a batch that does not divide": (
+        DDP.replace("2", "3", 1) + "--batch global",
+        "fit(model, optimizer, loader)",
+        "--batch global: the batch size 8 does not divide by 3 ranks; take 6 or 9, or leave the option out.",
+    ),
+    "a model that is not the same": (
+        DDP,
+        "model = nn.Linear(2, 2 + rank)\ntorch.optim.SGD(model.parameters(), lr=1)",
+        "Linear has other parameters on one rank than on another: build it alike on all of them.",
+    ),
+    "a model without parameters": (
+        DDP,
+        "torch.optim.SGD(nn.ReLU().parameters(), lr=1)",
+        "optimizer got an empty parameter list",
+    ),
+    "prepare() on some of the ranks": (
+        f"{DDP}--on 0",
+        "jupyter_distrib.prepare(model)",
+        "jupyter_distrib.prepare() needs every rank, and --on runs this cell on some of them: leave --on out.",
+    ),
+    "processes that a cell starts to be ranks": (
+        DDP,
+        "torch.multiprocessing.start_processes(print, (), 2, start_method='fork')",
+        "torch.multiprocessing.start_processes() on a rank of a distributed cell: the ranks are there already",
+    ),
+    "an unknown strategy": ("%%distributed --strategy dpd", "1", "did you mean ddp?"),
+    "an option of another strategy": ("%%distributed --batch global", "1", "--strategy ddp"),
+    "an unknown way to batch": (DDP + "--batch globl", "1", "did you mean global?"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, what: str) -> None:
+    line, body, sentence = REFUSED[what]
+
+    assert sentence in book.fails(f"{line}\n{body}").traceback
+    assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
+
+
+ALONE = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{before}
+read = []
+for epoch in range(3):
+    {each_epoch}
+    train = DataLoader(TensorDataset(features[rank::world_size], targets[rank::world_size]), batch_size=8)
+    for x, y in train:
+        update(model, optimizer, x, y)
+        {each_step}
+    read.append(len(train))
+    {after_epoch}
+{after}
+read, weights(model).sum().item()
+"""
+LOOK = "if rank == {}: next(iter(DataLoader(data, batch_size=8)))"
+LATER = "if epoch == 1 and rank == {}: next(iter(DataLoader(data, batch_size=8)))"
+
+
+@pytest.fixture
+def patient(book: Notebook) -> Iterator[Notebook]:
+    """Ranks that have no time limit when they wait for one another at a loader: only what they see ends the wait."""
+    limit = f"{NONE}\nfrom jupyter_distrib.worker.autoparallel import data_consensus as meetings\nmeetings.WAIT_S"
+    book.ok(f"{limit} = 1e9")
+    yield book
+    book.ok(f"{limit} = 10.0")
+
+
+@pytest.mark.parametrize("place", ["before", "each_epoch", "each_step", "after_epoch", "after"])
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_loader_that_one_rank_reads_keeps_nobody_waiting(patient: Notebook, place: str, reader: int) -> None:
+    look = LATER if place in ("each_epoch", "each_step") else LOOK
+    parts = dict.fromkeys(("before", "each_epoch", "each_step", "after_epoch", "after"), "") | {
+        place: look.format(reader)
+    }
+
+    patient.ok(f"{DDP}--out got\n{ALONE.format(**parts)}")
+
+    assert patient.ok("got[0] == got[1], got[0][0]").result == "(True, [3, 3, 3])"  # not divided once more
+
+
+def test_a_loader_that_is_read_on_some_of_the_ranks_only_waits_for_nobody(patient: Notebook) -> None:
+    cell = f"{DDP}--on 1\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x, y in loader: world_size"
+    assert patient.ok(cell)
+
+
+@pytest.mark.slow
+def test_runs_leave_nothing_in_the_store_that_grows(book: Notebook) -> None:
+    body = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{first}
+for epoch in range(4):
+    for x, y in DataLoader(TensorDataset(features{slice}, targets{slice}), batch_size=8): update(model, optimizer, x, y)
+dist.barrier()
+from jupyter_distrib.worker import process_group as group
+keys = sorted(key.partition("/")[2] for key in group.current._store.list_keys())
+dist.barrier()
+keys
+"""
+    train = body.format(slice="[rank::world_size]", first="if rank == 0: next(iter(loader))")
+    shuffled = body.format(slice="", first="")
+    if not hasattr(TCPStore, "list_keys"):
+        pytest.skip("a torch that cannot tell what a store holds")
+
+    keys = [book.ok(f"{DDP}--out keys\n{cell}") and book.ok("print(keys[0])").text for cell in (train, shuffled) * 4]
+
+    assert keys[4:6] == keys[2:4]
+    assert keys[6:8] == keys[2:4]
+
+
+@pytest.mark.slow
+def test_a_cell_on_some_of_the_ranks_waits_for_nobody(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(SETUP)
+        alone = book.ok(f"{DDP}--on 1\nfit(model, optimizer, loader)\njupyter_distrib.total(5), len(loader)")
+        assert alone.result == "rank 1: (5, 6)"
+        assert "trained on some of the ranks only, so nothing was averaged over ranks" in alone.view
+        for strategy in ("fsdp", "tp"):
+            refused = book.fails(f"{DDP.replace('ddp', strategy)}--on 1\n1").evalue
+            assert refused.startswith("this strategy spreads a model over all ranks, and --on runs the cell on some")
+        assert "global batch 16 = 2 x 8" in book.ok(f"{DDP}{FIT};").view
+
+
+@pytest.mark.slow
+def test_a_strategy_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "from jupyter_distrib.options import Option, count\n"
+        "from jupyter_distrib.worker.strategy import Strategy\n"
+        "class Twice(Strategy):\n"
+        "    options = (Option(flag='--times', metavar='N', meaning='how often', read=count),)\n"
+        "    def begin(self, run): self.times = int(run.options.get('times', 2))\n"
+        "    def prepare(self, *objects): return [each * self.times for each in objects]\n"
+        "class Broken: pass\n"
+    )
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[jupyter_distrib.strategies]\ntwice = theirs:Twice\nbroken = theirs:Broken\ngone = nowhere:Gone\n"
+    )
+    with Notebook(tmp_path, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        line = "%%distributed --ranks 1 --strategy"
+        assert book.ok(f"{line} twice --times 3\njupyter_distrib.prepare(7)").result == "rank 0: [21]"
+        assert "--times N" in book.ok("%%distributed?").page
+        assert "is not a subclass of" in book.fails(f"{line} broken\n1").traceback
+        assert (
+            "declared by theirs, but nowhere:Gone cannot be loaded: ModuleNotFoundError"
+            in book.fails(f"{line} gone\n1").traceback
+        )
+        assert book.ok(f"{line} ddp\n1").result == "rank 0: 1"

@@ -1,0 +1,111 @@
+"""Waits that hear an interrupt which came a moment before they began to block."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+import types
+
+import pytest
+
+from jupyter_distrib.system import interrupts
+
+
+class Deaf(queue.SimpleQueue[int]):
+    """The first `get` is met by a signal that it does not hear, as if it came just before the call blocked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> int:
+        self.calls += 1
+        if self.calls == 1:
+            assert timeout is not None, "it would block for ever"
+            raise queue.Empty
+        signal.raise_signal(signal.SIGINT)
+        return super().get(block, timeout)
+
+
+def test_an_interrupt_before_the_wait_is_heard() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.take(Deaf())
+
+
+def test_what_is_there_is_taken_whatever_the_time() -> None:
+    box: queue.SimpleQueue[int] = queue.SimpleQueue()
+    box.put(1)
+    box.put(2)
+
+    assert [interrupts.take(box, 0.0), interrupts.take(box)] == [1, 2]
+    with pytest.raises(queue.Empty):
+        interrupts.take(box, 0.0)
+
+
+def test_a_wait_ends_with_its_time_and_with_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "HEAR_S", 0.01)
+    event = threading.Event()
+    began_s = time.monotonic()
+    assert not interrupts.wait(event, 0.05)
+    assert time.monotonic() - began_s >= 0.05
+    threading.Timer(0.05, event.set).start()
+    assert interrupts.wait(event)
+
+
+def test_a_handler_that_does_not_raise_does_not_end_a_wait() -> None:
+    heard = []
+
+    def handler(number: int, frame: types.FrameType | None) -> None:
+        heard.append(number)
+
+    event = threading.Event()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        threading.Timer(0.02, signal.raise_signal, [signal.SIGUSR1]).start()
+        threading.Timer(0.1, event.set).start()
+        assert interrupts.wait(event, 60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_an_interrupt_comes_when_the_block_is_over() -> None:
+    done = []
+
+    def run() -> None:
+        with interrupts.Uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("block")
+        done.append("after")
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert done == ["block"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_handler_that_was_there_hears_of_it() -> None:
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with interrupts.Uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_go_on_as_they_are() -> None:
+    seen = []
+
+    def run() -> None:
+        with interrupts.Uninterrupted():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

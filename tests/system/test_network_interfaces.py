@@ -1,0 +1,73 @@
+"""What a rank says when NCCL does not find its way to other nodes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jupyter_distrib.system import network_interfaces
+from jupyter_distrib.worker import failure
+
+NCCL = (
+    "NCCL error in: ProcessGroupNCCL.cpp:93, internal error - please report this issue to the NCCL developers, NCCL "
+    "version 2.27.5\nncclInternalError: Internal check failed.\nLast error:\nsocketStartConnect: Connect to 10.0.0.9"
+)
+
+
+def test_the_interfaces_of_this_machine_have_addresses() -> None:
+    assert network_interfaces.addresses()["lo"] == "127.0.0.1"
+
+
+TWO_NETWORKS = """
+ip link set lo up
+for n in 1 2; do
+    ip link add net$n type veth peer name far$n && ip link set net$n up && ip link set far$n up
+    ip addr add 10.$n.0.2/24 dev net$n && ip addr add fd0$n::2/64 dev net$n nodad
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "name"),
+    [
+        (["10.1.0.3"], "10.1.0.2", "net1"),
+        (["10.2.0.3"], "10.1.0.2", "net2"),  # Ray knows the node by its address in another network
+        (["10.2.0.3"], "10.9.0.2", "net2"),  # ... or by one that only its machine has
+        (["fd02::3"], "fd01::2", "net2"),
+        (["10.7.0.3", "10.2.0.3"], "10.1.0.2", "net2"),
+        ([], "10.1.0.2", "net1"),
+        (["127.0.0.3"], "127.0.0.2", "lo"),
+        (["10.7.0.3"], "10.7.0.2", "lo"),
+    ],
+)
+def test_the_interface_is_the_one_by_which_the_others_are_reached(others: list[str], own: str, name: str) -> None:
+    """In a network of this test's own, with two interfaces."""
+    code = f"from jupyter_distrib.system import network_interfaces as interfaces; print(interfaces.towards({others}, {own!r}))"
+    script = f'set -e\n{TWO_NETWORKS}\nexec {sys.executable} -c "{code}"'
+    done = subprocess.run(("unshare", "-rn", "sh", "-c", script), capture_output=True, text=True, check=False)
+    if "net1" not in done.stdout + done.stderr and done.returncode:
+        pytest.skip(f"no network can be made here: {done.stderr}")
+    assert done.stdout.strip() == name, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "begins"),
+    [("eth7", "NCCL was to use the interface eth7; this node has "), (None, "NCCL chose an interface by itself; this")],
+)
+def test_the_hint_names_what_was_used_and_what_is_there(
+    told: str | None, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if told:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", told)
+    else:
+        monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    (hint,) = failure.describe(RuntimeError(NCCL), run="r", by_value=False).notes
+    assert hint.startswith(begins)
+    assert re.search(r"\blo \(127\.0\.0\.1\).*--env NCCL_SOCKET_IFNAME=NAME names another", hint)
+
+
+def test_other_errors_get_no_such_hint() -> None:
+    assert failure.describe(RuntimeError("NCCL is mentioned"), run="r", by_value=False).notes == ()

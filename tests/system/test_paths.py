@@ -1,0 +1,100 @@
+"""Folders for sockets and logs are this user's alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system import paths
+from tests.notebook import ROOT
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_folder_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert mode(paths.private(tmp_path / "a" / "b")) == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_an_open_folder_of_ours_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o777)
+    assert mode(paths.private(folder)) == 0o700
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(PoolError, match="is a link or belongs to another user"):
+        paths.private(tmp_path / "link")
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PoolError):
+        paths.private(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    with pytest.raises(PoolError):
+        paths.private(tmp_path / "theirs")
+
+
+def test_variables_choose_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("JUPYTER_DISTRIB_LOG_DIR", str(tmp_path / "log"))
+    assert paths.runtime_directory() == tmp_path / "run"
+    assert paths.log_directory() == tmp_path / "log"
+    assert mode(tmp_path / "run") == mode(tmp_path / "log") == 0o700
+
+
+def test_the_defaults_are_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JUPYTER_DISTRIB_RUNTIME_DIR", "JUPYTER_DISTRIB_LOG_DIR"):
+        monkeypatch.delenv(name)
+    short = Path(tempfile.mkdtemp(prefix="jd"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert paths.runtime_directory() == short / "jupyter_distrib"
+    assert paths.log_directory() == tmp_path / "state" / "jupyter_distrib" / "runs"
+    (short / "jupyter_distrib").rmdir()
+    short.rmdir()
+
+
+def test_a_long_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUPYTER_DISTRIB_RUNTIME_DIR")
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    chosen = paths.runtime_directory()
+    assert len(str(chosen / f"agent-{'0' * 16}.sock")) <= paths.SOCKET_PATH_LIMIT
+
+
+def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / ("y" * 100)
+    program = (
+        "from jupyter_distrib.pools.local import Home\n"
+        "from jupyter_distrib.errors import PoolError\n"
+        "try:\n    Home.of('').reach()\nexcept PoolError as error:\n    print(error)"
+    )
+    env = {**os.environ, "JUPYTER_DISTRIB_RUNTIME_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR" in done.stdout

@@ -1,0 +1,74 @@
+"""Which data sets divide themselves among the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset
+
+from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
+
+rank, world_size = 1, 2  # as a cell has them
+
+
+@pytest.fixture(autouse=True)
+def _on_a_rank() -> Iterator[None]:
+    with identity.taken(
+        WorkerOrder(crew="", worker="", agent_pid=0, rank=1, world_size=2, local_rank=1, local_world_size=2)
+    ):
+        yield
+
+
+class WithVariable(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(itertools.count(), rank, 100, world_size)
+
+
+class WithAttribute(IterableDataset[int]):
+    def __init__(self, number: int) -> None:
+        self.rank = number
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 100, 2))
+
+
+class WithCall(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index * 2 + dist.get_rank()
+
+
+class WithEnvironment(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index * 2 + int(os.environ["RANK"])
+
+
+class Column(Dataset[object]):
+    def __init__(self) -> None:
+        self.rows = [{"rank": 1, "RANK": 2}]
+
+    def __getitem__(self, index: int) -> object:
+        return self.rows[index]["rank"], self.rows[index]["RANK"]
+
+
+class Method(Dataset[float]):
+    def rank(self, index: int) -> float:
+        return 1 / (1 + index)
+
+    def __getitem__(self, index: int) -> float:
+        return self.rank(index)
+
+
+@pytest.mark.parametrize("data", [WithVariable(), WithAttribute(1), WithCall(), WithEnvironment()])
+def test_who_asks_for_the_rank_divides_by_itself(data: Dataset[object]) -> None:
+    assert reads_ranks(data)
+
+
+@pytest.mark.parametrize("data", [Column(), Method(), WithAttribute(8)])
+def test_a_column_a_method_or_another_number_called_rank_does_not(data: Dataset[object]) -> None:
+    assert not reads_ranks(data)

@@ -1,0 +1,43 @@
+"""Which objects of a rank's process belong to the cell that runs."""
+
+from __future__ import annotations
+
+import json.decoder
+from collections.abc import Iterator
+
+import pytest
+
+from jupyter_distrib.worker.autoparallel import ownership
+
+
+class Thing:
+    """What is looked for."""
+
+
+@pytest.fixture
+def in_a_library() -> Iterator[Thing]:
+    """One that a library's module holds."""
+    thing = Thing()
+    vars(json.decoder)["held"] = [thing]
+    yield thing
+    del vars(json.decoder)["held"]
+
+
+def test_what_a_variable_holds_is_within_reach_however_deep() -> None:
+    near, deep, far = Thing(), Thing(), Thing()
+
+    def closure() -> Thing:
+        return deep
+
+    assert ownership.within_reach([near, deep, far], {"a": [near], "b": {"c": (closure,)}}) == [near, deep]
+
+
+def test_what_only_a_library_holds_is_not_though_the_cell_has_a_function_of_it(in_a_library: Thing) -> None:
+    assert ownership.within_reach([in_a_library], {"decode": json.decoder.py_scanstring}) == []
+
+
+def test_a_heap_that_is_too_large_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "REACH", 10)
+    far = Thing()
+
+    assert ownership.within_reach([far], {"data": [[number] for number in range(100)]}) == [far]

@@ -1,0 +1,80 @@
+"""`init_process_group` when a strategy has already made the group: the same backend, or one exact sentence."""
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import BackendConfig
+
+from jupyter_distrib.worker.process_group import check_backend
+
+CPU = "cpu:gloo,cuda:gloo"
+GPU = "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.parametrize(
+    ("made", "have"),
+    [("gloo", CPU), ("cpu:gloo,cuda:nccl", GPU), ("nccl", "cuda:nccl"), ("cpu:gloo", "cpu:gloo")],
+)
+def test_torch_tells_a_groups_backends_as_pairs(made: str, have: str) -> None:
+    assert str(BackendConfig(dist.Backend(made))) == have
+    check_backend(made, have)
+
+
+@pytest.mark.parametrize(
+    ("asked", "have"),
+    [
+        (None, CPU),
+        (None, GPU),
+        ("undefined", GPU),
+        (dist.Backend.UNDEFINED, CPU),
+        ("gloo", CPU),
+        ("GLOO", CPU),
+        (dist.Backend("gloo"), CPU),
+        (dist.Backend.GLOO, CPU),
+        ("cpu:gloo", CPU),
+        ("CPU:Gloo,CUDA:Gloo", CPU),
+        ("nccl", GPU),
+        ("NCCL", GPU),
+        (dist.Backend.NCCL, GPU),
+        ("gloo", GPU),
+        ("cuda:nccl", GPU),
+        ("cuda:nccl,cpu:gloo", GPU),
+        (dist.Backend("cpu:gloo,cuda:nccl"), GPU),
+        ("nccl", "cuda:nccl"),
+    ],
+)
+def test_a_backend_that_the_group_has_is_fine(asked: str | None, have: str) -> None:
+    check_backend(asked, have)
+
+
+@pytest.mark.parametrize(
+    ("asked", "have"),
+    [
+        ("nccl", CPU),
+        ("NCCL", CPU),
+        (dist.Backend.NCCL, CPU),
+        ("cpu:gloo,cuda:nccl", CPU),
+        ("cuda:gloo", GPU),
+        ("cpu:nccl", GPU),
+        ("xpu:gloo", GPU),
+        ("mpi", GPU),
+        ("gloo", "cuda:nccl"),
+        ("cpu:gloo,cuda:nccl", "cuda:nccl"),
+        ("", CPU),
+        ("glo", CPU),
+        ("cpu:", CPU),
+    ],
+)
+def test_another_backend_is_refused(asked: str, have: str) -> None:
+    with pytest.raises(ValueError, match="already made the process group"):
+        check_backend(asked, have)
+
+
+def test_the_error_names_both_and_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="init_process_group") as caught:
+        check_backend("NCCL", CPU)
+    assert str(caught.value) == (
+        "init_process_group('NCCL'): the cell's strategy has already made the process group, with gloo. "
+        "Leave out the call, ask for 'gloo', or run the cell with --strategy none."
+    )
+    with pytest.raises(ValueError, match=r"with cpu:gloo,cuda:nccl.*ask for 'cpu:gloo,cuda:nccl'"):
+        check_backend("mpi", GPU)

@@ -1,0 +1,61 @@
+"""The shell that `get_ipython()` gives on a rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.worker import shell
+
+
+def test_commands_run_and_leave_their_status(capfd: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, object] = {"rank": 3, "name": "x y"}
+    here = shell.RankShell(namespace)
+    here.system("echo hello $rank {rank + 1} ${HOME:+home}; exit 3")
+    assert capfd.readouterr().out == "hello 3 4 home\n"
+    assert namespace["_exit_code"] == 3
+    assert here.getoutput("printf 'a\\nb'; echo c >&2") == ["a", "bc"]
+    assert here.getoutput("echo {name}", split=False) == "x y\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "expanded"),
+    [
+        ("$rank", "3"),
+        ("$rank.txt", "3.txt"),
+        ("$PATH $rank", "$PATH 3"),
+        ("$", "$"),
+        ("{rank:03d}", "{rank:03d}"),
+        ("{rank}{rank}", "33"),
+        ("awk '{print $1}'", "awk '{print $1}'"),
+        ("{", "{"),
+        ("}{rank", "}{rank"),
+        ("$ranks", "$ranks"),
+    ],
+)
+def test_names_are_put_into_commands(command: str, expanded: str) -> None:
+    assert shell.RankShell({"rank": 3})._expand(command) == expanded
+
+
+def test_line_magics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    here = shell.RankShell({"sub": "inner"})
+    here.run_line_magic("cd", "$sub")
+    assert os.getcwd() == here.run_line_magic("pwd", "") == str(tmp_path / "inner")
+    monkeypatch.setenv("JD_TEST", "0")
+    here.run_line_magic("env", "JD_TEST={1 + 1}")
+    assert here.run_line_magic("env", "JD_TEST") == "2"
+    here.run_line_magic("set_env", "JD_TEST=3")
+    assert os.environ["JD_TEST"] == "3"
+    assert here.run_line_magic("time", "1 + 1") == 2
+    assert here.run_line_magic("time", "x = 5") is None
+    assert here.user_ns["x"] == 5
+    assert capsys.readouterr().out.count("wall time") == 2
+    assert here.run_line_magic("matplotlib", "inline") is None
+    with pytest.raises(NameError, match="%timeit cannot run on a rank"):
+        here.run_line_magic("timeit", "1")
+    with pytest.raises(ZeroDivisionError):
+        here.run_line_magic("time", "1 / 0")
