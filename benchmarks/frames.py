@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from playwright.sync_api import sync_playwright  # noqa: E402 - found by the line above
 
 from jupyter_distrib.kernel.notebook import widget_model  # noqa: E402
-from jupyter_distrib.kernel.views.state_delta import Pieces  # noqa: E402
+from jupyter_distrib.kernel.views.state_delta import StateDelta  # noqa: E402
 from tests.browser import lab  # noqa: E402
 from tests.browser.test_run_view import MOUNT, a_record, move  # noqa: E402
 
@@ -39,7 +39,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1100, "height": 900})
         page.set_content("<!DOCTYPE html><body>")
         page.add_style_tag(content=widget_model.RunWidget._css)  # noqa: SLF001 - what anywidget takes
-        record, pieces = a_record(RANKS), Pieces("local")
+        record, pieces = a_record(RANKS), StateDelta("local")
         page.evaluate(MOUNT, [widget_model.bundle(), {**pieces.changed(record, 0.0), "clock": {"elapsed_s": 0}}])
         page.evaluate(COUNT)
         began_s = time.monotonic()

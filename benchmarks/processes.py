@@ -91,7 +91,7 @@ class Census:
     shared_files: int
     """Entries of /dev/shm."""
     memory_bytes: int
-    """Pss: what several of them share counts once. (Private memory would count a page that a rank and its template no
+    """Pss: what several of them share counts once. (Private memory would count a page that a rank and its forkserver no
     longer share twice.)"""
 
 

@@ -1,4 +1,5 @@
-"""The Ray pool on two nodes of one machine, beside Ray itself; a gate with hundreds of ranks, which needs no Ray."""
+"""The Ray pool on two nodes of one machine, beside Ray itself; a coordinator with hundreds of ranks, which needs no
+Ray."""
 
 from __future__ import annotations
 
@@ -182,7 +183,7 @@ def first(plan: Plan) -> Iterator[Figure]:
     yield Figure(
         what="first cell on a running Ray cluster, 4 ranks on 2 nodes (with %load_ext)",
         measured=f"{spread(times)}; connect + placement group + 1 bare actor a node {min(bare):.2f} s",
-        target=f"<= {limit_s:.2f} s (1.3 x that + a template: import torch {min(imports):.2f} s + 0.3 s)",
+        target=f"<= {limit_s:.2f} s (1.3 x that + a forkserver: import torch {min(imports):.2f} s + 0.3 s)",
         ok=min(times) <= limit_s,
         numbers={"times_s": times, "bare_s": bare, "import_torch_s": imports},
     )
@@ -285,7 +286,7 @@ def many(plan: Plan) -> Iterator[Figure]:
         nodes = ranks // simulated.PER_NODE
         yield Figure(
             what=f"kernel while {ranks} ranks on {nodes} node{'s' * (nodes > 1)} report "
-            f"{simulated.STEPS_PER_S} steps/s each (simulated ranks, real gate)",
+            f"{simulated.STEPS_PER_S} steps/s each (simulated ranks, real coordinator)",
             measured=f"{100 * share:.0f}% of a core ({1000 * share / ranks:.2f} ms/s for each rank), "
             f"{after['rss_mb']:.0f} MB, {outcome.messages / outcome.wall_s:.1f} messages/s to the browser, "
             f"{outcome.wall_s:.1f} s for a cell of {simulated.RUN_S:g} s",

@@ -1,8 +1,7 @@
-"""Hundreds of ranks that cost nothing: a pool whose nodes are made up, behind a real gate and its real link.
+"""Hundreds of ranks that cost nothing: a pool whose nodes are made up, behind a real coordinator and its real link.
 
-`SimulatedPool` is given to a kernel; `python -m simulated ...` is the gate that it starts. Each rank reports a number,
-its progress and a line now and then, as a training loop does, and its node samples it once a second.
-"""
+`SimulatedPool` is given to a kernel; `python -m simulated ...` is the coordinator that it starts. Each rank reports a
+number, its progress and a line now and then, as a training loop does, and its node samples it once a second."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jupyter_distrib.coordinator.server import Gate
-from jupyter_distrib.coordinator.worker_group import Crew, Share
+from jupyter_distrib.coordinator.server import Coordinator
+from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
 from jupyter_distrib.pools.local import Home, LocalNode
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Command, Execute, OpenCrew
+from jupyter_distrib.wire.messages import Command, Execute, OpenWorkerGroup
 
 STEPS_PER_S = 5
 """Of each rank: so often it reports a number and its progress."""
@@ -46,19 +45,19 @@ class LightNode:
 
     host, interface = "127.0.0.1", "lo"
 
-    def __init__(self, number: int, crew: Crew, loop: Loop) -> None:
+    def __init__(self, number: int, group: SpreadWorkerGroup, loop: Loop) -> None:
         self.name = f"node {number}"
-        self._number, self._crew, self._loop = number, crew, loop
+        self._number, self._group, self._loop = number, group, loop
         self._ranks: range = range(0)
         self._run = ""
         self._step = 0
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         match command:
-            case OpenCrew():
+            case OpenWorkerGroup():
                 self._ranks = range(command.first_rank, command.first_rank + command.size)
                 workers = tuple(messages.WorkerInfo(rank=rank, pid=rank + 1, device="cpu") for rank in self._ranks)
-                self._tell(messages.CrewOpened(crew=command.crew, workers=workers, gpus=False))
+                self._tell(messages.WorkerGroupOpened(group=command.group, workers=workers, gpus=False))
             case Execute():
                 self._run, self._step = command.run, 0
                 for rank in command.ranks:
@@ -66,7 +65,7 @@ class LightNode:
                 self._loop.later(1 / STEPS_PER_S, self._go_on)
 
     def _tell(self, event: messages.Event) -> None:
-        self._loop.soon(lambda: self._crew.heard(self._number, event))
+        self._loop.soon(lambda: self._group.heard(self._number, event))
 
     def _go_on(self) -> None:
         self._step += 1
@@ -103,22 +102,22 @@ class LightPlace:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
-    def start(self, command: OpenCrew, crew: Crew) -> None:
+    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         sizes = [PER_NODE] * (command.size // PER_NODE)
         shares = [
-            Share(node=LightNode(number, crew, self._loop), size=size, gpus=False) for number, size in enumerate(sizes)
+            Share(node=LightNode(number, group, self._loop), size=size, gpus=False) for number, size in enumerate(sizes)
         ]
-        self._loop.soon(lambda: crew.placed(shares))
+        self._loop.soon(lambda: group.placed(shares))
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
         """There is nothing."""
 
 
 def main(socket_fd: int, directory: str, name: str) -> None:
-    gate = Gate(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=600.0)
-    gate.make_place = lambda client, command: LightPlace(gate.loop)
-    signal.signal(signal.SIGTERM, lambda *_: gate.stop())
-    gate.run()
+    coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=600.0)
+    coordinator.make_place = lambda client, command: LightPlace(coordinator.loop)
+    signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
+    coordinator.run()
 
 
 def use() -> None:

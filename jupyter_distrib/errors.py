@@ -3,7 +3,7 @@
     DistributedError          shown in a notebook as its message alone, without our frames
     ├ OptionsError            the magic line or a keyword is wrong; names the near one
     ├ CaptureError            the cell cannot run elsewhere as it stands; names the line
-    ├ PayloadError            a variable cannot travel; names it and the culprit inside it
+    ├ PayloadError            a variable cannot travel; names it and the part of it that cannot
     ├ PoolError               ranks could not be had; says what is missing or who holds it
     ├ RankLost                a rank's process died: signal or exit code, last lines
     ├ RemoteError             stands for a rank's exception whose own class cannot come back

@@ -27,11 +27,8 @@ from jupyter_distrib.wire.messages import (
     Attach,
     Attached,
     Cell,
-    CloseCrew,
+    CloseWorkerGroup,
     Command,
-    CrewClosed,
-    CrewOpened,
-    CrewRefused,
     Ended,
     Event,
     Execute,
@@ -42,7 +39,7 @@ from jupyter_distrib.wire.messages import (
     Hello,
     Interrupted,
     NotAttached,
-    OpenCrew,
+    OpenWorkerGroup,
     Parcel,
     Returned,
     RunEvent,
@@ -52,6 +49,9 @@ from jupyter_distrib.wire.messages import (
     Stop,
     TimedOut,
     Welcomed,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupRefused,
     Wrote,
 )
 
@@ -98,7 +98,7 @@ class Outcome:
         return self.of(Failed, rank)[0].failure
 
 
-class Client:
+class PoolClient:
     """A kernel that talks to one pool. `run` gives the outcome; every event that came is checked for its place in the
     order."""
 
@@ -109,7 +109,7 @@ class Client:
         """Run events as they come, for whoever acts while a run goes on."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._parcels: dict[tuple[str, int], tuple[Parcel, int | None]] = {}
-        self._runs = self._crews = 0
+        self._runs = self._groups = 0
         self.node: Node = pool.connect(self._hello(), self._take, self.lost.append)
         self.wait(Welcomed)
 
@@ -153,23 +153,23 @@ class Client:
         except queue.Empty:
             raise AssertionError(f"nothing came for {LIMIT_S:g} s; lost: {self.lost}") from None
 
-    def open(self, size: int, **fields: Any) -> CrewOpened | CrewRefused:
-        """A new crew of CPU ranks."""
-        self._crews += 1
-        self.send(OpenCrew(crew=f"{self.session}-c{self._crews}", size=size, gpus=False, **fields))
-        return self.wait(CrewOpened, CrewRefused)
+    def open(self, size: int, **fields: Any) -> WorkerGroupOpened | WorkerGroupRefused:
+        """A new worker group of CPU ranks."""
+        self._groups += 1
+        self.send(OpenWorkerGroup(group=f"{self.session}-c{self._groups}", size=size, gpus=False, **fields))
+        return self.wait(WorkerGroupOpened, WorkerGroupRefused)
 
-    def crew(self, size: int, **fields: Any) -> CrewOpened:
+    def group(self, size: int, **fields: Any) -> WorkerGroupOpened:
         opened = self.open(size, **fields)
-        assert isinstance(opened, CrewOpened), opened
+        assert isinstance(opened, WorkerGroupOpened), opened
         return opened
 
-    def close_crew(self, crew: CrewOpened) -> None:
-        self.send(CloseCrew(crew=crew.crew))
-        self.wait(CrewClosed)
+    def close_group(self, group: WorkerGroupOpened) -> None:
+        self.send(CloseWorkerGroup(group=group.group))
+        self.wait(WorkerGroupClosed)
 
     def start(
-        self, crew: CrewOpened, source: str, *, ranks: Sequence[int] = (), keep: Sequence[str] = (), **more: Any
+        self, group: WorkerGroupOpened, source: str, *, ranks: Sequence[int] = (), keep: Sequence[str] = (), **more: Any
     ) -> str:
         """Send a cell; returns the run's id. `more`: `inputs`, `env`, `strategy`, and fields of `Execute`."""
         self._runs += 1
@@ -181,8 +181,8 @@ class Client:
         )
         command = Execute(
             run=run,
-            crew=crew.crew,
-            ranks=tuple(ranks) or tuple(worker.rank for worker in crew.workers),
+            group=group.group,
+            ranks=tuple(ranks) or tuple(worker.rank for worker in group.workers),
             cell=Cell(source=source, filename="Cell In[1]"),
             inputs=parcel,
             setting=setting,
@@ -205,9 +205,9 @@ class Client:
                 values[rank] = payload.unpack_value(*payload.from_parcel(*self._parcels.pop((run, rank))))
         return Outcome(events, values)
 
-    def run(self, crew: CrewOpened, source: str, **more: Any) -> Outcome:
-        ranks = tuple(more.get("ranks", ())) or tuple(worker.rank for worker in crew.workers)
-        return self.finish(self.start(crew, source, **more), ranks)
+    def run(self, group: WorkerGroupOpened, source: str, **more: Any) -> Outcome:
+        ranks = tuple(more.get("ranks", ())) or tuple(worker.rank for worker in group.workers)
+        return self.finish(self.start(group, source, **more), ranks)
 
     def when(self, kind: type, act: Callable[[str], object], count: int = 1) -> threading.Thread:
         """Call `act` with the run's id from a thread of its own, once so many events of a class have come."""
@@ -254,8 +254,8 @@ def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
 
 
 @contextmanager
-def _client(open_pool: OpenPool) -> Iterator[Client]:
-    client = Client(open_pool())
+def _client(open_pool: OpenPool) -> Iterator[PoolClient]:
+    client = PoolClient(open_pool())
     try:
         yield client
     finally:
@@ -263,11 +263,11 @@ def _client(open_pool: OpenPool) -> Iterator[Client]:
 
 
 @contextmanager
-def _crew(open_pool: OpenPool, size: int = 2) -> Iterator[tuple[Client, CrewOpened]]:
+def _group(open_pool: OpenPool, size: int = 2) -> Iterator[tuple[PoolClient, WorkerGroupOpened]]:
     with _client(open_pool) as client:
-        crew = client.crew(size)
-        yield client, crew
-        client.close_crew(crew)
+        group = client.group(size)
+        yield client, group
+        client.close_group(group)
 
 
 # ---------------------------------------------------------------------------------------------------- the checks
@@ -275,27 +275,27 @@ def _crew(open_pool: OpenPool, size: int = 2) -> Iterator[tuple[Client, CrewOpen
 
 def opens_and_closes(open_pool: OpenPool) -> None:
     with _client(open_pool) as client:
-        crew = client.crew(3)
-        assert [worker.rank for worker in crew.workers] == [0, 1, 2]
-        assert all(worker.pid > 0 and worker.device == "cpu" for worker in crew.workers)
-        assert not crew.gpus
-        client.close_crew(crew)
-        assert not client.lost, "closing a crew is no loss"
+        group = client.group(3)
+        assert [worker.rank for worker in group.workers] == [0, 1, 2]
+        assert all(worker.pid > 0 and worker.device == "cpu" for worker in group.workers)
+        assert not group.gpus
+        client.close_group(group)
+        assert not client.lost, "closing a worker group is no loss"
 
 
 def closes_twice(open_pool: OpenPool) -> None:
     with _client(open_pool) as client:
-        crew = client.crew(1)
-        client.close_crew(crew)
-        client.send(CloseCrew(crew=crew.crew))  # unknown by now: no answer, no harm
-        again = client.crew(1)
-        client.close_crew(again)
+        group = client.group(1)
+        client.close_group(group)
+        client.send(CloseWorkerGroup(group=group.group))  # unknown by now: no answer, no harm
+        again = client.group(1)
+        client.close_group(again)
     client.close()
 
 
 def chooses_a_size(open_pool: OpenPool) -> None:
-    with _crew(open_pool, 0) as (_, crew):
-        assert crew.workers
+    with _group(open_pool, 0) as (_, group):
+        assert group.workers
 
 
 def refuses_a_size(open_pool: OpenPool) -> None:
@@ -303,70 +303,70 @@ def refuses_a_size(open_pool: OpenPool) -> None:
     with _client(open_pool) as client:
         for size in (-1, 1_000_000):
             refused = client.open(size)
-            assert isinstance(refused, CrewRefused), f"{size} ranks: {refused}"
+            assert isinstance(refused, WorkerGroupRefused), f"{size} ranks: {refused}"
             assert str(size) in refused.reason
-        crew = client.crew(1)
-        assert client.run(crew, "rank").values == {0: 0}
+        group = client.group(1)
+        assert client.run(group, "rank").values == {0: 0}
 
 
 def gives_values_in_rank_order(open_pool: OpenPool) -> None:
-    with _crew(open_pool, 3) as (client, crew):
-        outcome = client.run(crew, "(rank, local_rank, world_size)")
+    with _group(open_pool, 3) as (client, group):
+        outcome = client.run(group, "(rank, local_rank, world_size)")
         assert outcome.values == {rank: (rank, rank, 3) for rank in range(3)}
-        assert {start.pid for start in outcome.starts()} == {worker.pid for worker in crew.workers}
+        assert {start.pid for start in outcome.starts()} == {worker.pid for worker in group.workers}
 
 
 def gives_no_value_for_a_statement(open_pool: OpenPool) -> None:
-    with _crew(open_pool) as (client, crew):
+    with _group(open_pool) as (client, group):
         for source in ("x = 1", "None", ""):
-            outcome = client.run(crew, source)
+            outcome = client.run(group, source)
             assert [event.value for event in outcome.of(Returned)] == [None, None]
 
 
 def sets_torchruns_variables(open_pool: OpenPool) -> None:
     source = "import os\n[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MINE')]"
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, source, env={"MINE": "yes"})
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, source, env={"MINE": "yes"})
         assert outcome.values == {rank: [str(rank), str(rank), "2", "2", "yes"] for rank in range(2)}
 
 
 def runs_where_the_kernel_is(open_pool: OpenPool) -> None:
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, "import os, sys\n(os.getcwd(), sys.argv, __name__)")
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, "import os, sys\n(os.getcwd(), sys.argv, __name__)")
         assert outcome.values[0] == (os.getcwd(), [""], "__main__")
 
 
 def sends_output_in_order(open_pool: OpenPool) -> None:
     source = "import sys\nfor i in range(500):\n    print('line', i, rank)\nprint('ünï', end='', file=sys.stderr)"
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, source)
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, source)
         for rank in range(2):
             assert outcome.text(rank) == "".join(f"line {i} {rank}\n" for i in range(500))
             assert outcome.text(rank, "stderr") == "ünï"
 
 
 def writes_logs(open_pool: OpenPool) -> None:
-    with _crew(open_pool) as (client, crew):
-        (ended,) = client.run(crew, "print('to the log of', rank)").of(Ended)
+    with _group(open_pool) as (client, group):
+        (ended,) = client.run(group, "print('to the log of', rank)").of(Ended)
         for rank in range(2):
             with open(os.path.join(ended.log_directory, f"rank{rank}.log"), encoding="utf-8") as log:
                 assert log.read() == f"to the log of {rank}\n"
-        (ended,) = client.run(crew, "rank").of(Ended)
+        (ended,) = client.run(group, "rank").of(Ended)
         assert not ended.log_directory, "nobody wrote anything"
 
 
 def reports_progress_and_numbers(open_pool: OpenPool) -> None:
     source = "for i in jupyter_distrib.progress(range(4), label='epoch'):\n    jupyter_distrib.report(loss=1 / (i + 1))"
-    with _crew(open_pool, 1) as (client, crew):
-        kinds = [type(event).__name__ for event in client.run(crew, source).events]
+    with _group(open_pool, 1) as (client, group):
+        kinds = [type(event).__name__ for event in client.run(group, source).events]
         assert kinds.count("Measured") == 4
         assert "Progressed" in kinds
 
 
 def tells_exceptions(open_pool: OpenPool) -> None:
     source = "def f(d):\n    return d['missing']\n\nif rank == 0:\n    f({})\nelse:\n    print('fine')"
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, source)
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, source)
         failure = outcome.failure(0)
         assert (failure.type_name, failure.message) == ("KeyError", "'missing'")
         places = [(frame.filename, frame.line, frame.function) for frame in failure.frames]
@@ -375,53 +375,53 @@ def tells_exceptions(open_pool: OpenPool) -> None:
         assert failure.parcel is not None
         assert isinstance(payload.unpack_exception(*payload.from_parcel(failure.parcel, None)), KeyError)
         assert any(outcome.of(kind, 1) for kind in (Returned, Interrupted))
-        assert client.run(crew, "rank").values == {0: 0, 1: 1}, "a failed run must not spoil the next"
+        assert client.run(group, "rank").values == {0: 0, 1: 1}, "a failed run must not spoil the next"
 
 
 def tells_a_syntax_error(open_pool: OpenPool) -> None:
-    with _crew(open_pool, 1) as (client, crew):
-        assert client.run(crew, "def f(:\n  pass").failure(0).type_name == "SyntaxError"
+    with _group(open_pool, 1) as (client, group):
+        assert client.run(group, "def f(:\n  pass").failure(0).type_name == "SyntaxError"
 
 
 def lets_cells_exit(open_pool: OpenPool) -> None:
-    with _crew(open_pool, 1) as (client, crew):
-        (returned,) = client.run(crew, "import sys\nsys.exit()").of(Returned)
+    with _group(open_pool, 1) as (client, group):
+        (returned,) = client.run(group, "import sys\nsys.exit()").of(Returned)
         assert returned.exited_early
-        failure = client.run(crew, "import sys\nsys.exit(3)").failure(0)
+        failure = client.run(group, "import sys\nsys.exit(3)").failure(0)
         assert (failure.type_name, failure.code) == ("SystemExit", 3)
-        assert client.run(crew, "rank").values == {0: 0}
+        assert client.run(group, "rank").values == {0: 0}
 
 
 def stops(open_pool: OpenPool) -> None:
-    with _crew(open_pool) as (client, crew):
+    with _group(open_pool) as (client, group):
         thread = client.when(Started, lambda run: client.send(Stop(run=run)))
-        outcome = client.run(crew, "import time\nwhile True:\n    time.sleep(0.01)")
+        outcome = client.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
         assert len(outcome.of(Interrupted)) == 2, outcome.events
         thread.join(LIMIT_S)
-        run = client.start(crew, "rank")
+        run = client.start(group, "rank")
         assert client.finish(run, (0, 1)).values == {0: 0, 1: 1}
         client.send(Stop(run=run))  # too late: no answer, no harm
-        assert client.run(crew, "rank").values == {0: 0, 1: 1}
+        assert client.run(group, "rank").values == {0: 0, 1: 1}
 
 
 def limits_time(open_pool: OpenPool) -> None:
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, "import time\nwhile True:\n    time.sleep(0.01)", timeout_s=0.3)
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, "import time\nwhile True:\n    time.sleep(0.01)", timeout_s=0.3)
         assert [event.limit_s for event in outcome.of(TimedOut)] == [0.3]
         assert len(outcome.of(Interrupted)) == 2
-        assert client.run(crew, "rank", timeout_s=LIMIT_S).values == {0: 0, 1: 1}
+        assert client.run(group, "rank", timeout_s=LIMIT_S).values == {0: 0, 1: 1}
 
 
 def keeps_and_forgets(open_pool: OpenPool) -> None:
-    with _crew(open_pool) as (client, crew):
-        (first, _) = client.run(crew, "mine = [rank]\nother = 1", keep=("mine", "absent")).of(Returned)
+    with _group(open_pool) as (client, group):
+        (first, _) = client.run(group, "mine = [rank]\nother = 1", keep=("mine", "absent")).of(Returned)
         assert first.kept == {"mine": "list"}
         key = f"{first.run}/mine"
         handle = {"mine": _Kept(key)}
-        assert client.run(crew, "mine.append(7)\nmine", inputs=handle).values == {0: [0, 7], 1: [1, 7]}
-        assert client.run(crew, "mine", inputs=handle, ranks=(1,)).values == {1: [1, 7]}
-        client.send(Forget(crew=crew.crew, keys=(key,)))
-        failure = client.run(crew, "mine", inputs=handle).failure(0)
+        assert client.run(group, "mine.append(7)\nmine", inputs=handle).values == {0: [0, 7], 1: [1, 7]}
+        assert client.run(group, "mine", inputs=handle, ranks=(1,)).values == {1: [1, 7]}
+        client.send(Forget(group=group.group, keys=(key,)))
+        failure = client.run(group, "mine", inputs=handle).failure(0)
         assert "ValueLost" in failure.message or "ValueLost" in failure.type_name
 
 
@@ -437,67 +437,69 @@ class _Kept:
 
 def runs_one_after_another(open_pool: OpenPool) -> None:
     """Nothing of a run is left for the next but what was kept."""
-    with _crew(open_pool) as (client, crew):
-        assert client.run(crew, "left = 1\nrank").values == {0: 0, 1: 1}
-        assert client.run(crew, "'left' in globals()").values == {0: False, 1: False}
+    with _group(open_pool) as (client, group):
+        assert client.run(group, "left = 1\nrank").values == {0: 0, 1: 1}
+        assert client.run(group, "'left' in globals()").values == {0: False, 1: False}
         for number in range(20):
-            assert client.run(crew, f"rank + {number}").values == {0: number, 1: number + 1}
+            assert client.run(group, f"rank + {number}").values == {0: number, 1: number + 1}
 
 
 def moves_big_values(open_pool: OpenPool) -> None:
     big = bytes(range(256)) * 40_000
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, "big[:4], bytearray(big) + bytes([rank])", inputs={"big": bytearray(big)})
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, "big[:4], bytearray(big) + bytes([rank])", inputs={"big": bytearray(big)})
         for rank in range(2):
             assert outcome.values[rank] == (bytearray(big[:4]), bytearray(big) + bytes([rank]))
 
 
 def copies_values(open_pool: OpenPool) -> None:
     mine = [1, 2]
-    with _crew(open_pool) as (client, crew):
-        outcome = client.run(crew, "a.append(rank)\n(a, a is b)", inputs={"a": mine, "b": mine})
+    with _group(open_pool) as (client, group):
+        outcome = client.run(group, "a.append(rank)\n(a, a is b)", inputs={"a": mine, "b": mine})
         assert outcome.values == {rank: ([1, 2, rank], True) for rank in range(2)}
         assert mine == [1, 2]
 
 
 def runs_on_some_ranks(open_pool: OpenPool) -> None:
-    with _crew(open_pool, 3) as (client, crew):
-        assert client.run(crew, "rank", ranks=(2,)).values == {2: 2}
-        assert client.run(crew, "rank", ranks=(0, 2)).values == {0: 0, 2: 2}
-        assert client.run(crew, "rank").values == {0: 0, 1: 1, 2: 2}
+    with _group(open_pool, 3) as (client, group):
+        assert client.run(group, "rank", ranks=(2,)).values == {2: 2}
+        assert client.run(group, "rank", ranks=(0, 2)).values == {0: 0, 2: 2}
+        assert client.run(group, "rank").values == {0: 0, 1: 1, 2: 2}
 
 
-def tells_that_a_crew_is_gone(open_pool: OpenPool) -> None:
+def tells_that_a_group_is_gone(open_pool: OpenPool) -> None:
     """A cell that was on its way when its ranks went must not be waited for."""
     with _client(open_pool) as client:
-        crew = client.crew(1)
-        client.close_crew(crew)
-        assert client.run(crew, "rank").of(Exited)
+        group = client.group(1)
+        client.close_group(group)
+        assert client.run(group, "rank").of(Exited)
 
 
-def ends_the_run_of_a_crew_that_is_closed(open_pool: OpenPool) -> None:
+def ends_the_run_of_a_group_that_is_closed(open_pool: OpenPool) -> None:
     """Whoever waits for it must hear of its end."""
     with _client(open_pool) as client:
-        crew = client.crew(2)
-        thread = client.when(Started, lambda _: client.send(CloseCrew(crew=crew.crew, reason="of this check")), 1)
-        outcome = client.run(crew, "import time\nwhile True:\n    time.sleep(0.01)")
+        group = client.group(2)
+        thread = client.when(
+            Started, lambda _: client.send(CloseWorkerGroup(group=group.group, reason="of this check")), 1
+        )
+        outcome = client.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
         thread.join(LIMIT_S)
         for event in outcome.events:
             assert not isinstance(event, (Returned, Failed)), event
             assert not isinstance(event, Exited) or (event.asked and event.reason == "of this check"), event
-        again = client.crew(1)
+        again = client.group(1)
         assert client.run(again, "rank").values == {0: 0}
-        client.close_crew(again)
+        client.close_group(again)
 
 
 def numbers_ranks_from_the_first(open_pool: OpenPool) -> None:
     """One node of several: its ranks are part of a larger world."""
     with _client(open_pool) as client:
-        crew = client.crew(2, first_rank=2, world_size=4)
+        group = client.group(2, first_rank=2, world_size=4)
         source = "import os\n(rank, local_rank, world_size, os.environ['RANK'], os.environ['LOCAL_RANK'])"
-        outcome = client.run(crew, source)
+        outcome = client.run(group, source)
         assert outcome.values == {2: (2, 0, 4, "2", "0"), 3: (3, 1, 4, "3", "1")}
-        client.close_crew(crew)
+        client.close_group(group)
 
 
 def attaches(open_pool: OpenPool) -> None:
@@ -506,8 +508,8 @@ def attaches(open_pool: OpenPool) -> None:
     source += "print('last')\nrank * 10"
     flag = f"/tmp/jupyter_distrib-{os.getpid()}-{time.monotonic_ns()}"  # noqa: S108
     with _client(open_pool) as client:
-        crew = client.crew(2)
-        run = client.start(crew, "import os\n" + source, inputs={"flag": flag}, detached=True, label="train")
+        group = client.group(2)
+        run = client.start(group, "import os\n" + source, inputs={"flag": flag}, detached=True, label="train")
         client.wait(Wrote)
     try:
         with _client(open_pool) as other:
@@ -554,8 +556,8 @@ _CHECKS: tuple[Check, ...] = (
     moves_big_values,
     copies_values,
     runs_on_some_ranks,
-    tells_that_a_crew_is_gone,
-    ends_the_run_of_a_crew_that_is_closed,
+    tells_that_a_group_is_gone,
+    ends_the_run_of_a_group_that_is_closed,
     numbers_ranks_from_the_first,
     knows_no_such_run,
 )

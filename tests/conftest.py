@@ -18,7 +18,7 @@ from tests.processes import agents, marked, ranks, wait_until_gone
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
-    """Sockets, leases and logs of this test run; its agents and gates end with it when they are asked to."""
+    """Sockets, leases and logs of this test run; its agents and coordinators end with it when they are asked to."""
     folder = Path(tempfile.mkdtemp(prefix="jd-"))
     os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = str(folder / "run")
     os.environ["JUPYTER_DISTRIB_LOG_DIR"] = str(folder / "logs")
@@ -54,7 +54,7 @@ def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebo
 
 
 def leftovers_after(session: str, limit_s: float = 2.0) -> None:
-    """Fail if a process of this session's crews lives longer than the promise allows, or one that nobody knows."""
+    """Fail if a process of this session's worker groups lives longer than the promise allows, or one that nobody knows."""
     deadline, runtime = time.monotonic() + limit_s, Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
     while (left := {*marked(session), *ranks(runtime, session)}) and time.monotonic() < deadline:
         wait_until_gone(left, deadline - time.monotonic())

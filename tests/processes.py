@@ -20,7 +20,7 @@ _AGENT = re.compile(r"jupyter_distrib\.(agent|pools\.ray)\b")
 
 
 def agents(runtime: Path) -> list[int]:
-    """Agents and gates that serve sockets in this runtime folder."""
+    """Agents and coordinators that serve sockets in this runtime folder."""
     return [pid for pid, line in _command_lines() if _AGENT.search(line) and str(runtime) in line]
 
 
@@ -30,7 +30,9 @@ def marked(text: str) -> list[int]:
     for pid in _pids():
         with suppress(OSError):
             variables = (Path("/proc") / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
-            if any(v.startswith(("JUPYTER_DISTRIB_CREW=", "JUPYTER_DISTRIB_WORKER=")) and text in v for v in variables):
+            if any(
+                v.startswith(("JUPYTER_DISTRIB_GROUP=", "JUPYTER_DISTRIB_WORKER=")) and text in v for v in variables
+            ):
                 found.append(pid)
     return found
 
@@ -38,8 +40,8 @@ def marked(text: str) -> list[int]:
 def ranks(runtime: Path, session: str) -> list[int]:
     """Ranks of the agents in this runtime folder, and what they have forked, without those of other kernels.
 
-    A rank is forked, so that its environment in `/proc` is its template's, with the mark of their agent; unlike a
-    template it writes into a pipe.
+    A rank is forked, so that its environment in `/proc` is its forkserver's, with the mark of their agent; unlike a
+    forkserver it writes into a pipe.
     """
     theirs = {str(pid) for pid in agents(runtime)}
     found = [pid for pid in _pids() if _variable(pid, AGENT).partition(".")[0] in theirs and _writes_into_pipe(pid)]
@@ -60,8 +62,8 @@ def _held_by_others(runtime: Path, session: str) -> set[int]:
             link.send(Ask(question=1))
             while not isinstance(answered := link.receive()[0], Answered):
                 continue
-            crews: Any = answered.answer["crews"]
-            held |= {worker.pid for crew in crews if crew["session"] != session for worker in crew["workers"]}
+            groups: Any = answered.answer["groups"]
+            held |= {worker.pid for group in groups if group["session"] != session for worker in group["workers"]}
     return held
 
 

@@ -22,7 +22,7 @@ def main(socket_fd: int, directory: str, name: str, *, alone: bool = False) -> N
     os.environ[AGENT] = own_mark()
     launched = launch()
 
-    # While the template imports torch:
+    # While the forkserver imports torch:
     import shutil
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Crews that wait for GPUs, since their notebooks have agreed to (`--wait`)."""
+"""Worker groups that wait for GPUs, since their notebooks have agreed to (`--wait`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import CrewQueued, OpenCrew
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupQueued
 
 LOOK_AGAIN_S = 1.0
 """For GPUs that another agent holds, of whose end nothing tells."""
@@ -17,50 +17,53 @@ LOOK_AGAIN_S = 1.0
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
     client: Client
-    command: OpenCrew
+    command: OpenWorkerGroup
     until_s: float
 
 
-class WaitingCrews:
+class WaitingGroups:
     """Those of one agent.
 
     Args:
-        reopen: Tries again: it opens the crew, refuses it, or has it wait on.
+        reopen: Tries again: it opens the worker group, refuses it, or has it wait on.
         tell: Sends to a kernel.
     """
 
     def __init__(
-        self, loop: Loop, reopen: Callable[[Client, OpenCrew], None], tell: Callable[[Client, CrewQueued], None]
+        self,
+        loop: Loop,
+        reopen: Callable[[Client, OpenWorkerGroup], None],
+        tell: Callable[[Client, WorkerGroupQueued], None],
     ) -> None:
         self._loop, self._reopen, self._tell = loop, reopen, tell
         self._waiting: list[_Waiting] = []
         self._told: dict[str, str] = {}
-        """By crew, what it was last told to wait for."""
+        """By worker group, what it was last told to wait for."""
         self._timer: Timer | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, client: Client, command: OpenCrew, reason: str) -> None:
+    def add(self, client: Client, command: OpenWorkerGroup, reason: str) -> None:
         """Try again whenever a GPU may have become free, until the time of the command is over. Without a reason there
         is nothing to be told."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
-        if reason and reason != self._told.get(command.crew):
-            self._told[command.crew] = reason
-            self._tell(client, CrewQueued(crew=command.crew, reason=reason))
+        if reason and reason != self._told.get(command.group):
+            self._told[command.group] = reason
+            self._tell(client, WorkerGroupQueued(group=command.group, reason=reason))
         if self._timer is not None:
             self._timer.cancel()
         soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
         self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
 
-    def over(self, crew: str) -> None:
+    def over(self, group: str) -> None:
         """It waits no more."""
-        self._told.pop(crew, None)
-        self._waiting = [each for each in self._waiting if each.command.crew != crew]
+        self._told.pop(group, None)
+        self._waiting = [each for each in self._waiting if each.command.group != group]
 
     def gone(self, client: Client) -> None:
         for each in [each for each in self._waiting if each.client is client]:
-            self.over(each.command.crew)
+            self.over(each.command.group)
 
     def some_are_free(self) -> None:
         """A GPU was given back."""

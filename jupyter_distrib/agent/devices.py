@@ -91,7 +91,7 @@ def _words(name: str) -> list[str]:
 
 
 class Leases:
-    """The GPUs that this agent's crews hold."""
+    """The GPUs that this agent's worker groups hold."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,8 +1,7 @@
-"""Starts the template and has it fork ranks. Runs in the agent's loop.
+"""Starts the forkserver and has it fork ranks. Runs in the agent's loop.
 
-The agent forks nothing itself: a template (see `worker/forkserver.py`) is exec'd as soon as the agent is up, and orders
-wait until it has imported torch.
-"""
+The agent forks nothing itself: a forkserver (see `worker/forkserver.py`) is exec'd as soon as the agent is up, and
+orders wait until it has imported torch."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from dataclasses import dataclass
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
 from jupyter_distrib.wire.link import Link, encode
-from jupyter_distrib.wire.messages import Fork, Forked, Grow, TemplateReady, WorkerOrder
+from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
 
-GROW_AFTER_S = 0.2
+PRELOAD_AFTER_S = 0.2
 """The first ranks and their first cell have the processor for themselves."""
 
 
@@ -35,16 +34,16 @@ class _Order:
         self.fds = []
 
 
-class Templates:
-    """At most two templates: the early one, and the fuller one that replaces it.
+class Forkservers:
+    """At most two forkservers: the early one, and the preloaded one that replaces it.
 
     Args:
         on_fuller: Called when it has.
         launched: The first, if it is on its way already.
     """
 
-    def __init__(self, loop: Loop, on_fuller: Callable[[], None], launched: Launched | None = None) -> None:
-        self._loop, self._on_fuller, self._launched = loop, on_fuller, launched
+    def __init__(self, loop: Loop, on_preloaded: Callable[[], None], launched: Launched | None = None) -> None:
+        self._loop, self._on_preloaded, self._launched = loop, on_preloaded, launched
         self._waiting: deque[_Order] = deque()
         self._forking: deque[tuple[Link, _Order]] = deque()
         self._link: Link | None = None
@@ -52,14 +51,14 @@ class Templates:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = launched[2] if launched else new_log()
         self.growing = True
-        """Whether there is to be a fuller one."""
-        self._grow_timer: Timer | None = None
+        """Whether there is to be a preloaded one."""
+        self._preload_timer: Timer | None = None
         self.session = 0
-        """Session of the templates and of what they have just forked."""
+        """Session of the forkservers and of what they have just forked."""
 
-        self.fuller = False
+        self.preloaded = False
         self._proved = False
-        """A template of this process has been ready, so that torch can be imported: if it dies, another will do."""
+        """A forkserver of this process has been ready, so that torch can be imported: if it dies, another will do."""
 
     @property
     def busy(self) -> bool:
@@ -70,10 +69,10 @@ class Templates:
     def state(self) -> str:
         if self._link is None:
             return "importing torch" if self._process else "not running"
-        return "ready" if self.fuller or not self.growing else "ready (still importing)"
+        return "ready" if self.preloaded or not self.growing else "ready (still importing)"
 
     def start(self) -> None:
-        """Exec the template, unless one is up or on its way."""
+        """Exec the forkserver, unless one is up or on its way."""
         if self._process is not None:
             return
         self._process, links, _ = self._launched or launch(self._log)
@@ -86,7 +85,7 @@ class Templates:
             self._watch(link)
 
     def stop(self) -> None:
-        """End the template; the next order, or `start`, has another one made."""
+        """End the forkserver; the next order, or `start`, has another one made."""
         for link in [link for link in (self._link, *self._pending) if link is not None]:
             self._drop(link)
         self._link, self._pending = None, []
@@ -99,13 +98,13 @@ class Templates:
         forked: Callable[[tuple[int, ...]], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Have ranks forked, now or when the template is ready; one of the two callbacks follows."""
+        """Have ranks forked, now or when the forkserver is ready; one of the two callbacks follows."""
         self.start()
         self._waiting.append(_Order(orders=orders, fds=fds, forked=forked, failed=failed))
         self._send()
 
     def ended(self, pid: int) -> None:
-        """Called for every child that ended: the first template's end, before it was ever ready, means that torch
+        """Called for every child that ended: the first forkserver's end, before it was ever ready, means that torch
         cannot be imported."""
         if self._process is not None and pid == self._process.pid and not self._proved:
             self._fail()
@@ -128,7 +127,7 @@ class Templates:
             link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
             try:
                 link.flush()
-            except OSError:  # the template has died; the order is for the next one
+            except OSError:  # the forkserver has died; the order is for the next one
                 self._closed(link)
                 continue
             self._waiting.popleft()
@@ -140,7 +139,7 @@ class Templates:
         try:
             for message, _ in link.read():
                 match message:
-                    case TemplateReady():
+                    case ForkserverReady():
                         self._ready(link, early=message.early)
                     case Forked():
                         self._forked(link, message.pids)
@@ -152,32 +151,32 @@ class Templates:
         self._pending.remove(link)
         self._send()
         if early:
-            self._grow_soon()
+            self._preload_soon()
         else:
-            self.fuller = True
+            self.preloaded = True
             if old is not None:
                 self._drop_unless_forking(old)
-            self._on_fuller()
+            self._on_preloaded()
 
     def _forked(self, link: Link, pids: tuple[int, ...]) -> None:
-        """The oldest order of this template is done; the other template may have newer ones."""
+        """The oldest order of this forkserver is done; the other forkserver may have newer ones."""
         entry = next(entry for entry in self._forking if entry[0] is link)
         self._forking.remove(entry)
         entry[1].forked(pids)
         if link is not self._link:
             self._drop_unless_forking(link)
-        elif self._grow_timer is not None:
-            self._grow_soon()
+        elif self._preload_timer is not None:
+            self._preload_soon()
 
-    def _grow_soon(self) -> None:
-        if self._grow_timer is not None:
-            self._grow_timer.cancel()
-        self._grow_timer = self._loop.later(GROW_AFTER_S, self._grow)
+    def _preload_soon(self) -> None:
+        if self._preload_timer is not None:
+            self._preload_timer.cancel()
+        self._preload_timer = self._loop.later(PRELOAD_AFTER_S, self._preload)
 
-    def _grow(self) -> None:
-        self._grow_timer = None
+    def _preload(self) -> None:
+        self._preload_timer = None
         if self._link is not None and self._pending and self.growing:
-            self._link.post(encode(Grow()))
+            self._link.post(encode(Preload()))
             self._flush(self._link)
 
     def _drop_unless_forking(self, link: Link) -> None:
@@ -204,7 +203,7 @@ class Templates:
             self._fail()
 
     def _fail(self) -> None:
-        """No template can be had: tell everybody who waits why, and try anew next time."""
+        """No forkserver can be had: tell everybody who waits why, and try anew next time."""
         self._forget()
         self._log.seek(0)
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
@@ -218,7 +217,7 @@ class Templates:
             order.failed(f"the ranks could not be started:\n{reason}")
 
     def _forget(self) -> None:
-        self._process, self._proved, self.fuller = None, False, False
+        self._process, self._proved, self.preloaded = None, False, False
 
     def _drop(self, link: Link) -> None:
         if link.fileno() >= 0:

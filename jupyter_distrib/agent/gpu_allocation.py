@@ -1,5 +1,5 @@
-"""What a crew of this agent is given: how many ranks at most, and which GPUs, by leases (`devices.py`) that idle crews
-yield if need be. Runs in the agent's loop."""
+"""What a worker group of this agent is given: how many ranks at most, and which GPUs, by leases (`devices.py`) that
+idle worker groups yield if need be. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from pathlib import Path
 
 from jupyter_distrib.agent import devices
 from jupyter_distrib.agent.devices import Gpu
-from jupyter_distrib.agent.worker_group import Crew
+from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.system import formatting
-from jupyter_distrib.wire.messages import CrewClosed
+from jupyter_distrib.wire.messages import WorkerGroupClosed
 
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
 """Both ends of its link and of two pipes while it is being started; half of them later."""
 
 
-class Allotment:
+class GpuAllocation:
     """The GPUs of this node.
 
     Args:
         directory: Where leases are, of all agents.
-        crews: The agent's own, as they come and go.
-        end: Ends a crew and gives its GPUs back.
+        groups: The agent's own, as they come and go.
+        end: Ends a worker group and gives its GPUs back.
     """
 
-    def __init__(self, directory: Path, crews: Sequence[Crew], end: Callable[[Crew], None]) -> None:
+    def __init__(
+        self, directory: Path, groups: Sequence[NodeWorkerGroup], end: Callable[[NodeWorkerGroup], None]
+    ) -> None:
         self._leases = devices.Leases(directory)
-        self._crews, self._end = crews, end
+        self._groups, self._end = groups, end
 
     def take(self, count: int, found: Sequence[Gpu], label: str) -> tuple[list[Gpu], str, bool]:
-        """Lease so many of the GPUs found, also from idle crews without kept values.
+        """Lease so many of the GPUs found, also from idle worker groups without kept values.
 
         Args:
             count: How many.
@@ -79,20 +81,20 @@ class Allotment:
         )
 
     def _yielded(self, gpu: Gpu, label: str) -> bool:
-        """Take a GPU from a crew that neither runs nor keeps anything."""
-        for crew in self._crews:
-            if gpu in crew.gpus and crew.idle and not crew.kept:
-                self._end(crew)
-                crew.tell(CrewClosed(crew=crew.name, reason=f"its GPUs went to {label}"), ())
+        """Take a GPU from a worker group that neither runs nor keeps anything."""
+        for group in self._groups:
+            if gpu in group.gpus and group.idle and not group.kept:
+                self._end(group)
+                group.tell(WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
                 return not self._leases.take(gpu, label)
         return False
 
     def _kept_on(self, gpu: Gpu) -> str:
-        for crew in self._crews:
-            if gpu in crew.gpus:
-                if (current := crew.current) is not None:
+        for group in self._groups:
+            if gpu in group.gpus:
+                if (current := group.current) is not None:
                     return f" (run {current.run} of {current.label} is on)"
-                names = ", ".join(sorted(key.partition("/")[2] for key in crew.kept))
+                names = ", ".join(sorted(key.partition("/")[2] for key in group.kept))
                 return f" (keeps {names})" if names else ""
         return ""
 

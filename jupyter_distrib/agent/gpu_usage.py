@@ -1,4 +1,4 @@
-"""What each GPU of a crew is used for, read through NVML in a thread of its own.
+"""What each GPU of a worker group is used for, read through NVML in a thread of its own.
 
 A driver may take tens of milliseconds for an answer, or seconds for the first one, and the agent's loop does not wait:
 it takes what the thread read last, and asks for the next reading. Never creates a CUDA context.

@@ -11,22 +11,22 @@ from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.launch import AGENT
-from jupyter_distrib.wire.messages import OpenCrew, WorkerOrder
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
 
 
-def order(command: OpenCrew, local_rank: int, count: int, gpus: Sequence[Gpu]) -> WorkerOrder:
-    """The order of one rank of a crew.
+def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[Gpu]) -> WorkerOrder:
+    """The order of one rank of a worker group.
 
     Args:
-        command: What the crew was asked for.
+        command: What the worker group was asked for.
         local_rank: Which of its ranks.
-        count: How many were started for this crew, with this one: a replaced rank is another worker.
-        gpus: The crew's, one for each local rank; none for CPU ranks.
+        count: How many were started for this worker group, with this one: a replaced rank is another worker.
+        gpus: The worker group's, one for each local rank; none for CPU ranks.
     """
     size = command.size
     return WorkerOrder(
-        crew=command.crew,
-        worker=f"{command.crew}.{local_rank}.{count}",
+        group=command.group,
+        worker=f"{command.group}.{local_rank}.{count}",
         agent_pid=os.getpid(),
         agent=os.environ.get(AGENT, ""),
         rank=command.first_rank + local_rank,

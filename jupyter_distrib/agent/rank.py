@@ -16,7 +16,15 @@ from jupyter_distrib.agent.output import Pipe
 from jupyter_distrib.system import crash_notes, reap
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import Link, LinkError, encode
-from jupyter_distrib.wire.messages import Leave, Message, Parted, Split, WorkerInfo, WorkerOrder, Wrote
+from jupyter_distrib.wire.messages import (
+    Leave,
+    Message,
+    ReplaceStreams,
+    StreamsReplaced,
+    WorkerInfo,
+    WorkerOrder,
+    Wrote,
+)
 
 LEAVE_S = 1.0
 """How long exit handlers may take before the process is killed."""
@@ -140,7 +148,7 @@ class Rank:
         """Take in what it says; False once it has said its last."""
         try:
             for message, fds in self._link.read():
-                if isinstance(message, Parted):
+                if isinstance(message, StreamsReplaced):
                     self._part(message.run, fds)
                 else:
                     self._heard(self, message, tuple(fds))
@@ -155,7 +163,7 @@ class Rank:
         before it has done so is late output of that run."""
         for name, pipe in self._pipes.items():
             pipe.on_data = self._late(run, name)
-        self.post(Split(run=run))
+        self.post(ReplaceStreams(run=run))
 
     def _part(self, run: str, fds: Sequence[int]) -> None:
         """What comes through the old pipes from now on is late output of that run."""

@@ -18,7 +18,16 @@ from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system import control_groups, reap
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import KILL_AFTER_S, Connected, Cut, Ended, Execute, Exited, Part, TimedOut
+from jupyter_distrib.wire.messages import (
+    KILL_AFTER_S,
+    Connected,
+    CutRemoteSockets,
+    CutSockets,
+    Ended,
+    Execute,
+    Exited,
+    TimedOut,
+)
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
@@ -31,7 +40,7 @@ class NodeRun:
 
     Args:
         command: What is executed.
-        ranks: All of the crew, by number, as they come and go.
+        ranks: All of the worker group, by number, as they come and go.
         loop: The agent's.
         output: Takes what the ranks print.
         tell: Takes events for the notebook.
@@ -85,7 +94,7 @@ class NodeRun:
         self.tell(ended, ())
 
     def begin_watching(self, gpus: Sequence[Gpu]) -> None:
-        """Have the ranks asked how they are; `gpus` are the crew's, one for each local rank, if it has any."""
+        """Have the ranks asked how they are; `gpus` are the worker group's, one for each local rank, if it has any."""
         self.watch = Watch(
             self.command,
             self._loop,
@@ -122,11 +131,11 @@ class NodeRun:
             self.later(delay_s + CUT_AFTER_S, self._cut)
         self.later(KILL_AFTER_S, self._kill)
 
-    def part(self, command: Part) -> None:
+    def part(self, command: CutRemoteSockets) -> None:
         """Ranks of another node are gone, or on their way: free those here that wait for them."""
         if inodes := reap.sockets_towards(self._pids, command.ends):
             for rank in self.running():
-                rank.post(Cut(run=command.run, inodes=inodes, stop=False))
+                rank.post(CutSockets(run=command.run, inodes=inodes, stop=False))
 
     def hang_up(self, rank: Rank) -> None:
         """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits
@@ -134,7 +143,7 @@ class NodeRun:
         if not self.pending and not self._spans:
             return
         self.clean = False
-        rank.post(Cut(run=self.command.run, inodes=reap.sockets_between(self._pids)))
+        rank.post(CutSockets(run=self.command.run, inodes=reap.sockets_between(self._pids)))
         if self._spans:
             self.tell(Connected(run=self.command.run, ends=reap.ends_outside([rank.pid])), ())
 
@@ -188,13 +197,13 @@ class NodeRun:
 
     def _interrupt(self, *, whole_group: bool) -> None:
         for rank in self.running():
-            rank.post(Cut(run=self.command.run, inodes=()))
+            rank.post(CutSockets(run=self.command.run, inodes=()))
             rank.signal(signal.SIGINT, whole_group=whole_group)
 
     def _cut(self) -> None:
         inodes = reap.sockets_between(self._pids)
         for rank in self.running():
-            rank.post(Cut(run=self.command.run, inodes=inodes))
+            rank.post(CutSockets(run=self.command.run, inodes=inodes))
         if self._spans:
             self.tell(Connected(run=self.command.run, ends=reap.ends_outside(self._pids)), ())
 

@@ -1,12 +1,11 @@
-"""The agent: kernels connect, it keeps their crews, and it outlives them.
+"""The agent: kernels connect, it keeps their worker groups, and it outlives them.
 
-    kernel A --link--\\                    /-- crew of A: ranks 0, 1
-                      agent -- template --+
-    kernel B --link--/                    \\-- crew of B: ranks 0..7
+    kernel A --link--\\                    /-- worker group of A: ranks 0, 1
+                      agent -- forkserver --+
+    kernel B --link--/                    \\-- worker group of B: ranks 0..7
 
-A kernel that goes away, by the end of its link or of its process, takes its crews with it, except one that executes a
-detached run. Single-threaded, in one `Loop`.
-"""
+A kernel that goes away, by the end of its link or of its process, takes its worker groups with it, except one that
+executes a detached run. Single-threaded, in one `Loop`."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_distrib.agent import devices, gpu_allocation
-from jupyter_distrib.agent.admission import WaitingCrews
-from jupyter_distrib.agent.forkservers import Templates
+from jupyter_distrib.agent.admission import WaitingGroups
+from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.output import prune
 from jupyter_distrib.agent.run import NodeRun
-from jupyter_distrib.agent.worker_group import Crew
+from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server import detached_runs
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.detached_runs import DetachedRuns
@@ -39,23 +38,23 @@ from jupyter_distrib.wire.messages import (
     Answered,
     Ask,
     Attach,
-    CloseCrew,
-    CrewClosed,
-    CrewRefused,
+    CloseWorkerGroup,
+    CutRemoteSockets,
     Ended,
     Event,
     Execute,
     Exited,
     Forget,
     Hello,
-    Meet,
+    MakeStore,
     Message,
-    OpenCrew,
-    Part,
+    OpenWorkerGroup,
     Probe,
-    Renew,
     Stop,
+    UseStore,
     Welcomed,
+    WorkerGroupClosed,
+    WorkerGroupRefused,
 )
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
@@ -65,7 +64,7 @@ DEFAULT_CPU_RANKS = 2
 LEAVING_S = 5.0
 """Ranks that have been told to leave are gone within this, or never."""
 EARLY_RAN_S = 2.0
-"""Ranks of the early template that have run no longer than this are exchanged for better ones when idle."""
+"""Ranks of the base forkserver that have run no longer than this are exchanged for better ones when idle."""
 
 
 class Agent:
@@ -74,12 +73,14 @@ class Agent:
     def __init__(self, listener: socket.socket, directory: Path, name: str, launched: Launched | None = None) -> None:
         self._listener, self._directory, self._name = listener, directory, name
         self._loop = Loop()
-        self._templates = Templates(self._loop, self._exchange_early, launched)
+        self._forkservers = Forkservers(self._loop, self._exchange_early, launched)
         self._clients: list[Client] = []
-        self._crews: list[Crew] = []
-        self._allotment = gpu_allocation.Allotment(directory, self._crews, lambda crew: self._close(crew, force=True))
-        self._closing: list[Crew] = []
-        self._waiting = WaitingCrews(self._loop, self._open, self._tell)
+        self._groups: list[NodeWorkerGroup] = []
+        self._gpu_allocation = gpu_allocation.GpuAllocation(
+            directory, self._groups, lambda group: self._close(group, force=True)
+        )
+        self._closing: list[NodeWorkerGroup] = []
+        self._waiting = WaitingGroups(self._loop, self._open, self._tell)
         self._detached = DetachedRuns(self._tell)
         self._idle_timer: Timer | None = None
         self._named = True
@@ -87,7 +88,7 @@ class Agent:
         self._loop.on_child_ended = self._reap
 
     def run(self) -> None:
-        self._templates.start()
+        self._forkservers.start()
         self.serve()
 
     def serve(self) -> None:
@@ -100,8 +101,8 @@ class Agent:
         self._loop.run()
 
     def stop(self) -> None:
-        for crew in self._crews:
-            crew.close(force=True)
+        for group in self._groups:
+            group.close(force=True)
         self._unlink()
         self._loop.stop()
 
@@ -164,9 +165,9 @@ class Agent:
         if client.pidfd >= 0:
             self._loop.watch(client.pidfd, None)
             os.close(client.pidfd)
-        for crew in list(client.crews.values()):
-            if not crew.detached:
-                self._close(crew, force=True)
+        for group in list(client.groups.values()):
+            if not group.detached:
+                self._close(group, force=True)
         self._maybe_idle()
 
     def _obey(self, client: Client, command: Message, fds: list[int]) -> None:
@@ -178,34 +179,34 @@ class Agent:
         match command:
             case Hello():
                 self._welcome(client, command)
-            case OpenCrew():
+            case OpenWorkerGroup():
                 self._open(client, command)
             case Execute():
                 self._execute(client, command, fds)
             case Stop():
                 self._stop_run(command)
             case Forget():
-                if (crew := client.crews.get(command.crew)) is not None:
-                    crew.forget(command)
-            case CloseCrew():
-                self._waiting.over(command.crew)
-                if (crew := client.crews.get(command.crew)) is not None:
-                    self._close(crew, force=command.force, reason=command.reason)
-                    self._tell(client, CrewClosed(crew=command.crew))
-            case Renew():
-                if (crew := client.crews.get(command.crew)) is not None:
-                    crew.renew()
-            case Meet():
-                if (crew := client.crews.get(command.crew)) is not None:
-                    crew.meet(command)
-            case Part():
-                for crew in client.crews.values():
-                    if crew.is_for(command.run):
-                        crew.part(command)
+                if (group := client.groups.get(command.group)) is not None:
+                    group.forget(command)
+            case CloseWorkerGroup():
+                self._waiting.over(command.group)
+                if (group := client.groups.get(command.group)) is not None:
+                    self._close(group, force=command.force, reason=command.reason)
+                    self._tell(client, WorkerGroupClosed(group=command.group))
+            case MakeStore():
+                if (group := client.groups.get(command.group)) is not None:
+                    group.make_store()
+            case UseStore():
+                if (group := client.groups.get(command.group)) is not None:
+                    group.use_store(command)
+            case CutRemoteSockets():
+                for group in client.groups.values():
+                    if group.is_for(command.run):
+                        group.part(command)
             case Probe():
-                for crew in client.crews.values():
-                    if crew.run is not None and crew.is_for(command.run):
-                        crew.run.look_closer()
+                for group in client.groups.values():
+                    if group.run is not None and group.is_for(command.run):
+                        group.run.look_closer()
             case Ask():
                 self._answer_to(client, command)
             case Attach():
@@ -215,7 +216,7 @@ class Agent:
         if hello.protocol != PROTOCOL:
             return self._gone(client)
         client.hello = hello
-        self._templates.start()  # gone if this agent has rested
+        self._forkservers.start()  # gone if this agent has rested
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):
                 client.pidfd = os.pidfd_open(hello.pid)
@@ -223,9 +224,9 @@ class Agent:
         versions = {name: process_environment.version(name) for name in ("torch", "cloudpickle")}
         self._tell(client, Welcomed(pid=os.getpid(), python=platform.python_version(), **versions))
 
-    # ------------------------------------------------------------------------------------------------ crews
+    # ------------------------------------------------------------------------------------------------ worker groups
 
-    def _open(self, client: Client, command: OpenCrew) -> None:
+    def _open(self, client: Client, command: OpenWorkerGroup) -> None:
         gpus: list[devices.Gpu] = []
         visible = devices.visible(devices.gpus(), command.visible)
         found = visible if command.gpus else []
@@ -238,77 +239,79 @@ class Agent:
             reason = gpu_allocation.no_such_type(command.gpu_type, found)
         if not reason and fitting:
             assert client.hello is not None
-            gpus, reason, busy = self._allotment.take(command.size, fitting, client.hello.label)
+            gpus, reason, busy = self._gpu_allocation.take(command.size, fitting, client.hello.label)
             if busy and (leaving_s := self._leaving_s(fitting)) > wanted.wait_s:
                 return self._waiting.add(client, replace(wanted, wait_s=leaving_s), "")
             if busy and wanted.wait_s:
                 return self._waiting.add(client, wanted, reason)
-        self._waiting.over(command.crew)
+        self._waiting.over(command.group)
         if reason:
-            return self._tell(client, CrewRefused(crew=command.crew, reason=reason))
-        if command.world_size > command.size:  # such ranks are not exchanged, see `Crew.early`
-            self._templates.growing = False
-        crew = Crew(
+            return self._tell(client, WorkerGroupRefused(group=command.group, reason=reason))
+        if command.world_size > command.size:  # such ranks are not exchanged, see `WorkerGroup.early`
+            self._forkservers.growing = False
+        group = NodeWorkerGroup(
             command,
             loop=self._loop,
-            templates=self._templates,
+            forkservers=self._forkservers,
             gpus=gpus,
             node_has_gpus=bool(visible),
             logs=paths.log_directory(),
             tell=lambda event, fds: self._tell(client, event, fds),
         )
-        crew.on_ended = lambda run: self._run_ended(client, crew, run)
-        crew.on_refused = lambda: self._close(crew, force=True)
-        client.crews[command.crew] = crew
-        self._crews.append(crew)
-        crew.open()
+        group.on_ended = lambda run: self._run_ended(client, group, run)
+        group.on_refused = lambda: self._close(group, force=True)
+        client.groups[command.group] = group
+        self._groups.append(group)
+        group.open()
 
     def _leaving_s(self, gpus: Sequence[devices.Gpu]) -> float:
         """How long to wait for ranks that are on some of these, and have been told to leave; 0 if there are none."""
-        closed_s = [crew.closed_s for crew in self._closing if set(gpus) & set(crew.gpus)]
+        closed_s = [group.closed_s for group in self._closing if set(gpus) & set(group.gpus)]
         return max([0.0, *(LEAVING_S - (time.monotonic() - each_s) for each_s in closed_s)])
 
-    def _close(self, crew: Crew, *, force: bool, reason: str = "") -> None:
-        if crew.closed:
+    def _close(self, group: NodeWorkerGroup, *, force: bool, reason: str = "") -> None:
+        if group.closed:
             return
-        crew.close(force=force, reason=reason)
-        self._crews.remove(crew)
-        self._closing.append(crew)
+        group.close(force=force, reason=reason)
+        self._groups.remove(group)
+        self._closing.append(group)
         for client in self._clients:
-            client.crews.pop(crew.name, None)
-        if force or not crew.living:
-            self._give_back(crew)
+            client.groups.pop(group.name, None)
+        if force or not group.living:
+            self._give_back(group)
         self._maybe_idle()
 
-    def _give_back(self, crew: Crew) -> None:
+    def _give_back(self, group: NodeWorkerGroup) -> None:
         """Its GPUs are free for others: the ranks are gone, or have been killed this moment."""
-        self._allotment.give_back(crew.gpus)
-        crew.gpus = []
+        self._gpu_allocation.give_back(group.gpus)
+        group.gpus = []
         self._waiting.some_are_free()
 
     def _exchange_early(self) -> None:
-        """The fuller template is ready: give crews that nobody will miss the better ranks."""
-        for crew in self._crews:
-            if crew.early and crew.idle and not crew.kept and crew.ran_s < EARLY_RAN_S:
-                crew.replace_all()
+        """The preloaded forkserver is ready: give worker groups that nobody will miss the better ranks."""
+        for group in self._groups:
+            if group.early and group.idle and not group.kept and group.ran_s < EARLY_RAN_S:
+                group.replace_all()
 
     # ------------------------------------------------------------------------------------------------ runs
 
     def _execute(self, client: Client, command: Execute, fds: list[int]) -> None:
         self._reap()  # a rank that died a moment ago is replaced before the cell, not lost in it
-        crew = client.crews.get(command.crew)
-        if crew is None:
+        group = client.groups.get(command.group)
+        if group is None:
             for fd in fds:
                 os.close(fd)
-            return self._tell_no_crew(client, command)
+            return self._tell_no_group(client, command)
         if not command.detached:
-            crew.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
+            group.execute(command, fds, lambda event, out: self._tell(client, event, out), client.link.frame)
             return
-        tell = self._detached.begin(client, command, crew.command.world_size or crew.command.size, gpus=bool(crew.gpus))
-        crew.execute(command, fds, tell)
+        tell = self._detached.begin(
+            client, command, group.command.world_size or group.command.size, gpus=bool(group.gpus)
+        )
+        group.execute(command, fds, tell)
 
-    def _tell_no_crew(self, client: Client, command: Execute) -> None:
-        """The crew went away while the cell was on its way."""
+    def _tell_no_group(self, client: Client, command: Execute) -> None:
+        """The worker group went away while the cell was on its way."""
         now = time.monotonic()
         for rank in command.ranks:
             gone = Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now)
@@ -316,24 +319,24 @@ class Agent:
         self._tell(client, Ended(run=command.run, at_s=now))
 
     def _stop_run(self, command: Stop) -> None:
-        for crew in list(self._crews):
-            if crew.is_for(command.run):
-                crew.stop(force=command.force)
-                self._close_if_left(crew)
+        for group in list(self._groups):
+            if group.is_for(command.run):
+                group.stop(force=command.force)
+                self._close_if_left(group)
 
-    def _close_if_left(self, crew: Crew) -> None:
+    def _close_if_left(self, group: NodeWorkerGroup) -> None:
         """Its kernel has gone, and so is now the detached run for which it stayed."""
-        if crew.idle and not any(crew in client.crews.values() for client in self._clients):
-            self._close(crew, force=False)
+        if group.idle and not any(group in client.groups.values() for client in self._clients):
+            self._close(group, force=False)
 
-    def _run_ended(self, client: Client, crew: Crew, run: NodeRun) -> None:
+    def _run_ended(self, client: Client, group: NodeWorkerGroup, run: NodeRun) -> None:
         if run.command.detached and client not in self._clients:
-            self._loop.later(0, lambda: self._close_if_left(crew))
-        elif crew.early:
-            self._loop.later(0, self._exchange_if_fuller)
+            self._loop.later(0, lambda: self._close_if_left(group))
+        elif group.early:
+            self._loop.later(0, self._exchange_if_preloaded)
 
-    def _exchange_if_fuller(self) -> None:
-        if self._templates.fuller:
+    def _exchange_if_preloaded(self) -> None:
+        if self._forkservers.preloaded:
             self._exchange_early()
 
     # ------------------------------------------------------------------------------------------------ housekeeping
@@ -348,10 +351,10 @@ class Agent:
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "pid": os.getpid(),
             "up_s": time.monotonic() - self._started_s,
-            "template": self._templates.state,
-            "crews": tuple(crew for client in self._clients for crew in client.described()),
+            "state": f"forkserver {self._forkservers.state}",
+            "groups": tuple(group for client in self._clients for group in client.described()),
             "detached": self._detached.described(),
-            "gpus": self._allotment.described(),
+            "gpus": self._gpu_allocation.described(),
         }
 
     def _reap(self) -> None:
@@ -364,27 +367,27 @@ class Agent:
                 break
             if pid == 0:
                 break
-            self._templates.ended(pid)
-            for crew in (*self._crews, *self._closing):
-                if (rank := crew.find(pid)) is not None:
+            self._forkservers.ended(pid)
+            for group in (*self._groups, *self._closing):
+                if (rank := group.find(pid)) is not None:
                     ended = True
-                    crew.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+                    group.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         if ended:
-            for crew in [crew for crew in self._closing if not crew.living]:
-                self._closing.remove(crew)
-                self._give_back(crew)
+            for group in [group for group in self._closing if not group.living]:
+                self._closing.remove(group)
+                self._give_back(group)
             self._kill_adopted()
 
     def _kill_adopted(self, seen: frozenset[int] = frozenset()) -> None:
-        """Children that are neither ranks nor templates: daemons of a rank. Those of living ranks stay, and so does at
-        the first look what does not show whose it is; `seen` are those of that look."""
-        if self._templates.busy:
+        """Children that are neither ranks nor forkservers: daemons of a rank. Those of living ranks stay, and so does
+        at the first look what does not show whose it is; `seen` are those of that look."""
+        if self._forkservers.busy:
             self._loop.later(AGAIN_S, self._kill_adopted)
             return
-        crews = (*self._crews, *self._closing)
-        ranks = {pid for crew in crews for pid in crew.pids}
-        sessions = ranks | {self._templates.session}
-        marks = {mark for crew in crews for mark in crew.marks}
+        groups = (*self._groups, *self._closing)
+        ranks = {pid for group in groups for pid in group.pids}
+        sessions = ranks | {self._forkservers.session}
+        marks = {mark for group in groups for mark in group.marks}
 
         bare: set[int] = set()
 
@@ -400,7 +403,7 @@ class Agent:
 
     def _maybe_idle(self) -> None:
         """Start or stop counting the idle minutes."""
-        busy = self._clients or self._crews or self._detached.going_on
+        busy = self._clients or self._groups or self._detached.going_on
         if busy and self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -408,8 +411,8 @@ class Agent:
             self._idle_timer = self._loop.later(IDLE_S, self._rest if self._detached else self._retire)
 
     def _rest(self) -> None:
-        """Nobody is here, but the records of detached runs are: stay for those, without the template's memory."""
-        self._templates.stop()
+        """Nobody is here, but the records of detached runs are: stay for those, without the forkserver's memory."""
+        self._forkservers.stop()
         self._idle_timer = self._loop.later(detached_runs.KEEP_S, self._retire)
 
     def _retire(self) -> None:

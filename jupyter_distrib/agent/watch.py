@@ -1,8 +1,8 @@
 """Watches the ranks of one run, once a second: what they use, whether one is stopped, and who waits for whom.
 
-    tick --> usage of each rank                  --> Sampled
-         --> Probe to each rank, Probed from it  --> Stalls --> Stalled, Moved
-                                                 or Looked, to a gate, which sees the ranks of other nodes too
+    tick --> usage of each rank                       --> Sampled
+         --> Probe to each rank, ProbeAnswer from it  --> Stalls --> Stalled, Moved
+                                                      or NodeSawRanks, to a coordinator, which sees other nodes too
 
 Runs in the agent's loop, and only while a cell does. Never ends a rank by itself: only `--hang-timeout` has the whole
 run stopped, by the same ladder as the user's Stop.
@@ -19,7 +19,7 @@ from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import Event, Execute, Look, Looked, Probe, Probed, Sampled
+from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, ProbeAnswer, RankSighting, Sampled
 
 FIRST_S = 0.3
 TICK_S = 1.0
@@ -53,12 +53,12 @@ class Watch:
         self._tell = tell
         self._stalls = Stalls(command, tell=tell, stop=stop)
         self._closer = False
-        """A gate wants a closer look at the next tick."""
+        """A coordinator wants a closer look at the next tick."""
         self._reader: GpuReader | None = None
         self._used: dict[int, tuple[usage.Usage, float]] = {}
         self._halted: set[int] = set()
         """Ranks that were stopped at two ticks in a row: a profiler stops them for a moment only."""
-        self._seen: dict[int, Probed] = {}
+        self._seen: dict[int, ProbeAnswer] = {}
         self._asked_s: dict[int, float] = {}
         """When a rank was asked something that it has not answered yet."""
         self._ticks = 0
@@ -70,7 +70,7 @@ class Watch:
         if self._reader is not None:
             self._reader.close()
 
-    def heard(self, event: Probed) -> None:
+    def heard(self, event: ProbeAnswer) -> None:
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event
 
@@ -88,7 +88,7 @@ class Watch:
             self._sample(number, rank)
         looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
         if self._command.run_size:
-            self._tell(Looked(run=self._command.run, looks=tuple(looks)))
+            self._tell(NodeSawRanks(run=self._command.run, looks=tuple(looks)))
             deep, self._closer = self._closer, False
         else:
             self._stalls.judge(looks)
@@ -122,9 +122,9 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------------ who waits
 
-    def _look(self, number: int, rank: Rank | None) -> Look:
+    def _look(self, number: int, rank: Rank | None) -> RankSighting:
         if rank is None:
-            return Look(rank=number, state="left", seen=self._seen.get(number))
+            return RankSighting(rank=number, state="left", seen=self._seen.get(number))
         state = self._state(number)
         line = None
         if state == "silent":
@@ -132,7 +132,7 @@ class Watch:
                 frame for frame in exit_info.frames_in(rank.place) if frame.filename == self._command.cell.filename
             ]
             line = frames[-1].line if frames else None
-        return Look(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
+        return RankSighting(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
 
     def _state(self, number: int) -> str:
         if number in self._halted:
@@ -150,9 +150,9 @@ class Watch:
             case "silent" if self._used[number][0].state == "R" and (deep or is_suspicious(self._others(number))):
                 rank.ask_place()  # not when C code waits for the system: the signal would end some of those waits early
 
-    def _others(self, number: int) -> Sequence[Look]:
+    def _others(self, number: int) -> Sequence[RankSighting]:
         return [
-            Look(rank=other, state="running", seen=seen)
+            RankSighting(rank=other, state="running", seen=seen)
             for other, seen in self._seen.items()
             if other != number and other in self._ranks()
         ]

@@ -1,8 +1,9 @@
-"""The ranks of one crew on this node: their processes, the run they execute, and what happens when one stops or dies.
+"""The ranks of one worker group on this node: their processes, the run they execute, and what happens when one stops or
+dies.
 
-    open -> Ready from all -> CrewOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
+    open -> Ready from all -> WorkerGroupOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
 
-Runs in the agent's loop. How a run is stopped is in `node_run.py`. A rank that is gone is replaced from the template
+Runs in the agent's loop. How a run is stopped is in `node_run.py`. A rank that is gone is replaced from the forkserver
 while the notebook already has its answer.
 """
 
@@ -17,32 +18,32 @@ from pathlib import Path
 
 from jupyter_distrib.agent import exit_info, launch_rank
 from jupyter_distrib.agent.devices import Gpu
-from jupyter_distrib.agent.forkservers import Templates
+from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.output import RunOutput, write_late
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.run import NodeRun
-from jupyter_distrib.server.pending_cell import Queued, Tell
+from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.system import control_groups, reap
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import encode
 from jupyter_distrib.wire.messages import (
-    CrewChanged,
-    CrewOpened,
-    CrewRefused,
+    CutRemoteSockets,
     Execute,
     Failed,
     Forget,
     Fork,
+    GroupsReset,
     Interrupted,
-    Meet,
     Message,
-    OpenCrew,
-    Part,
-    Probed,
+    OpenWorkerGroup,
+    ProbeAnswer,
     Ready,
-    Regroup,
-    Regrouped,
+    ResetGroups,
     Returned,
+    UseStore,
+    WorkerGroupChanged,
+    WorkerGroupOpened,
+    WorkerGroupRefused,
     WorkerInfo,
     Wrote,
 )
@@ -57,15 +58,15 @@ LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
 
 
-class Crew:
-    """The workers that one `OpenCrew` asked for."""
+class NodeWorkerGroup:
+    """The workers that one `OpenWorkerGroup` asked for."""
 
     def __init__(
         self,
-        command: OpenCrew,
+        command: OpenWorkerGroup,
         *,
         loop: Loop,
-        templates: Templates,
+        forkservers: Forkservers,
         gpus: list[Gpu],
         node_has_gpus: bool,
         logs: Path,
@@ -80,13 +81,13 @@ class Crew:
         self.closed, self.closed_s = False, 0.0
         self.on_ended: Callable[[NodeRun], None] = lambda run: None
         self.on_refused: Callable[[], None] = lambda: None
-        """Called to close the crew."""
-        self._loop, self._templates, self._logs = loop, templates, logs
+        """Called to close the worker group."""
+        self._loop, self._forkservers, self._logs = loop, forkservers, logs
         self._sweep = reap.Sweep(loop)
         self._ranks: dict[int, Rank] = {}
         self._exchanged: list[Rank] = []
         """Others are in their places, and their exit handlers may still be at work."""
-        self._queued: Queued | None = None
+        self._queued: PendingCell | None = None
         self._last_output: RunOutput | None = None
         self._opened = False
         self._lost: set[int] = set()
@@ -97,7 +98,7 @@ class Crew:
 
     @property
     def name(self) -> str:
-        return self.command.crew
+        return self.command.group
 
     @property
     def pids(self) -> list[int]:
@@ -121,7 +122,7 @@ class Crew:
 
     @property
     def current(self) -> Execute | None:
-        """What this crew executes, or is about to."""
+        """What this worker group executes, or is about to."""
         return self.run.command if self.run else self._queued.command if self._queued else None
 
     @property
@@ -151,7 +152,7 @@ class Crew:
     # ------------------------------------------------------------------------------------------------ starting
 
     def open(self) -> None:
-        """Start every rank; `CrewOpened` or `CrewRefused` follows."""
+        """Start every rank; `WorkerGroupOpened` or `WorkerGroupRefused` follows."""
         self._start(range(self.command.size))
 
     def replace_all(self) -> None:
@@ -162,7 +163,7 @@ class Crew:
         self._start(range(self.command.size))
 
     def _start(self, local_ranks: range | list[int]) -> None:
-        """Start processes for these local ranks, and give the whole crew a new store."""
+        """Start processes for these local ranks, and give the whole worker group a new store."""
         ranks = []
         for local_rank in local_ranks:
             self._count += 1
@@ -179,7 +180,7 @@ class Crew:
             if self.command.load_env:
                 rank.post(Fork(orders=(rank.order,)))
         if not self.spans or not self._opened:
-            self._regroup()
+            self._reset_groups()
         if self.command.load_env:
             for rank in ranks:
                 self._forked([rank], (launch_rank.as_program(rank, self.command.load_env),))
@@ -188,7 +189,7 @@ class Crew:
             self._fork(ranks[first : first + FORK_AT_ONCE])
 
     def _fork(self, ranks: list[Rank]) -> None:
-        self._templates.fork(
+        self._forkservers.fork(
             tuple(rank.order for rank in ranks),
             [fd for rank in ranks for fd in rank.theirs],
             lambda pids: self._forked(ranks, pids),
@@ -201,32 +202,32 @@ class Crew:
             if self.closed or self._ranks.get(rank.number) is not rank:
                 rank.end()
 
-    def _regroup(self) -> None:
+    def _reset_groups(self) -> None:
         """A new store for whatever groups are made from now on; its socket is bound here and listens in rank 0."""
         if self.command.first_rank:
             return
         with socket.create_server((self.command.host, 0), backlog=1024) as listener:
             port = listener.getsockname()[1]
             for number, rank in self._ranks.items():
-                rank.post(Regroup(host=self.command.host, port=port), [] if number else [listener.fileno()])
+                rank.post(ResetGroups(host=self.command.host, port=port), [] if number else [listener.fileno()])
         if self.spans:
-            self.tell(Regrouped(crew=self.name, host=self.command.host, port=port), ())
+            self.tell(GroupsReset(group=self.name, host=self.command.host, port=port), ())
 
-    def renew(self) -> None:
+    def make_store(self) -> None:
         """A new store, because ranks of other nodes need one."""
-        self._regroup()
+        self._reset_groups()
 
-    def meet(self, command: Meet) -> None:
+    def use_store(self, command: UseStore) -> None:
         """The store is on another node."""
         for rank in self._ranks.values():
-            rank.post(Regroup(host=command.host, port=command.port))
+            rank.post(ResetGroups(host=command.host, port=command.port))
 
     def refuse(self, reason: str) -> None:
         """Starting failed: end what there is and say why. Once."""
         if self.closed:
             return
         self.on_refused()
-        self.tell(CrewRefused(crew=self.name, reason=reason), ())
+        self.tell(WorkerGroupRefused(group=self.name, reason=reason), ())
 
     def _ready(self, rank: Rank, event: Ready) -> None:
         rank.state, rank.early = "idle", event.early
@@ -235,8 +236,8 @@ class Crew:
         if not self._opened:
             self._opened = True
             self.tell(
-                CrewOpened(
-                    crew=self.name,
+                WorkerGroupOpened(
+                    group=self.name,
                     workers=self.infos(),
                     gpus=bool(self.gpus),
                     node_has_gpus=self._node_has_gpus,
@@ -245,7 +246,7 @@ class Crew:
             )
         if self._lost:
             lost, self._lost = tuple(sorted(self._lost)), set()
-            self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=lost), ())
+            self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
         if self._queued is not None:
             queued, self._queued = self._queued, None
             self.execute(queued.command, queued.fds, queued.tell)
@@ -256,7 +257,7 @@ class Crew:
         """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it
         came."""
         if any(rank.state == "starting" for rank in self._ranks.values()):
-            self._queued = Queued(command=command, fds=fds, tell=tell)
+            self._queued = PendingCell(command=command, fds=fds, tell=tell)
             return
         for rank in self._ranks.values():
             rank.drain()  # what has come so far is of the run before
@@ -291,7 +292,7 @@ class Crew:
         elif self.run is not None:
             self.run.stop(force=force)
 
-    def part(self, command: Part) -> None:
+    def part(self, command: CutRemoteSockets) -> None:
         """See `NodeRun.part`."""
         if self.run is not None:
             self.run.part(command)
@@ -304,7 +305,7 @@ class Crew:
                 self._ready(rank, event)
             case Wrote():
                 write_late(self._logs, rank.number, event)  # of a thread of an earlier run
-            case Probed():
+            case ProbeAnswer():
                 if self.run is not None and self.run.watch is not None and self.run.command.run == event.run:
                     self.run.watch.heard(event)
             case Returned() | Failed() | Interrupted():
@@ -350,12 +351,13 @@ class Crew:
             self._loop.soon(lambda: self._split_from_adopted(run.command.run))  # when the notebook has its answer
 
     def _repair(self, run: NodeRun) -> None:
-        """Make the crew fit for the next run: replace ranks that are gone, and the store if groups may be broken."""
+        """Make the worker group fit for the next run: replace ranks that are gone, and the store if groups may be
+        broken."""
         gone = [rank.order.local_rank for rank in self._ranks.values() if rank.state == "gone"]
         if gone:
             self._start(gone)
         elif not self.spans and (not run.clean or len(run.sequences) > 1):
-            self._regroup()
+            self._reset_groups()
 
     def _split_from_adopted(self, run: str) -> None:
         """What a cell has left running behind a shell (`command &`) is no child of its rank, but ours since the shell
@@ -414,7 +416,7 @@ class Crew:
         elif run is None:
             self._start([rank.order.local_rank])
             if self.spans:  # the next cell has to wait until all have met anew, and must know before it begins
-                self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=(number,)), ())
+                self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=(number,)), ())
 
     def forget(self, command: Forget) -> None:
         for key in command.keys:

@@ -164,7 +164,7 @@ def _metadata(folder: Path) -> Metadata:
 
 
 def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Fill the template's tensors in place, and put the other values where it has None."""
+    """Fill the forkserver's tensors in place, and put the other values where it has None."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The notebook's own files, for nodes that do not share its folders. Runs in the gate, on the kernel's machine.
+"""The notebook's own files, for nodes that do not share its folders. Runs in the coordinator, on the kernel's machine.
 
 The folder of the notebook is copied to `0/` and the other folders of its path to `1/`, `2/`, ...: what is small, and
 has changed since the last run.
@@ -30,7 +30,7 @@ class Found:
     """A sentence, if that is not everything."""
 
 
-class Project:
+class FileSync:
     """What one node has already."""
 
     def __init__(self) -> None:

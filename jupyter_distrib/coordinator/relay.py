@@ -1,7 +1,7 @@
-"""One node's side of a crew that spans nodes: starts an agent there, and passes frames between it and the gate.
-Runs in a process of the engine on that node; knows no engine.
+"""One node's side of a worker group that spans nodes: starts an agent there, and passes frames between it and the
+coordinator. Runs in a process of the engine on that node; knows no engine.
 
-    gate ==engine's own calls==> Host --link--> agent --> ranks
+    coordinator ==engine's own calls==> Host --link--> agent --> ranks
 
 `send` and `receive` block and are called in one thread each; what comes of a cell is the answer to either.
 """
@@ -32,7 +32,7 @@ from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system import network_interfaces, process_environment
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, split
-from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenCrew, Welcomed
+from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
 
 SOCKET = "agent.sock"
 STARTING_S = 60.0
@@ -50,8 +50,8 @@ Answer = bytes | tuple[int, list[Entry]]
 carry at less cost, if no entry has a content; see `opened`."""
 
 
-class Host:
-    """An agent of this crew's own, in a folder that goes with it.
+class Relay:
+    """An agent of this worker group's own, in a folder that goes with it.
 
     Args:
         folder: Private to it; removed in the end.
@@ -117,7 +117,7 @@ class Host:
         """What whoever placed it must know, as JSON.
 
         Args:
-            others: Addresses of the crew's other nodes.
+            others: Addresses of the worker group's other nodes.
             directory: The notebook's folder.
         """
         about = {
@@ -183,7 +183,7 @@ class Host:
         """A command for the agent, with the last part of the content of its shared memory, see `take`. Returns what has
         come of a cell at once."""
         kind = kind_of(frame)
-        if kind == "OpenCrew" or (kind == "Execute" and self._mapped):
+        if kind == "OpenWorkerGroup" or (kind == "Execute" and self._mapped):
             frame = self._of_here(frame)
         if kind != "Execute":
             self._link.pass_on(frame)
@@ -205,7 +205,7 @@ class Host:
         command, fd_count = decode_frame(frame)
         if isinstance(command, Execute):
             return encode(self._in_project(command), fd_count)
-        assert isinstance(command, OpenCrew)
+        assert isinstance(command, OpenWorkerGroup)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         words = None if visible is None else tuple(filter(None, visible.split(",")))
         return encode(replace(command, visible=words), fd_count)

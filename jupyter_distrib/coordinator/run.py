@@ -1,4 +1,4 @@
-"""One run whose ranks are on several nodes. Runs in the gate's loop.
+"""One run whose ranks are on several nodes. Runs in the coordinator's loop.
 
 What only somebody who sees all nodes can do for a run is done here: the others are stopped when ranks of one node fail,
 the far ends of cut connections are cut, who waits for whom is told, and the run ends once.
@@ -19,14 +19,14 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire.messages import (
     Command,
     Connected,
+    CutRemoteSockets,
     Ended,
     Event,
     Execute,
     Exited,
     Failed,
     Interrupted,
-    Looked,
-    Part,
+    NodeSawRanks,
     Probe,
     Returned,
     Stop,
@@ -41,7 +41,7 @@ LOST_LOGS_S = 1.0
 """The same for that one, which may have lost its agent only and be there itself."""
 
 
-class Node(Protocol):
+class RemoteNode(Protocol):
     """The agent of one node, reachable. Nothing here blocks."""
 
     name: str
@@ -61,7 +61,7 @@ class SpreadRun:
 
     Args:
         ranks: By node, those that execute it.
-        nodes: All of the crew.
+        nodes: All of the worker group.
         logs: Folder of the logs of all runs.
         on_over: Called once, when every node has ended it and its logs are here.
     """
@@ -72,7 +72,7 @@ class SpreadRun:
         tell: Tell,
         *,
         ranks: dict[int, set[int]],
-        nodes: Sequence[Node],
+        nodes: Sequence[RemoteNode],
         loop: Loop,
         logs: Path,
         on_over: Callable[[SpreadRun], None],
@@ -136,8 +136,8 @@ class SpreadRun:
         match event:
             case Connected():
                 for other in self._going - {node}:
-                    self._nodes[other].send(Part(run=event.run, ends=event.ends))
-            case Looked():
+                    self._nodes[other].send(CutRemoteSockets(run=event.run, ends=event.ends))
+            case NodeSawRanks():
                 self._watch.heard(event)
             case Ended():
                 self._ended(node, event)

@@ -1,9 +1,9 @@
 """Puts together, once a second, what the agents of all nodes see of the ranks of one run.
 
-    agents --Looked--> SpreadWatch --> Stalls --> Stalled, Moved, TimedOut
+    agents --NodeSawRanks--> SpreadWatch --> Stalls --> Stalled, Moved, TimedOut
            <--Probe---
 
-Runs in the gate's loop.
+Runs in the coordinator's loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jupyter_distrib.agent.watch import DEEP_EVERY, TICK_S
 from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import Execute, Look, Looked, RunEvent
+from jupyter_distrib.wire.messages import Execute, NodeSawRanks, RankSighting, RunEvent
 
 
 class SpreadWatch:
@@ -40,7 +40,7 @@ class SpreadWatch:
     ) -> None:
         self._loop, self._ranks, self._look_closer = loop, ranks, look_closer
         self._stalls = Stalls(command, tell=tell, stop=stop)
-        self._looks = {rank: Look(rank=rank, state="running") for rank in command.ranks}
+        self._looks = {rank: RankSighting(rank=rank, state="running") for rank in command.ranks}
         self._ticks = 0
         self._timer: Timer = loop.later(TICK_S, self._tick)
 
@@ -48,7 +48,7 @@ class SpreadWatch:
         """The run is over, or being stopped."""
         self._timer.cancel()
 
-    def heard(self, event: Looked) -> None:
+    def heard(self, event: NodeSawRanks) -> None:
         self._looks |= {look.rank: look for look in event.looks}
 
     def _tick(self) -> None:

@@ -1,11 +1,12 @@
-"""One crew whose ranks are on several nodes, each looked after by an agent of its own. Runs in the gate's loop.
+"""One worker group whose ranks are on several nodes, each looked after by an agent of its own. Runs in the
+coordinator's loop.
 
-    gate: Crew --OpenCrew, Execute, Stop, Meet, ...--> node 0: agent, ranks 0, 1     (and the store)
-               <--CrewOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
+    SpreadWorkerGroup --OpenWorkerGroup, Execute, UseStore, ...--> node 0: agent, ranks 0, 1   (and the store)
+               <--WorkerGroupOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
 
-To the gate's clients it is what `agent/worker_group.py` is to an agent's: one crew, one stream of events, one end of
-each run. What only somebody who sees all nodes can do is done here, and for one run in `coordinator/run.py`: a new
-store is made when the group of any node is not fit any more."""
+To the coordinator's clients it is what `agent/worker_group.py` is to an agent's: one worker group, one stream of
+events, one end of each run. What only somebody who sees all nodes can do is done here, and for one run in
+`coordinator/run.py`: a new store is made when the group of any node is not fit any more."""
 
 from __future__ import annotations
 
@@ -16,67 +17,67 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from jupyter_distrib.coordinator.run import Node, SpreadRun
-from jupyter_distrib.server.pending_cell import Queued, Tell
+from jupyter_distrib.coordinator.run import RemoteNode, SpreadRun
+from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire.messages import (
-    CloseCrew,
-    CrewChanged,
-    CrewClosed,
-    CrewOpened,
-    CrewQueued,
-    CrewRefused,
+    CloseWorkerGroup,
     Ended,
     Event,
     Execute,
     Forget,
-    Meet,
-    OpenCrew,
-    Regrouped,
-    Renew,
+    GroupsReset,
+    MakeStore,
+    OpenWorkerGroup,
     Returned,
+    UseStore,
+    WorkerGroupChanged,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
     WorkerInfo,
 )
 
-RENEW_LIMIT_S = 20.0
+MAKE_STORE_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One node's part of a crew."""
+    """One node's part of a worker group."""
 
-    node: Node
+    node: RemoteNode
     size: int
     gpus: bool
 
 
-class Place(Protocol):
-    """Where the nodes of one crew come from."""
+class Placement(Protocol):
+    """Where the nodes of one worker group come from."""
 
-    def start(self, command: OpenCrew, crew: Crew) -> None:
-        """Find nodes; calls `crew.placed`, `crew.queued` or `crew.refuse` in the loop, and later `crew.heard` and
-        `crew.lost`."""
+    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+        """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later `group.heard` and
+        `group.lost`."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
         """Let the nodes go, also while they are still being looked for.
 
         Args:
-            useless: For another crew, too.
+            useless: For another worker group, too.
             killed: The ranks; else they have been told to leave.
         """
 
 
-class Crew:
-    """The workers that one `OpenCrew` asked for, on as many nodes as it takes."""
+class SpreadWorkerGroup:
+    """The workers that one `OpenWorkerGroup` asked for, on as many nodes as it takes."""
 
     early = False
     gpus: tuple[()] = ()
-    """Leased by whoever places crews, not by the gate."""
+    """Leased by whoever places worker groups, not by the coordinator."""
     living = False
     pids: tuple[int, ...] = ()
     marks: frozenset[str] = frozenset()
 
-    def __init__(self, command: OpenCrew, *, loop: Loop, place: Place, logs: Path, tell: Tell) -> None:
+    def __init__(self, command: OpenWorkerGroup, *, loop: Loop, place: Placement, logs: Path, tell: Tell) -> None:
         self.command, self.tell = command, tell
         self.kept: dict[str, float] = {}
         self.run: SpreadRun | None = None
@@ -87,17 +88,17 @@ class Crew:
         self._loop, self._place, self._logs = loop, place, logs
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
-        self._renewing: Timer | None = None
+        self._store_timer: Timer | None = None
         self._ending = ""
-        """Why the crew closes as soon as its run is over."""
+        """Why the worker group closes as soon as its run is over."""
         self._useless = False
         """What was given to it, for another one."""
         self._place_has_gpus = False
-        self._queued: Queued | None = None
+        self._queued: PendingCell | None = None
 
     @property
     def name(self) -> str:
-        return self.command.crew
+        return self.command.group
 
     @property
     def idle(self) -> bool:
@@ -127,7 +128,7 @@ class Crew:
         )
 
     def find(self, pid: int) -> None:
-        """Ranks are no children of the gate."""
+        """Ranks are no children of the coordinator."""
 
     # ------------------------------------------------------------------------------------------------ starting
 
@@ -136,7 +137,7 @@ class Crew:
 
     def queued(self, reason: str) -> None:
         if not self.closed:
-            self.tell(CrewQueued(crew=self.name, reason=reason), ())
+            self.tell(WorkerGroupQueued(group=self.name, reason=reason), ())
 
     def placed(self, shares: Sequence[Share], *, has_gpus: bool = False) -> None:
         """The nodes are there: start ranks on each. `has_gpus`: the place has GPUs, if not for these ranks."""
@@ -166,53 +167,55 @@ class Crew:
             return
         self._useless = True
         self.on_closed()
-        self.tell(CrewRefused(crew=self.name, reason=reason), ())
+        self.tell(WorkerGroupRefused(group=self.name, reason=reason), ())
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
-        """Something came from a node, maybe of a crew that had it before; `fds` stay the caller's."""
-        if self.closed or getattr(event, "crew", self.name) != self.name:
+        """Something came from a node, maybe of a worker group that had it before; `fds` stay the caller's."""
+        if self.closed or getattr(event, "group", self.name) != self.name:
             return
         match event:
-            case CrewOpened():
+            case WorkerGroupOpened():
                 self._opened(node, event)
-            case CrewRefused():
+            case WorkerGroupRefused():
                 self.refuse(self._on_node(node, event.reason))
-            case CrewClosed():
+            case WorkerGroupClosed():
                 self.lost(node, event.reason or "its ranks were taken away")
-            case CrewChanged() if not self._ending:
+            case WorkerGroupChanged() if not self._ending:
                 self._infos[node] = event.workers
-                self.tell(CrewChanged(crew=self.name, workers=self.infos(), lost=event.lost), ())
-                self._renew()
-            case Regrouped():
-                self._regrouped(event)
+                self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
+                self._make_store()
+            case GroupsReset():
+                self._groups_reset(event)
             case _:
                 self._run_event(node, event, fds)
 
     def _on_node(self, node: int, reason: str) -> str:
         return reason if len(self._shares) == 1 else f"{self._shares[node].node.name}: {reason}"
 
-    def _opened(self, node: int, event: CrewOpened) -> None:
+    def _opened(self, node: int, event: WorkerGroupOpened) -> None:
         self._infos[node] = event.workers
         if len(self._infos) == len(self._shares):
             gpus, there = self.command.gpus, self._place_has_gpus
-            self.tell(CrewOpened(crew=self.name, workers=self.infos(), gpus=gpus, node_has_gpus=there), ())
+            self.tell(WorkerGroupOpened(group=self.name, workers=self.infos(), gpus=gpus, node_has_gpus=there), ())
 
     # ------------------------------------------------------------------------------------------------ the store
 
-    def _renew(self) -> None:
+    def _make_store(self) -> None:
         """Groups of some node are not fit any more: a new store for all. The next cell waits for it."""
         if self.run is not None:
             self.run.clean = False  # when it is over: its ranks still use the store
-        elif len(self._shares) > 1 and self._renewing is None:
-            self._renewing = self._loop.later(RENEW_LIMIT_S, lambda: self.lost(0, "it made no new store in time"))
-            self._shares[0].node.send(Renew(crew=self.name))
+        elif len(self._shares) > 1 and self._store_timer is None:
+            self._store_timer = self._loop.later(
+                MAKE_STORE_LIMIT_S, lambda: self.lost(0, "it made no new store in time")
+            )
+            self._shares[0].node.send(MakeStore(group=self.name))
 
-    def _regrouped(self, event: Regrouped) -> None:
+    def _groups_reset(self, event: GroupsReset) -> None:
         for share in self._shares[1:]:
-            share.node.send(Meet(crew=self.name, host=event.host, port=event.port))
-        if self._renewing is not None:
-            self._renewing.cancel()
-            self._renewing = None
+            share.node.send(UseStore(group=self.name, host=event.host, port=event.port))
+        if self._store_timer is not None:
+            self._store_timer.cancel()
+            self._store_timer = None
         if self._queued is not None:
             queued, self._queued = self._queued, None
             self.execute(queued.command, queued.fds, queued.tell)
@@ -221,8 +224,8 @@ class Crew:
 
     def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks. Takes `fds`."""
-        if self._renewing is not None:
-            self._queued = Queued(command=command, fds=fds, tell=tell)
+        if self._store_timer is not None:
+            self._queued = PendingCell(command=command, fds=fds, tell=tell)
             return
         ranks = {
             node: mine
@@ -261,7 +264,7 @@ class Crew:
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
         if not self._ending and (not run.clean or len(run.sequences) > 1):
-            self._renew()
+            self._make_store()
         run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.log_directory), ())
         self.on_ended(run)
         if self._ending and not self.closed:
@@ -270,7 +273,8 @@ class Crew:
     # ------------------------------------------------------------------------------------------------ ending
 
     def lost(self, node: int, reason: str) -> None:
-        """A node cannot be reached any more. The crew ends with it, since a world of ranks is whole or not at all."""
+        """A node cannot be reached any more. The worker group ends with it, since a world of ranks is whole or not at
+        all."""
         if self.closed:
             return
         name = self._shares[node].node.name if self._shares else "the cluster"
@@ -281,7 +285,7 @@ class Crew:
         self.end(reason, set(range(len(self._shares))))
 
     def end(self, reason: str, dead: set[int]) -> None:
-        """Give the crew up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""
+        """Give the worker group up; ranks of `dead` nodes are lost, those of the others are stopped because of it."""
         if not self._infos or len(self._infos) < len(self._shares):
             return self.refuse(reason)
         self._ending = self._ending or reason
@@ -295,7 +299,7 @@ class Crew:
     def _close(self) -> None:
         self._useless = True
         self.on_closed()
-        self.tell(CrewClosed(crew=self.name, reason=self._ending), ())
+        self.tell(WorkerGroupClosed(group=self.name, reason=self._ending), ())
 
     def _pids(self) -> dict[int, int]:
         """Of all ranks."""
@@ -314,9 +318,9 @@ class Crew:
             self._queued.cancel()
         if self.run is not None:
             self.run.give_up(self._pids(), self._ending)
-        if self._renewing is not None:
-            self._renewing.cancel()
+        if self._store_timer is not None:
+            self._store_timer.cancel()
         if not self._useless:
             for share in self._shares:
-                share.node.send(CloseCrew(crew=self.name, force=force))
+                share.node.send(CloseWorkerGroup(group=self.name, force=force))
         self._place.give_back(useless=self._useless, killed=force)

@@ -4,7 +4,7 @@ A package adds a kind by an entry point of the group `jupyter_distrib.pools`: th
 instances are pools, called with the options that were given (docs/writing-a-pool.md).
 
 `kernel/session/session.py` calls `connect` once per pool and kernel, from the thread that runs the cell, and talks to
-the node in the commands and events of `wire/messages.py`."""
+the node in the commands and events of `wire/messages/`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Node(Protocol):
         """
 
     def close(self) -> None:
-        """Give up the link; the agent ends this kernel's crews."""
+        """Give up the link; the agent ends this kernel's worker groups."""
 
 
 class Pool(Protocol):

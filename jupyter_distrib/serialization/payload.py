@@ -5,7 +5,7 @@
 
 The kernel's functions run in the run's own namespace on a rank, and come back as the kernel's own (`origins`). Tensors
 and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot return
-becomes an `Unreturned`; what the kernel cannot send is named by `culprit`. Nothing is unpickled that the caller did
+becomes an `Unreturned`; what the kernel cannot send is named by `problem`. Nothing is unpickled that the caller did
 not pass in.
 
 Any thread, but not two at once.
@@ -38,7 +38,7 @@ from jupyter_distrib.serialization.picklers import (
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
 from jupyter_distrib.wire.messages import Parcel
 
-Culprit = pickle_errors.Culprit
+PickleProblem = pickle_errors.PickleProblem
 ALIGNMENT = shared_memory.ALIGNMENT
 INLINE_LIMIT = 64 * 1024
 """Bytes up to which the buffers of a parcel travel in the message itself; beyond, in shared memory."""
@@ -93,7 +93,7 @@ def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> P
         namespace: The notebook's; functions defined in it bring along the globals they use.
 
     Raises:
-        PayloadError: Something cannot be pickled; `culprit` then says what.
+        PayloadError: Something cannot be pickled; `problem` then says what.
     """
     try:
         return _packed(partial(InputPickler, namespace), inputs_in_order(inputs), results=False)
@@ -101,7 +101,7 @@ def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> P
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 
 
-def culprit(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit | None:
+def problem(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
     """What made `pack_inputs` fail; None if nothing does now. Takes about as long as the failed pickle, plus 0.5 s."""
     return pickle_errors.find(inputs, namespace)
 

@@ -1,8 +1,8 @@
 """Why a set of inputs cannot be pickled: which name, what inside it, and the path to it.
 
 Only used after pickling has failed, so it may take its time, but not more than a second. The first pass repeats the
-pickle with nobody keeping the bytes; the object it reached last is the culprit. The second, in Python and under a
-time limit, is for the path: its stack of open objects is exactly the way from the name to the culprit, including what
+pickle with nobody keeping the bytes; the object it reached last is the one. The second, in Python and under a
+time limit, is for the path: its stack of open objects is exactly the way from the name to that object, including what
 `__getstate__` and `__reduce__` return, which a search through attributes would have to guess. Kernel side, any
 thread.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_distrib.serialization.picklers import InputPickler, inputs_in_order
+from jupyter_distrib.serialization.picklers import InputPickler, NullFile, inputs_in_order
 from jupyter_distrib.serialization.tensors import Tensors
 
 _PATH_TIME_S = 0.5
@@ -33,22 +33,22 @@ _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class PickleProblem:
     """What stands in the way of a set of inputs."""
 
     name: str
     """The input that cannot be pickled."""
     path: str
-    """Where in it the culprit is, as an expression as far as it is one: `loader.pool._lock`, `train (global db)`."""
+    """Where in it that is, as an expression as far as it is one: `loader.pool._lock`, `train (global db)`."""
     type_name: str
-    """Of the culprit: `_thread.lock`."""
+    """Of what cannot be pickled: `_thread.lock`."""
     reason: str
     """What pickling it raised."""
 
 
-def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit | None:
+def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
     """The first thing that cannot be pickled; None if everything can."""
-    pickler = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
+    pickler = InputPickler(namespace, NullFile(), Tensors(results=False), [])
     try:
         pickler.dump(inputs_in_order(inputs))
     except Exception as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
@@ -57,16 +57,11 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> Culprit 
     return None
 
 
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-def _located(name: str, value: object, last: object, reason: str, namespace: dict[str, object]) -> Culprit:
+def _located(name: str, value: object, last: object, reason: str, namespace: dict[str, object]) -> PickleProblem:
     way = _Tracer(namespace).way_to_failure(value)
     if way is None:
-        return Culprit(name=name, path=name, type_name=_type_name(last), reason=reason)
-    return Culprit(name=name, path=name + _path(way), type_name=_type_name(way[-1]), reason=reason)
+        return PickleProblem(name=name, path=name, type_name=_type_name(last), reason=reason)
+    return PickleProblem(name=name, path=name + _path(way), type_name=_type_name(way[-1]), reason=reason)
 
 
 def _type_name(obj: object) -> str:
@@ -82,9 +77,9 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
     """Walks an object exactly as pickling does and remembers where it is. Writes nothing."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
-        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+        super().__init__(NullFile(), protocol=5, buffer_callback=lambda _: None)
         self._namespace = namespace
-        self._real = InputPickler(namespace, _Nowhere(), Tensors(results=False), [])
+        self._real = InputPickler(namespace, NullFile(), Tensors(results=False), [])
         self.dispatch_table = self._real.dispatch_table
         self._open: list[Any] = []
         self._until_s = 0.0
@@ -124,7 +119,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
 
     def _fails(self, items: Sequence[Any]) -> bool:
         try:
-            InputPickler(self._namespace, _Nowhere(), Tensors(results=False), []).dump(items)
+            InputPickler(self._namespace, NullFile(), Tensors(results=False), []).dump(items)
         except Exception:  # noqa: BLE001 - the failure that is looked for
             return True
         return False

@@ -204,7 +204,7 @@ class ShardFinder(pickle.Pickler):
     """Goes through a value as a pickler does, so in the same order on every rank, and notes the sharded tensors."""
 
     def __init__(self, found: list[Any]) -> None:
-        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+        super().__init__(NullFile(), protocol=5, buffer_callback=lambda _: None)
         self._tensors = Tensors(results=True, found=found)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -216,6 +216,8 @@ class ShardFinder(pickle.Pickler):
         return self._tensors.reduce(obj, cls)
 
 
-class _Nowhere:
+class NullFile:
+    """A file that keeps nothing."""
+
     def write(self, data: bytes | memoryview) -> int:
         return len(data)

@@ -16,21 +16,21 @@ class Client:
     link: Link
     hello: Hello | None = None
     pidfd: int = -1
-    crews: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = field(default_factory=dict)
 
     def described(self) -> list[dict[str, object]]:
-        """Its crews, for the status."""
+        """Its worker groups, for the status."""
         if self.hello is None:
             return []
         return [
             {
-                "crew": crew.name,
+                "group": group.name,
                 "holder": self.hello.label,
                 "session": self.hello.session,
-                "workers": crew.infos(),
-                "run": crew.run.command.run if crew.run else "",
-                "label": crew.run.command.label if crew.run else "",
-                "kept": dict(crew.kept),
+                "workers": group.infos(),
+                "run": group.run.command.run if group.run else "",
+                "label": group.run.command.label if group.run else "",
+                "kept": dict(group.kept),
             }
-            for crew in self.crews.values()
+            for group in self.groups.values()
         ]

@@ -1,5 +1,5 @@
 """Why nothing moves: who waits for whom, from what is known of each rank. Runs in the agent, or for
-ranks of several nodes in the gate; pure.
+ranks of several nodes in the coordinator; pure.
 
     looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import GroupLook, Look, Place
+from jupyter_distrib.wire.messages import GroupSighting, RankPlace, RankSighting
 
 STALL_S = 5.0
 """Waiting this long in one place is worth telling."""
@@ -31,7 +31,7 @@ _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     text: str
-    places: tuple[Place, ...]
+    places: tuple[RankPlace, ...]
     waited_s: float
     """How long the rank that has waited longest has done so; 0 if none waits."""
 
@@ -56,7 +56,7 @@ class _Wait:
         return f"{self.op} #{self.number}" if self.number else self.op
 
 
-def diagnose(looks: Sequence[Look], *, source: str = "") -> Diagnosis | None:
+def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | None:
     """None if nothing is wrong, or not for long enough yet.
 
     Args:
@@ -65,7 +65,7 @@ def diagnose(looks: Sequence[Look], *, source: str = "") -> Diagnosis | None:
     """
     scene = _Scene(looks=looks, source=source)
     told = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
-    told += [sentence for ranks in scene.meetings() for sentence in scene.tell(ranks)]
+    told += [sentence for ranks in scene.consensus() for sentence in scene.tell(ranks)]
     if not told:
         return None
     if scene.is_circle():
@@ -77,7 +77,7 @@ def diagnose(looks: Sequence[Look], *, source: str = "") -> Diagnosis | None:
     )
 
 
-def is_suspicious(looks: Iterable[Look]) -> bool:
+def is_suspicious(looks: Iterable[RankSighting]) -> bool:
     """Whether some rank seems to wait for others, so that a closer look at all of them is worth its price."""
     return any(_wait(look) is not None and _unmoved_s(look) >= STALL_S - 1.5 for look in looks)
 
@@ -85,7 +85,7 @@ def is_suspicious(looks: Iterable[Look]) -> bool:
 # ---------------------------------------------------------------------------------------------------- who waits
 
 
-def _wait(look: Look) -> _Wait | None:
+def _wait(look: RankSighting) -> _Wait | None:
     seen = look.seen
     if look.state != "running" or seen is None or seen.unmoved_s < _IDLE_S:
         return None
@@ -96,15 +96,15 @@ def _wait(look: Look) -> _Wait | None:
     return _Wait(op=seen.call) if seen.call and idle else None
 
 
-def _in_group(group: GroupLook, call: str) -> _Wait:
+def _in_group(group: GroupSighting, call: str) -> _Wait:
     return _Wait(op=call or group.op, group=group.name, number=group.number, ranks=group.ranks, tensors=group.tensors)
 
 
-def _unmoved_s(look: Look) -> float:
+def _unmoved_s(look: RankSighting) -> float:
     return look.seen.unmoved_s if look.seen else 0.0
 
 
-def _at(look: Look) -> int | None:
+def _at(look: RankSighting) -> int | None:
     """The line of the cell that it is in."""
     match look.state:
         case "left":
@@ -121,12 +121,12 @@ def _at(look: Look) -> int | None:
 class _Scene:
     """All ranks at one moment, and the sentences about them."""
 
-    def __init__(self, *, looks: Sequence[Look], source: str) -> None:
+    def __init__(self, *, looks: Sequence[RankSighting], source: str) -> None:
         self.by_rank = {look.rank: look for look in looks}
         self.waits = {look.rank: wait for look in looks if (wait := _wait(look)) is not None}
         self._source = source
 
-    def meetings(self) -> list[list[int]]:
+    def consensus(self) -> list[list[int]]:
         """Ranks that wait in the same place, the earliest place first."""
         found: dict[tuple[str, tuple[int, ...], int, str], list[int]] = {}
         for rank, wait in self.waits.items():
@@ -160,8 +160,8 @@ class _Scene:
             )
         return [told, *self._elsewhere(missing)]
 
-    def place(self, look: Look) -> Place:
-        return Place(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
+    def place(self, look: RankSighting) -> RankPlace:
+        return RankPlace(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
 
     def _is_alone(self, ranks: Sequence[int], missing: Sequence[int]) -> bool:
         """Whether these few got there by an `if` that asks for the rank."""
@@ -202,7 +202,7 @@ class _Scene:
             for (doing, line), ranks in alike.items()
         ]
 
-    def _doing(self, look: Look) -> str:
+    def _doing(self, look: RankSighting) -> str:
         match look.state:
             case "left":
                 return "has left the cell"
@@ -230,13 +230,13 @@ class _Scene:
         return f" (line {lines[0]}, inside `{condition}`)" if condition else f" (line {lines[0]})"
 
 
-def _stopped(look: Look) -> str:
+def _stopped(look: RankSighting) -> str:
     if look.state == "traced":
         return f"Rank {look.rank} (pid {look.pid}) is held by a debugger."
     return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` lets it go on."
 
 
-def _has_been(look: Look, wait: _Wait) -> bool:
+def _has_been(look: RankSighting, wait: _Wait) -> bool:
     """Whether it has called this collective, and does not wait for it, or not any more."""
     if look.state == "left" or look.seen is None or not wait.number:
         return False

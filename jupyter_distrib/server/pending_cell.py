@@ -1,4 +1,5 @@
-"""A cell that has come while its ranks are not ready for it. In the loop of whoever holds them: agent or gate."""
+"""A cell that has come while its ranks are not ready for it. In the loop of whoever holds them: agent or
+coordinator."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Tell = Callable[[Event, tuple[int, ...]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
+class PendingCell:
     """Executed in the end, or cancelled."""
 
     command: Execute

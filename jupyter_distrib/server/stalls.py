@@ -1,4 +1,5 @@
-"""What is told of the stalls of one run, wherever its ranks are seen together: the agent's loop, or the gate's."""
+"""What is told of the stalls of one run, wherever its ranks are seen together: the agent's loop, or the
+coordinator's."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jupyter_distrib.server.diagnose import Diagnosis, diagnose
-from jupyter_distrib.wire.messages import Execute, Look, Moved, RunEvent, Stalled, TimedOut
+from jupyter_distrib.wire.messages import Execute, Moved, RankSighting, RunEvent, Stalled, TimedOut
 
 
 class Stalls:
@@ -21,7 +22,7 @@ class Stalls:
         self._command, self._tell, self._stop = command, tell, stop
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
 
-    def judge(self, looks: Sequence[Look]) -> None:
+    def judge(self, looks: Sequence[RankSighting]) -> None:
         """Tell what is new about a stall, or that it is over; a look for each rank of the run."""
         run, now_s = self._command.run, time.monotonic()
         found = diagnose(looks, source=self._command.cell.source)

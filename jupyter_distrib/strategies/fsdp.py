@@ -70,7 +70,7 @@ class FullyShardedStrategy(TrainingStrategy):
 
         from jupyter_distrib.worker import identity, process_group, randomness
         from jupyter_distrib.worker.autoparallel import meshes
-        from jupyter_distrib.worker.autoparallel.sharded import How, ShardedTraining
+        from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining, ShardingPlan
 
         if not run.everyone:
             raise DistributedError(
@@ -79,11 +79,11 @@ class FullyShardedStrategy(TrainingStrategy):
             )
         process_group.current.ensure(process_group.default_backend(identity.device()))
         randomness.begin_alike()
-        regrouped = meshes.follow()
+        groups_reset = meshes.follow()
         mesh = meshes.mesh(shape)
         run.names.setdefault("mesh", mesh)
         names = mesh.mesh_dim_names or ()
-        how = How(
+        how = ShardingPlan(
             data=mesh["data"] if "data" in names else None,
             model=names != ("data",),
             unit=run.options.get("fsdp_unit", ""),
@@ -91,4 +91,4 @@ class FullyShardedStrategy(TrainingStrategy):
             offload="cpu_offload" in run.options,
         )
         self.training = training = ShardedTraining(run, how)
-        training.begin(regrouped=regrouped)
+        training.begin(groups_reset=groups_reset)

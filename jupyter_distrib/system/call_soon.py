@@ -9,7 +9,7 @@ from contextlib import suppress
 from jupyter_distrib.system.event_loop import Callback, Loop, pipe
 
 
-class Calls:
+class CallSoon:
     """What is `put` in any thread is called in the loop's, in that order."""
 
     def __init__(self, loop: Loop) -> None:

@@ -1,5 +1,5 @@
-"""Execs an agent, and for an agent its template. Imports next to nothing, not even `typing`: an agent does it before it
-imports itself, since torch takes a second."""
+"""Execs an agent, and for an agent its forkserver. Imports next to nothing, not even `typing`: an agent does it before
+it imports itself, since torch takes a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 AGENT = "JUPYTER_DISTRIB_AGENT"
 """The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
 Launched = tuple["subprocess.Popen[bytes]", tuple[socket.socket, socket.socket], "IO[bytes]"]
-"""A template that is importing torch; links to it and to the fuller one that replaces it; its log."""
+"""A forkserver that is importing torch; links to it and to the preloaded one that replaces it; its log."""
 
 
 def exec_agent(
@@ -56,9 +56,9 @@ def exec_agent(
 
 
 def launch(log: IO[bytes] | None = None) -> Launched:
-    """A template, which ends with this process. What it has to say goes into `log`, or a new file."""
+    """A forkserver, which ends with this process. What it has to say goes into `log`, or a new file."""
     log = log or new_log()
-    (early, its), (fuller, their) = socket.socketpair(), socket.socketpair()
+    (early, its), (preloaded, their) = socket.socketpair(), socket.socketpair()
     fds = its.fileno(), their.fileno()
     process = subprocess.Popen(
         [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), *map(str, fds)],
@@ -70,13 +70,13 @@ def launch(log: IO[bytes] | None = None) -> Launched:
     )
     its.close()
     their.close()
-    return process, (early, fuller), log
+    return process, (early, preloaded), log
 
 
 def new_log() -> IO[bytes]:
     """A file without a name."""
     if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("template.log"), "w+b")
+        return open(os.memfd_create("forkserver.log"), "w+b")
     import tempfile
 
     return tempfile.TemporaryFile()

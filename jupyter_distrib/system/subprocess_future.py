@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def beside(make: Callable[[], T], *fds: int) -> Future[T]:
+def subprocess_future(make: Callable[[], T], *fds: int) -> Future[T]:
     """What `make` returns or raises. To be called while there are no threads; `fds` are closed in that process."""
     reading, writing = os.pipe()
     pid = os.fork()

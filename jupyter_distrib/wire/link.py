@@ -1,7 +1,7 @@
 """One end of the stream socket that carries commands and events, with file descriptors where a frame has any.
 
 A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. Nothing here unpickles, and a
-decoded message can only be an instance of a class in `wire/messages.py`. Both ends are unix sockets of one user:
+decoded message can only be an instance of a class in `wire/messages/`. Both ends are unix sockets of one user:
 inherited pairs, or a socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
 
 `send` and `receive` block and may be used by one thread each. `post` and `flush` never block, nor does `read` if the

@@ -1,10 +1,10 @@
-"""The template: a process that has imported torch and the worker's code, and forks clean ranks in milliseconds.
+"""The forkserver: a process that has imported torch and the worker's code, and forks clean ranks in milliseconds.
 
-    agent --Fork + descriptors--> template --fork--> helper --fork--> rank, rank, ... ; helper exits
+    agent --Fork + descriptors--> forkserver --fork--> helper --fork--> rank, rank, ... ; helper exits
                                                                        (the agent, a subreaper, becomes their parent)
 
 Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and
-forks a second template that goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small
+forks a second forkserver that goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small
 machine), when the agent says so; it changes over when that one is ready.
 """
 
@@ -20,10 +20,10 @@ import weakref
 
 from jupyter_distrib.system import process
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork, Forked, Grow, TemplateReady, WorkerOrder
+from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
 from jupyter_distrib.worker import local_modules, threads
 
-FULLER = (
+PRELOADED = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.nn.parallel.distributed",
@@ -35,7 +35,7 @@ FULLER = (
 """Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
 
 
-def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
+def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     """Serve on the first link; a forked twin will serve on the second once it has imported more."""
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -46,45 +46,45 @@ def main(agent_pid: int, first_fd: int, fuller_fd: int) -> None:
     from jupyter_distrib.worker import main as worker_main  # noqa: F401
     from jupyter_distrib.worker import process_group, randomness, spawn_guard, torch_save  # noqa: F401 - preloaded for the ranks
 
-    serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=fuller_fd))
+    serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))
 
 
-def grow(agent_pid: int, fuller: socket.socket) -> None:
+def preload(agent_pid: int, preloaded: socket.socket) -> None:
     """What the twin does."""
     process.die_with_parent(agent_pid)
     gc.disable()
     with threads.loading():
-        for name in FULLER:
+        for name in PRELOADED:
             importlib.import_module(name)
     from jupyter_distrib.worker import strategy
 
     strategy.load_built_in()
-    serve(Link(fuller), agent_pid)
+    serve(Link(preloaded), agent_pid)
 
 
-def serve(link: Link, agent_pid: int, fuller: socket.socket | None = None) -> None:
-    """Fork what is asked for until the agent closes the link; on `fuller` a fuller template is to serve."""
-    early = fuller is not None
-    local_modules.of_template = local_modules.LocalModules()
+def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) -> None:
+    """Fork what is asked for until the agent closes the link; on `fuller` a preloaded forkserver is to serve."""
+    early = preloaded is not None
+    local_modules.of_forkserver = local_modules.LocalModules()
     _leave_libraries_in_place()
     if not early:
         gc.collect()
         process.gather_memory()
     gc.freeze()
     gc.enable()
-    link.send(TemplateReady(pid=os.getpid(), early=early))
+    link.send(ForkserverReady(pid=os.getpid(), early=early))
     while True:
         try:
             command, fds = link.receive()
         except EOFError:
             return
-        if isinstance(command, Grow) and fuller is not None:
+        if isinstance(command, Preload) and preloaded is not None:
             if process.fork_orphan() == 0:
                 link.sock.close()
-                return grow(agent_pid, fuller)
-            fuller.close()
+                return preload(agent_pid, preloaded)
+            preloaded.close()
         elif isinstance(command, Fork):
-            _fork_ranks(link, fuller, command.orders, fds, early)
+            _fork_ranks(link, preloaded, command.orders, fds, early)
 
 
 def _leave_libraries_in_place() -> None:
@@ -94,7 +94,7 @@ def _leave_libraries_in_place() -> None:
 
 
 def _fork_ranks(
-    link: Link, fuller: socket.socket | None, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool
+    link: Link, preloaded: socket.socket | None, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool
 ) -> None:
     helper = os.fork()
     if helper == 0:
@@ -104,8 +104,8 @@ def _fork_ranks(
             pid = os.fork()
             if pid == 0:
                 link.sock.close()
-                if fuller is not None:
-                    fuller.close()
+                if preloaded is not None:
+                    preloaded.close()
                 os.close(here)
                 _become_rank(order, fds, index, early=early, gone=gone)
             pids.append(pid)
@@ -126,7 +126,7 @@ def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool,
         from jupyter_distrib.worker.main import run_worker  # loaded long ago
 
         run_worker(order, *mine, early=early, gone=gone)
-    except BaseException:  # noqa: BLE001 - a rank must never fall back into the template's loop
+    except BaseException:  # noqa: BLE001 - a rank must never fall back into the forkserver's loop
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 

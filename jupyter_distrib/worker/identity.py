@@ -72,10 +72,10 @@ def environment() -> dict[str, str]:
         "ROLE_RANK": me.rank,
         "ROLE_WORLD_SIZE": me.world_size,
         "ROLE_NAME": "default",
-        "TORCHELASTIC_RUN_ID": me.crew,
+        "TORCHELASTIC_RUN_ID": me.group,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
-        "JUPYTER_DISTRIB_CREW": me.crew,
+        "JUPYTER_DISTRIB_GROUP": me.group,
         "JUPYTER_DISTRIB_WORKER": me.worker,
     }
     if me.agent:

@@ -30,7 +30,7 @@ class LocalModules:
     """Remembers which local modules a rank has imported, and what their files were then.
 
     What there is when it is made is not local. What is added to a dictionary comes last in it: only that is looked at,
-    since a look at each of two thousand names would copy the memory that a rank shares with the template.
+    since a look at each of two thousand names would copy the memory that a rank shares with the forkserver.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def drop_orphans() -> None:
             del sys.modules[name]
 
 
-of_template: LocalModules | None = None
+of_forkserver: LocalModules | None = None
 """Of the process that this one was forked from."""
 
 

@@ -1,7 +1,7 @@
 """The rank: one command after another in the main thread, and a control thread that hears of a stop while the main
 thread is busy.
 
-    agent ==link==> control thread --inbox--> main thread: Execute, Regroup, Forget, Leave
+    agent ==link==> control thread --inbox--> main thread: Execute, ResetGroups, Forget, Leave
                          |
                          +-- Cut: shut the sockets that a blocked collective waits on
 
@@ -30,21 +30,21 @@ from jupyter_distrib.serialization import payload, tensors
 from jupyter_distrib.system import crash_notes, process
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
-    Cut,
+    CutSockets,
     Event,
     Execute,
     Forget,
     Leave,
     Message,
     Noted,
-    Parted,
     Probe,
     Ready,
-    Regroup,
+    ReplaceStreams,
+    ResetGroups,
     Returned,
     RunEvent,
-    Split,
     Started,
+    StreamsReplaced,
     WorkerOrder,
 )
 from jupyter_distrib.worker import (
@@ -82,7 +82,7 @@ def run_worker(
     early: bool,
     gone: int | None = None,
 ) -> NoReturn:
-    """Be this rank until told to leave. Called in a process just forked from the template, or just exec'd.
+    """Be this rank until told to leave. Called in a process just forked from the forkserver, or just exec'd.
 
     `gone`, if given, is a pipe that ends when the process that forked this one does, so that the agent adopts it.
     """
@@ -109,7 +109,7 @@ class Worker:
         self.order = order
         self.link = link
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
-        self.modules = local_modules.of_template or local_modules.LocalModules()
+        self.modules = local_modules.of_forkserver or local_modules.LocalModules()
         self.prober = Prober(order.rank)
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
@@ -124,7 +124,7 @@ class Worker:
         self.running = ""
         """Id of the run whose cell is being executed."""
         self._left = ""
-        """Id of the run before: who left it early may still be told to `Cut` its connections."""
+        """Id of the run before: who left it early may still be told to `CutSockets` its connections."""
         self.interruptible = False
         self._unheard = False
         """An interrupt came while a library was being imported, or something was being told; it is tried again."""
@@ -194,9 +194,9 @@ class Worker:
         match command:
             case Execute():
                 self._execute(command, fds)
-            case Regroup():
-                self.group.regroup(command.host, command.port, fds[0] if fds else -1)
-            case Split():
+            case ResetGroups():
+                self.group.reset_groups(command.host, command.port, fds[0] if fds else -1)
+            case ReplaceStreams():
                 self._part(command.run)
             case Forget():
                 for key in command.keys:
@@ -231,7 +231,7 @@ class Worker:
     def _part(self, run: str) -> None:
         """What processes write that go on after their cell is not to be seen under the next one."""
         ends = process.renew_streams()
-        self._tell(Parted(run=run), ends)
+        self._tell(StreamsReplaced(run=run), ends)
         for fd in ends:
             os.close(fd)
 
@@ -387,7 +387,7 @@ class Worker:
             raise KeyboardInterrupt
 
     def _control(self) -> None:
-        """Control thread: hand commands on, act on `Cut` at once; meanwhile, have unfinished lines be seen."""
+        """Control thread: hand commands on, act on `CutSockets` at once; meanwhile, have unfinished lines be seen."""
         while True:
             while self.running and not self.link.wait(FLUSH_EVERY_S):
                 process.flush_unfinished()
@@ -398,7 +398,7 @@ class Worker:
             except (EOFError, OSError):
                 self.inbox.put(None)
                 return
-            if isinstance(message, Cut):
+            if isinstance(message, CutSockets):
                 self._cut(message)
             elif isinstance(message, Probe):
                 self._answer(message)
@@ -421,7 +421,7 @@ class Worker:
                 self._send(self._unannounced)
             self._unannounced = None
 
-    def _cut(self, command: Cut) -> None:
+    def _cut(self, command: CutSockets) -> None:
         if command.run not in (self.running, self._left):
             return
         if command.stop and command.run == self.running:

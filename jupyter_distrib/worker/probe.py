@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jupyter_distrib.system import process_environment
-from jupyter_distrib.wire.messages import GroupLook, Probed
+from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer
 
 DEEP_AFTER_S = 2.5
 BUSY_S = 0.01
@@ -44,7 +44,7 @@ class Prober:
         self._mark: object = None
         self._moved_s = self._busy_s = time.monotonic()
         self._cpu_s = 0.0
-        self._groups: tuple[GroupLook, ...] | None = None
+        self._groups: tuple[GroupSighting, ...] | None = None
         self._bases: dict[str, tuple[int, int]] = {}
 
     def begin(self, run: str, filename: str) -> None:
@@ -52,14 +52,14 @@ class Prober:
         self._begin(run, filename)
         self._bases = {name: (id(group), _sequence(group)) for name, group, _ in _process_groups()}
 
-    def look(self, *, deep: bool) -> Probed:
+    def look(self, *, deep: bool) -> ProbeAnswer:
         frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the only way to see a thread
         now_s = time.monotonic()
         self._compare(frames, now_s)
         unmoved_s = now_s - self._moved_s
         if deep or (unmoved_s >= DEEP_AFTER_S and self._groups is None):
             self._groups = self._look_into_groups()
-        return Probed(
+        return ProbeAnswer(
             run=self._run,
             rank=self._rank,
             line=next((frame.f_lineno for frame in frames if frame.f_code.co_filename == self._filename), None),
@@ -80,11 +80,11 @@ class Prober:
         if mark != self._mark:
             self._mark, self._moved_s, self._groups = mark, now_s, None
 
-    def _look_into_groups(self) -> tuple[GroupLook, ...]:
+    def _look_into_groups(self) -> tuple[GroupSighting, ...]:
         entries = [entry for entry in _recorded() if not entry["is_p2p"]]
         return tuple(self._look_into(name, group, ranks, entries) for name, group, ranks in _process_groups())
 
-    def _look_into(self, name: str, group: Any, ranks: tuple[int, ...], entries: list[dict[str, Any]]) -> GroupLook:
+    def _look_into(self, name: str, group: Any, ranks: tuple[int, ...], entries: list[dict[str, Any]]) -> GroupSighting:
         kept, base = self._bases.get(name, (0, 0))
         if kept != id(group):
             base = 0
@@ -94,9 +94,9 @@ class Prober:
         waiting = next((entry for entry in mine if not entry["retired"]), None)
         entered = max((int(entry["collective_seq_id"]) for entry in mine), default=0)
         if waiting is None:
-            return GroupLook(name=name, ranks=ranks, entered=max(0, entered - base))
+            return GroupSighting(name=name, ranks=ranks, entered=max(0, entered - base))
         library, _, op = waiting["profiling_name"].partition(":")
-        return GroupLook(
+        return GroupSighting(
             name=name,
             ranks=ranks,
             entered=max(0, entered - base),

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from jupyter_distrib.worker.ddp_regroup import follow
-from jupyter_distrib.worker.store_board import Board
+from jupyter_distrib.worker.store_board import StoreBoard
 
 HOST = "127.0.0.1"
 _RAN_BEFORE = "jupyter_distrib: ran before"
@@ -52,11 +52,11 @@ class Rendezvous:
         self._debug_level: str | None = None
         """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
         self._made_with: str | None = None
-        self._board: Board | None = None
-        self._board_before: Board | None = None
+        self._board: StoreBoard | None = None
+        self._board_before: StoreBoard | None = None
         """Of the run before: all ranks have ended that one when this rank has ended the next."""
 
-    def regroup(self, host: str, port: int, listen_fd: int) -> None:
+    def reset_groups(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""
         self.drop()
         self._store, self._host, self._port, self.apart = None, host, port, False
@@ -93,13 +93,13 @@ class Rendezvous:
         self._inits += 1
         return _PrefixStore(f"{self._run}/{self._inits}", self._store)
 
-    def board(self) -> Board | None:
+    def board(self) -> StoreBoard | None:
         """A place for words between the ranks of this run; None if they have never met, or are apart: torch would print
         the stack of its C++ for each word."""
         if self.apart:
             return None
         if self._board is None and self._store is not None:
-            self._board = Board(_PrefixStore(f"{self._run}/board", self._store))
+            self._board = StoreBoard(_PrefixStore(f"{self._run}/board", self._store))
         return self._board
 
     def tidy(self) -> None:

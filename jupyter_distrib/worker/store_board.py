@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 
-class Board:
+class StoreBoard:
     """A part of the store. It knows what this rank has written, so that it does not stay for ever.
 
     Args:

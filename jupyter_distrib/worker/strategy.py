@@ -39,7 +39,7 @@ class StrategyRun:
     filename: str
     """What tracebacks call the cell: `Cell In[5]`."""
     everyone: bool
-    """All ranks of the crew run the cell, so they can meet in a collective."""
+    """All ranks of the worker group run the cell, so they can meet in a collective."""
     names: MutableMapping[str, object]
     """The cell's own names, captured ones included; a strategy may add to them."""
     note: Callable[[str], None]

@@ -101,7 +101,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
   const { model, t } = doer;
   const ready = (): boolean => model.overview !== null;
   const poolOf = (args: ReadonlyPartialJSONObject): string => (typeof args['pool'] === 'string' ? args['pool'] : (model.overview?.next.pool ?? ''));
-  const isUp = (name: string): boolean => (model.overview?.pools.find(pool => pool.name === name)?.crews.length ?? 0) > 0;
+  const isUp = (name: string): boolean => (model.overview?.pools.find(pool => pool.name === name)?.groups.length ?? 0) > 0;
   const agreed = (name: string, what: string): Promise<boolean> => agrees(doer, options, model.overview?.pools.find(pool => pool.name === name), what);
   const poolArgs = described({ pool: { type: 'string', description: 'The pool; without it, the one in use.' } });
   const put = (id: string, more: CommandRegistry.ICommandOptions): void => void app.commands.addCommand(id, { icon, describedBy: described({}), ...more });

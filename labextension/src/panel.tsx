@@ -7,7 +7,7 @@ import * as React from 'react';
 
 import { icon } from './icon.js';
 import { Home, Model } from './model.js';
-import { Crew, Next, Overview, Pool, Run, Size } from './protocol.js';
+import { WorkerGroup, Next, Overview, Pool, Run, Size } from './protocol.js';
 import * as view from './view.js';
 
 export interface Doer {
@@ -99,10 +99,10 @@ export class DistributedPanel extends SidePanel {
     this.refreshWhenNew();
   }
 
-  /** Devices and their holders are asked for when crews have come or gone and somebody looks; never on a clock. */
+  /** Devices and their holders are asked for when groups have come or gone and somebody looks; never on a clock. */
   private refreshWhenNew(): void {
     const overview = this.doer.model.overview;
-    const now = overview && JSON.stringify([overview.session, overview.pools.map(pool => pool.crews.map(crew => [crew.name, crew.state])), overview.runs[0]?.state]);
+    const now = overview && JSON.stringify([overview.session, overview.pools.map(pool => pool.groups.map(group => [group.name, group.state])), overview.runs[0]?.state]);
     if (now && now !== this.seen && this.isVisible) {
       this.seen = now;
       void this.doer.model.ask({ op: 'refresh' }).then(answer => {
@@ -241,7 +241,7 @@ function Pools({ doer }: { doer: Doer }): React.JSX.Element | null {
 function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; pool: Pool }): React.JSX.Element {
   const { commands, t } = doer;
   const starting = overview.doing?.pool === pool.name;
-  const up = pool.crews.length > 0;
+  const up = pool.groups.length > 0;
   const used = overview.next.pool === pool.name;
   const node = pool.node;
   return (
@@ -256,8 +256,8 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
           {text}
         </div>
       ))}
-      {pool.crews.map(crew => (
-        <CrewItem key={crew.name} crew={crew} t={t} />
+      {pool.groups.map(group => (
+        <GroupItem key={group.name} group={group} t={t} />
       ))}
       {!up && used && !starting && <div className="jp-Distributed-quiet">{t('No ranks are up; the next run starts them.')}</div>}
       {(used || up) && (
@@ -297,16 +297,16 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
   );
 }
 
-function CrewItem({ crew, t }: { crew: Crew; t: view.Say }): React.JSX.Element {
+function GroupItem({ group, t }: { group: WorkerGroup; t: view.Say }): React.JSX.Element {
   return (
-    <details className="jp-Distributed-crew">
+    <details className="jp-Distributed-group">
       <summary>
-        <Dot tone={crew.run ? 'active' : 'good'} /> {view.crewText(crew, t)}
-        {crew.kept.length > 0 && <span className="jp-Distributed-quiet"> · {view.keptText(crew, t)}</span>}
+        <Dot tone={group.run ? 'active' : 'good'} /> {view.groupText(group, t)}
+        {group.kept.length > 0 && <span className="jp-Distributed-quiet"> · {view.keptText(group, t)}</span>}
       </summary>
       <table className="jp-Distributed-table">
         <tbody>
-          {crew.ranks.map(rank => (
+          {group.ranks.map(rank => (
             <tr key={rank.rank}>
               <th scope="row">{t('rank %1', rank.rank)}</th>
               <td>{[rank.device_name || rank.device, rank.node].filter(Boolean).join(' · ')}</td>
@@ -370,7 +370,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
         {model.hasCell(run.cell) && <Button name={t('Go to cell')} onClick={() => void commands.execute(COMMANDS.cell, { cell: run.cell })} />}
       </div>
       {run.members.length > 0 && (
-        <details className="jp-Distributed-crew">
+        <details className="jp-Distributed-group">
           <summary>{t('%1 ranks', run.members.length)}</summary>
           <table className="jp-Distributed-table">
             <tbody>

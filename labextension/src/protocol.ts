@@ -4,7 +4,7 @@
  */
 
 /** Of the overview that this page understands. */
-export const PROTOCOL = 2;
+export const PROTOCOL = 3;
 export const EVENTS = 'jupyter_distrib-events';
 export const REQUEST = 'distrib_request';
 export const REQUEST_COMM = 'jupyter_distrib-requests';
@@ -58,11 +58,11 @@ export interface Pool {
   name: string;
   kind: string;
   origin: string;
-  crews: Crew[];
+  groups: WorkerGroup[];
   node: Node | null;
 }
 
-export interface Crew {
+export interface WorkerGroup {
   name: string;
   state: 'opening' | 'open' | 'closed';
   size: number;

@@ -3,7 +3,7 @@
  *
  * Every text goes through the translator `t`, which is JupyterLab's or, in tests, one that only fills in.
  */
-import type { Crew, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run } from './protocol.js';
+import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run } from './protocol.js';
 
 /** JupyterLab's `trans.__`: `%1` stands for the first argument. */
 export type Say = (text: string, ...args: (string | number)[]) => string;
@@ -73,16 +73,16 @@ export function ranksText(count: number, gpus: boolean, t: Say): string {
 }
 
 /** `2 CPU ranks, idle`, and what they keep. */
-export function crewText(crew: Crew, t: Say): string {
-  if (crew.state === 'opening') {
+export function groupText(group: WorkerGroup, t: Say): string {
+  if (group.state === 'opening') {
     return t('starting…');
   }
-  const what = ranksText(crew.size, crew.gpus, t);
-  return crew.run ? t('%1, running', what) : t('%1, idle', what);
+  const what = ranksText(group.size, group.gpus, t);
+  return group.run ? t('%1, running', what) : t('%1, idle', what);
 }
 
-export function keptText(crew: Crew, t: Say): string {
-  return crew.kept.length ? t('keep %1', crew.kept.join(', ')) : '';
+export function keptText(group: WorkerGroup, t: Say): string {
+  return group.kept.length ? t('keep %1', group.kept.join(', ')) : '';
 }
 
 /** `GPU 2: busy`, with who holds it. `mine` is this kernel's label. */
@@ -287,17 +287,17 @@ export function statusText(overview: Overview | null, nowS: number, t: Say): str
     const state = run.state === 'stopping' ? t('stopping') : clock(nowS - run.began_at_s);
     return `${ranksText(run.ranks, run.gpus, t)} · ${state}`;
   }
-  const crews = overview.pools.flatMap(pool => pool.crews).filter(crew => crew.state === 'open');
-  const count = crews.reduce((sum, crew) => sum + crew.size, 0);
-  return count ? t('%1 idle', ranksText(count, crews.some(crew => crew.gpus), t)) : '';
+  const groups = overview.pools.flatMap(pool => pool.groups).filter(group => group.state === 'open');
+  const count = groups.reduce((sum, group) => sum + group.size, 0);
+  return count ? t('%1 idle', ranksText(count, groups.some(group => group.gpus), t)) : '';
 }
 
 /** What is about to be lost if the ranks of a pool end; empty if nothing is. */
 export function lossText(pool: Pool | undefined, t: Say): string {
-  const crews = pool?.crews ?? [];
-  const kept = crews.flatMap(crew => crew.kept);
+  const groups = pool?.groups ?? [];
+  const kept = groups.flatMap(group => group.kept);
   const parts = [];
-  if (crews.some(crew => crew.run)) {
+  if (groups.some(group => group.run)) {
     parts.push(t('The cell that runs on them is ended.'));
   }
   if (kept.length) {

@@ -17,10 +17,18 @@ import pytest
 from jupyter_distrib.agent import devices, launch_rank, server
 from jupyter_distrib.agent.devices import Gpu, Leases, visible
 from jupyter_distrib.agent.server import Agent
-from jupyter_distrib.agent.worker_group import Crew
+from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import PROTOCOL, CloseCrew, CrewClosed, CrewQueued, CrewRefused, Hello, OpenCrew
+from jupyter_distrib.wire.messages import (
+    PROTOCOL,
+    CloseWorkerGroup,
+    Hello,
+    OpenWorkerGroup,
+    WorkerGroupClosed,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
+)
 
 GPUS = [
     Gpu(index=i, uuid=f"GPU-{letter * 8}", name="NVIDIA H200", memory_bytes=1, used_bytes=0)
@@ -107,11 +115,11 @@ def test_a_lease_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 class Stage:
-    """An agent with a faked list of GPUs, whose crews are recorded instead of started."""
+    """An agent with a faked list of GPUs, whose worker groups are recorded instead of started."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(server.devices, "gpus", lambda: list(GPUS))
-        monkeypatch.setattr(Crew, "open", lambda crew: None)
+        monkeypatch.setattr(NodeWorkerGroup, "open", lambda group: None)
         self.folder = folder
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(folder / "a.sock"))
@@ -137,38 +145,38 @@ class Stage:
         gpus: bool = True,
         visible: tuple[str, ...] | None = None,
         gpu_type: str = "",
-    ) -> Crew | str:
-        self.agent._open(client, OpenCrew(crew=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
-        if self.told and isinstance(self.told[-1], CrewRefused):
+    ) -> NodeWorkerGroup | str:
+        self.agent._open(client, OpenWorkerGroup(group=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
+        if self.told and isinstance(self.told[-1], WorkerGroupRefused):
             return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]
-        return client.crews[name]
+        return client.groups[name]
 
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     here = Stage(tmp_path, monkeypatch)
     yield here
-    for crew in list(here.agent._crews):
-        here.agent._close(crew, force=True)
+    for group in list(here.agent._groups):
+        here.agent._close(group, force=True)
     for client in here.agent._clients:
         client.link.close()
     for end in (*here.ends, here.listener):
         end.close()
-    here.agent._templates._log.close()
+    here.agent._forkservers._log.close()
 
 
-def indices(crew: Crew | str) -> list[int]:
-    assert isinstance(crew, Crew), crew
-    return [gpu.index for gpu in crew.gpus]
+def indices(group: NodeWorkerGroup | str) -> list[int]:
+    assert isinstance(group, NodeWorkerGroup), group
+    return [gpu.index for gpu in group.gpus]
 
 
 def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
     me = stage.client("a.ipynb (kernel 1)")
-    crew = stage.open(me, "c1", 2)
-    assert indices(crew) == [0, 1]
-    assert isinstance(crew, Crew)
-    assert launch_rank.order(crew.command, 1, 1, crew.gpus).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
-    assert launch_rank.order(crew.command, 1, 1, crew.gpus).device == "cuda:1"
+    group = stage.open(me, "c1", 2)
+    assert indices(group) == [0, 1]
+    assert isinstance(group, NodeWorkerGroup)
+    assert launch_rank.order(group.command, 1, 1, group.gpus).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
+    assert launch_rank.order(group.command, 1, 1, group.gpus).device == "cuda:1"
 
 
 def test_no_number_means_all_of_them(stage: Stage) -> None:
@@ -184,54 +192,54 @@ def test_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
     me = stage.client("a")
     assert stage.open(me, "c1", 5) == "--gpus 5 but 4 GPUs are visible here; ask for at most that many."
     assert stage.open(me, "c2", 2, visible=("2",)) == "--gpus 2 but 1 GPU is visible here; ask for at most that many."
-    assert not me.crews
+    assert not me.groups
     assert indices(stage.open(me, "c3", 4)) == [0, 1, 2, 3], "nothing stays leased after a refusal"
 
 
 def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
-    crew = stage.open(stage.client("a"), "c1", 3, gpus=False)
-    assert indices(crew) == []
-    assert isinstance(crew, Crew)
-    assert launch_rank.order(crew.command, 0, 1, crew.gpus).visible_devices is None
+    group = stage.open(stage.client("a"), "c1", 3, gpus=False)
+    assert indices(group) == []
+    assert isinstance(group, NodeWorkerGroup)
+    assert launch_rank.order(group.command, 0, 1, group.gpus).visible_devices is None
 
 
 def test_idle_ranks_yield_at_once(stage: Stage) -> None:
     first, second = stage.client("a"), stage.client("b.ipynb (kernel 2)")
     taken = stage.open(first, "c1", 4)
     assert indices(stage.open(second, "c2", 1)) == [0]
-    assert isinstance(taken, Crew)
+    assert isinstance(taken, NodeWorkerGroup)
     assert taken.closed
-    assert stage.told == [CrewClosed(crew="c1", reason="its GPUs went to b.ipynb (kernel 2)")]
-    assert "c1" not in first.crews
+    assert stage.told == [WorkerGroupClosed(group="c1", reason="its GPUs went to b.ipynb (kernel 2)")]
+    assert "c1" not in first.groups
 
 
 def test_kept_values_do_not_yield_and_are_named(stage: Stage) -> None:
     first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
-    crew = stage.open(first, "c1", 3)
-    assert isinstance(crew, Crew)
-    crew.kept = {"x-1/model": 0.0, "x-1/opt": 0.0}
+    group = stage.open(first, "c1", 3)
+    assert isinstance(group, NodeWorkerGroup)
+    group.kept = {"x-1/model": 0.0, "x-1/opt": 0.0}
     reason = stage.open(second, "c2", 2)
     now = time.strftime("%H:")
     assert isinstance(reason, str)
     assert reason.startswith("--gpus 2 but only 1 of 4 GPUs are free. GPUs 0-2: a.ipynb (kernel 1) since " + now)
     assert reason.endswith(" (keeps model, opt).")
-    assert not crew.closed
+    assert not group.closed
     assert indices(stage.open(second, "c3", 1)) == [3]
 
 
 def test_a_running_cell_does_not_yield(stage: Stage) -> None:
-    crew = stage.open(stage.client("a"), "c1", 4)
-    assert isinstance(crew, Crew)
+    group = stage.open(stage.client("a"), "c1", 4)
+    assert isinstance(group, NodeWorkerGroup)
     command = SimpleNamespace(run="a1-1", label="Cell In[3]")
-    crew._queued = SimpleNamespace(command=command)  # type: ignore[assignment]
+    group._queued = SimpleNamespace(command=command)  # type: ignore[assignment]
     reason = stage.open(stage.client("b"), "c2", 1)
     assert isinstance(reason, str)
     assert "(run a1-1 of Cell In[3] is on)" in reason
-    crew._queued = None
+    group._queued = None
 
 
 def test_gpus_of_another_agent_are_left_alone(stage: Stage) -> None:
-    """Another environment's agent has its own crews; only the lease file connects the two."""
+    """Another environment's agent has its own worker groups; only the lease file connects the two."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(stage.folder)], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
@@ -242,13 +250,13 @@ def test_gpus_of_another_agent_are_left_alone(stage: Stage) -> None:
         holder.kill()
 
 
-def test_a_crew_that_ends_gives_its_gpus_back(stage: Stage) -> None:
+def test_a_group_that_ends_gives_its_gpus_back(stage: Stage) -> None:
     me = stage.client("a")
-    crew = stage.open(me, "c1", 4)
-    assert isinstance(crew, Crew)
-    crew.kept = {"x-1/model": 0.0}
+    group = stage.open(me, "c1", 4)
+    assert isinstance(group, NodeWorkerGroup)
+    group.kept = {"x-1/model": 0.0}
     stage.agent._gone(me)
-    assert crew.closed
+    assert group.closed
     assert indices(stage.open(stage.client("b"), "c2", 4)) == [0, 1, 2, 3]
     assert os.listdir(stage.folder)
 
@@ -285,46 +293,46 @@ def test_only_gpus_of_the_type_are_given(stage: Stage, monkeypatch: pytest.Monke
 
 
 def ask(stage: Stage, client: Client, name: str, wait_s: float) -> None:
-    stage.agent._open(client, OpenCrew(crew=name, size=3, gpus=True, wait_s=wait_s))
+    stage.agent._open(client, OpenWorkerGroup(group=name, size=3, gpus=True, wait_s=wait_s))
 
 
 def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
     first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
-    crew = stage.open(first, "c1", 3)
-    assert isinstance(crew, Crew)
-    crew.kept = {"x-1/model": 0.0}
+    group = stage.open(first, "c1", 3)
+    assert isinstance(group, NodeWorkerGroup)
+    group.kept = {"x-1/model": 0.0}
     ask(stage, second, "c2", 60)
     ask(stage, second, "c2", 60)
     (queued,) = stage.told
-    assert isinstance(queued, CrewQueued)
+    assert isinstance(queued, WorkerGroupQueued)
     assert "GPUs 0-2: a.ipynb (kernel 1) since" in queued.reason
-    assert not second.crews
-    stage.agent._close(crew, force=True)
+    assert not second.groups
+    stage.agent._close(group, force=True)
     for call in stage.agent._loop._soon:
         call()
-    assert indices(second.crews["c2"]) == [0, 1, 2]
+    assert indices(second.groups["c2"]) == [0, 1, 2]
     assert len(stage.agent._waiting) == 0
 
 
 def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
-    crew = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
-    assert isinstance(crew, Crew)
-    crew.kept = {"x-1/model": 0.0}
+    group = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
+    assert isinstance(group, NodeWorkerGroup)
+    group.kept = {"x-1/model": 0.0}
     ask(stage, stage.client("b"), "c2", 0.001)
     time.sleep(0.002)
     stage.agent._waiting.look_again()
-    assert [type(event) for event in stage.told] == [CrewQueued, CrewRefused]
+    assert [type(event) for event in stage.told] == [WorkerGroupQueued, WorkerGroupRefused]
     assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
     assert len(stage.agent._waiting) == 0
 
 
 def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
-    crew = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
-    assert isinstance(crew, Crew)
-    crew.kept = {"x-1/model": 0.0}
+    group = stage.open(stage.client("a.ipynb (kernel 1)"), "c1", 3)
+    assert isinstance(group, NodeWorkerGroup)
+    group.kept = {"x-1/model": 0.0}
     gone, stopped = stage.client("b"), stage.client("c")
     ask(stage, gone, "c2", 60)
     ask(stage, stopped, "c3", 60)
     stage.agent._gone(gone)
-    stage.agent._obey(stopped, CloseCrew(crew="c3"), [])
+    stage.agent._obey(stopped, CloseWorkerGroup(group="c3"), [])
     assert len(stage.agent._waiting) == 0

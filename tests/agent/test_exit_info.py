@@ -10,9 +10,7 @@ import sys
 import pytest
 
 from jupyter_distrib.agent import exit_info
-from jupyter_distrib.wire.messages import (
-    Frame,
-)
+from jupyter_distrib.wire.messages import Frame
 
 
 def test_a_crash_report_gives_the_lines() -> None:

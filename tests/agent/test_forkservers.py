@@ -1,6 +1,6 @@
-"""The agent's side of the template: orders that wait, that fail, and two templates at once.
+"""The agent's side of the forkserver: orders that wait, that fail, and two forkservers at once.
 
-The template is a socket in the test's hand.
+The forkserver is a socket in the test's hand.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Iterator
 import pytest
 
 from jupyter_distrib.agent import forkservers as module
-from jupyter_distrib.agent.forkservers import Templates
+from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork, Forked, Grow, TemplateReady, WorkerOrder
+from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
 
 
 class Stage:
-    """Templates whose processes are never started: `early` and `fuller` are the links that those would have."""
+    """Forkservers whose processes are never started: `early` and `preloaded` are the links that those would have."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop = Loop()
         self.started: list[tuple[Link, Link]] = []
-        self.fuller_came = 0
+        self.preloaded_came = 0
         self.pids: list[tuple[int, ...]] = []
         self.failures: list[str] = []
         self.log = b""
         monkeypatch.setattr(module.subprocess, "Popen", self._popen)
-        self.templates = Templates(self.loop, self._fuller)
+        self.forkservers = Forkservers(self.loop, self._preloaded)
 
     def _popen(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
         links = [Link(socket.socket(fileno=os.dup(int(fd)))) for fd in command[-2:]]
@@ -38,15 +38,15 @@ class Stage:
         os.write(options["stdout"].fileno(), self.log)  # type: ignore[attr-defined]
         return type("Process", (), {"pid": 40_000_000 + len(self.started)})()
 
-    def _fuller(self) -> None:
-        self.fuller_came += 1
+    def _preloaded(self) -> None:
+        self.preloaded_came += 1
 
     @property
     def early(self) -> Link:
         return self.started[-1][0]
 
     @property
-    def fuller(self) -> Link:
+    def preloaded(self) -> Link:
         return self.started[-1][1]
 
     def order(self, *ranks: int) -> list[int]:
@@ -54,11 +54,11 @@ class Stage:
         fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(4 * len(ranks))]
         orders = tuple(
             WorkerOrder(
-                crew="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9
+                group="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=9, local_rank=rank, local_world_size=9
             )
             for rank in ranks
         )
-        self.templates.fork(orders, fds, self.pids.append, self.failures.append)
+        self.forkservers.fork(orders, fds, self.pids.append, self.failures.append)
         return fds
 
     def turn(self) -> None:
@@ -88,52 +88,52 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     here = Stage(monkeypatch)
     yield here
     here.close()
-    here.templates._log.close()
+    here.forkservers._log.close()
     here.loop._selector.close()
     assert len(os.listdir("/proc/self/fd")) <= len(before), "descriptors are left open"
 
 
-def test_orders_wait_for_the_template(stage: Stage) -> None:
+def test_orders_wait_for_the_forkserver(stage: Stage) -> None:
     stage.order(0, 1)
     stage.order(2)
     assert len(stage.started) == 1
-    assert stage.templates.state == "importing torch"
-    stage.early.send(TemplateReady(pid=1, early=True))
+    assert stage.forkservers.state == "importing torch"
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [0, 1]
     assert [order.rank for order in stage.take(stage.early).orders] == [2]
-    assert stage.templates.busy
+    assert stage.forkservers.busy
     stage.early.send(Forked(pids=(10, 11)))
     stage.early.send(Forked(pids=(12,)))
     stage.turn()
     assert stage.pids == [(10, 11), (12,)]
-    assert not stage.templates.busy
+    assert not stage.forkservers.busy
 
 
-def test_the_fuller_template_takes_over(stage: Stage) -> None:
-    stage.templates.start()
-    stage.early.send(TemplateReady(pid=1, early=True))
+def test_the_preloaded_forkserver_takes_over(stage: Stage) -> None:
+    stage.forkservers.start()
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
-    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()
-    assert stage.fuller_came == 1
+    assert stage.preloaded_came == 1
     with pytest.raises(EOFError):
         stage.early.receive()
     stage.order(0)
-    stage.take(stage.fuller)
+    stage.take(stage.preloaded)
 
 
-def test_the_fuller_template_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """They, and their first cell, have the processor for themselves."""
-    monkeypatch.setattr(module, "GROW_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
     stage.order(0)
-    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [0]
     stage.early.send(Forked(pids=(10,)))
     stage.turn()
     stage.loop._fire()
-    assert stage.early.receive() == (Grow(), [])
+    assert stage.early.receive() == (Preload(), [])
     stage.order(1)
     assert [order.rank for order in stage.take(stage.early).orders] == [1]
     stage.early.send(Forked(pids=(11,)))
@@ -142,28 +142,28 @@ def test_the_fuller_template_is_forked_when_ranks_have_been(stage: Stage, monkey
     assert not stage.early.wait(0), "once is enough"
 
 
-def test_without_use_for_it_there_is_no_fuller_template(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GROW_AFTER_S", 0.0)
-    stage.templates.start()
-    stage.templates.growing = False
-    stage.early.send(TemplateReady(pid=1, early=True))
+def test_without_use_for_it_there_is_no_preloaded_forkserver(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PRELOAD_AFTER_S", 0.0)
+    stage.forkservers.start()
+    stage.forkservers.growing = False
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.loop._fire()
     assert not stage.early.wait(0)
-    assert stage.templates.state == "ready"
+    assert stage.forkservers.state == "ready"
 
 
-def test_answers_of_two_templates_are_not_mixed_up(stage: Stage) -> None:
-    """The fuller one comes while the early one still forks, and is faster."""
+def test_answers_of_two_forkservers_are_not_mixed_up(stage: Stage) -> None:
+    """The preloaded one comes while the early one still forks, and is faster."""
     stage.order(0, 1)
-    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.take(stage.early)
-    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()
     stage.order(2)
-    stage.take(stage.fuller)
-    stage.fuller.send(Forked(pids=(12,)))
+    stage.take(stage.preloaded)
+    stage.preloaded.send(Forked(pids=(12,)))
     stage.turn()
     stage.early.send(Forked(pids=(10, 11)))
     stage.turn()
@@ -172,11 +172,11 @@ def test_answers_of_two_templates_are_not_mixed_up(stage: Stage) -> None:
         stage.early.receive()
 
 
-def test_a_template_that_cannot_start_says_why(stage: Stage) -> None:
+def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     stage.log = b"ImportError: torch is broken\n"
     stage.order(0)
     stage.order(1)
-    stage.templates.ended(stage.templates._process.pid)  # type: ignore[union-attr]
+    stage.forkservers.ended(stage.forkservers._process.pid)  # type: ignore[union-attr]
     assert len(stage.failures) == 2
     assert "ImportError: torch is broken" in stage.failures[0]
     stage.log = b""
@@ -185,65 +185,65 @@ def test_a_template_that_cannot_start_says_why(stage: Stage) -> None:
     for link in stage.started[0]:
         link.close()
     stage.turn()
-    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.take(stage.early)
     assert len(stage.failures) == 2
 
 
-def test_an_order_that_dies_with_its_template_fails(stage: Stage) -> None:
-    """Although the fuller template is still on its way."""
+def test_an_order_that_dies_with_its_forkserver_fails(stage: Stage) -> None:
+    """Although the preloaded forkserver is still on its way."""
     stage.order(0)
-    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.take(stage.early)
     stage.early.close()
     stage.turn()
     assert len(stage.failures) == 1
-    assert not stage.templates.busy
+    assert not stage.forkservers.busy
     stage.order(1)
-    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()
-    stage.take(stage.fuller)
+    stage.take(stage.preloaded)
 
 
-def test_an_order_for_a_template_that_has_just_died_goes_to_the_next(stage: Stage) -> None:
-    stage.templates.start()
-    stage.early.send(TemplateReady(pid=1, early=True))
+def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: Stage) -> None:
+    stage.forkservers.start()
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.early.close()
-    stage.fuller.close()
+    stage.preloaded.close()
     stage.order(0)
-    stage.templates.ended(40_000_001)
+    stage.forkservers.ended(40_000_001)
     for _ in range(3):
         stage.turn()
     assert len(stage.started) == 2
-    stage.early.send(TemplateReady(pid=3, early=True))
+    stage.early.send(ForkserverReady(pid=3, early=True))
     stage.turn()
     assert [order.rank for order in stage.take(stage.early).orders] == [0]
     assert not stage.failures
 
 
-def test_the_fuller_template_serves_what_the_early_one_left(stage: Stage) -> None:
-    stage.templates.start()
-    stage.early.send(TemplateReady(pid=1, early=True))
+def test_the_preloaded_forkserver_serves_what_the_base_one_left(stage: Stage) -> None:
+    stage.forkservers.start()
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.early.close()
     stage.turn()
     stage.order(0)
-    stage.templates.ended(40_000_001)
+    stage.forkservers.ended(40_000_001)
     assert not stage.failures
-    stage.fuller.send(TemplateReady(pid=2, early=False))
+    stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()
-    stage.take(stage.fuller)
+    stage.take(stage.preloaded)
     assert len(stage.started) == 1
 
 
 @pytest.mark.slow
 def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
     """More than the socket takes at once."""
-    stage.templates.start()
-    stage.early.send(TemplateReady(pid=1, early=True))
+    stage.forkservers.start()
+    stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     for _ in range(40):
         stage.order(*range(60))

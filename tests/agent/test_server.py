@@ -25,21 +25,21 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
-from jupyter_distrib.testing import Client
+from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     Answered,
     Ask,
     Attach,
     Attached,
-    CloseCrew,
-    CrewChanged,
-    CrewRefused,
+    CloseWorkerGroup,
     Exited,
     Interrupted,
-    OpenCrew,
+    OpenWorkerGroup,
     Started,
     Stop,
+    WorkerGroupChanged,
+    WorkerGroupRefused,
     Wrote,
 )
 from tests.notebook import ROOT
@@ -75,9 +75,9 @@ def shared() -> Iterator[Path]:
 
 
 @pytest.fixture
-def client(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def client(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolClient]:
     monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(shared))
-    one = Client(LocalPool())
+    one = PoolClient(LocalPool())
     yield one
     one.close()
 
@@ -93,12 +93,12 @@ def python(program: str, *arguments: str, **options: object) -> subprocess.Popen
     )
 
 
-def agent_of(client: Client) -> int:
+def agent_of(client: PoolClient) -> int:
     client.send(Ask(question=1))
     return int(client.wait(Answered).answer["pid"])  # type: ignore[call-overload]
 
 
-def socket_of(client: Client, folder: Path) -> Path:
+def socket_of(client: PoolClient, folder: Path) -> Path:
     """An agent's last argument is its name. There are several of them if somebody edits the sources meanwhile."""
     words = (Path("/proc") / str(agent_of(client)) / "cmdline").read_text().split("\0")
     return folder / f"{words[-2]}.sock"
@@ -147,14 +147,14 @@ def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(folder / f"agent-{local.fingerprint()}.sock"))
-    client = Client(LocalPool())
-    assert client.run(client.crew(1), "rank").values == {0: 0}
+    client = PoolClient(LocalPool())
+    assert client.run(client.group(1), "rank").values == {0: 0}
     client.close()
 
 
 def test_an_agent_killed_while_ranks_start_is_said_and_replaced(folder: Path) -> None:
-    client = Client(LocalPool())
-    client.send(OpenCrew(crew="c", size=2, gpus=False))
+    client = PoolClient(LocalPool())
+    client.send(OpenWorkerGroup(group="c", size=2, gpus=False))
     (agent,) = agents(folder)
     family = tree(agent)
     os.kill(agent, signal.SIGKILL)
@@ -162,17 +162,17 @@ def test_an_agent_killed_while_ranks_start_is_said_and_replaced(folder: Path) ->
     assert client.lost == ["the agent that looks after the ranks has ended"]
     client.close()
     assert wait_until_gone(family, 3) == []
-    again = Client(LocalPool())
-    assert again.run(again.crew(1), "rank").values == {0: 0}
+    again = PoolClient(LocalPool())
+    assert again.run(again.group(1), "rank").values == {0: 0}
     again.close()
 
 
 def test_a_killed_agent_takes_its_ranks_along(folder: Path) -> None:
-    client = Client(LocalPool())
-    crew = client.crew(2)
+    client = PoolClient(LocalPool())
+    group = client.group(2)
     (agent,) = agents(folder)
     family = tree(agent)
-    assert {worker.pid for worker in crew.workers} <= set(family)
+    assert {worker.pid for worker in group.workers} <= set(family)
     os.kill(agent, signal.SIGKILL)
     assert wait_until_gone(family, 3) == []
     client.close()
@@ -180,12 +180,12 @@ def test_a_killed_agent_takes_its_ranks_along(folder: Path) -> None:
 
 def test_a_kernel_that_goes_while_its_ranks_start_leaves_none(folder: Path) -> None:
     for _ in range(5):
-        client = Client(LocalPool())
-        client.send(OpenCrew(crew=f"{client.session}-c1", size=3, gpus=False))
+        client = PoolClient(LocalPool())
+        client.send(OpenWorkerGroup(group=f"{client.session}-c1", size=3, gpus=False))
         client.close()
         deadline = time.monotonic() + 10
-        last = Client(LocalPool())
-        last.crew(1)
+        last = PoolClient(LocalPool())
+        last.group(1)
         last.close()
         assert wait_until(lambda: not ranks(folder, client.session), deadline - time.monotonic())  # noqa: B023 - asked at once
 
@@ -197,13 +197,13 @@ def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> 
     from jupyter_distrib.pools.local import LocalPool
     from jupyter_distrib.testing import Client
     client = Client(LocalPool())
-    crew = client.crew(2)
+    group = client.group(2)
     warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside threads
     child = os.fork()
     if child == 0:
         time.sleep(30)
         os._exit(0)
-    print(child, *(worker.pid for worker in crew.workers), flush=True)
+    print(child, *(worker.pid for worker in group.workers), flush=True)
     time.sleep(60)
     """
     kernel = python(program)
@@ -225,7 +225,7 @@ def test_the_next_agent_ends_what_one_that_was_killed_with_its_kernel_has_left(f
     client = Client(LocalPool())
     source = "import os, subprocess, time\\nforked = os.fork()\\nif not forked:\\n    os.setsid()\\n    time.sleep(600)\\n"
     source += "subprocess.Popen(['setsid', 'sleep', '600']).pid, forked"
-    print(*client.run(client.crew(1), source).values[0], flush=True)
+    print(*client.run(client.group(1), source).values[0], flush=True)
     time.sleep(60)
     """
     kernel = python(program)
@@ -240,7 +240,7 @@ def test_the_next_agent_ends_what_one_that_was_killed_with_its_kernel_has_left(f
     kernel.stdout.close()
     assert [is_alive(pid) for pid in children] == [True, True]
 
-    client = Client(LocalPool())
+    client = PoolClient(LocalPool())
     assert wait_until_gone(children, 3) == []
     client.close()
 
@@ -253,41 +253,41 @@ def test_torch_that_cannot_be_imported_is_said_at_once(
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    client = Client(LocalPool())
+    client = PoolClient(LocalPool())
     for _ in range(2):
         began_s = time.monotonic()
         refused = client.open(2)
-        assert isinstance(refused, CrewRefused)
+        assert isinstance(refused, WorkerGroupRefused)
         assert "libcudart.so.13: cannot open shared object file" in refused.reason
         assert time.monotonic() - began_s < 5
     (broken / "__init__.py").unlink()
     broken.rmdir()
-    crew = client.crew(2)
-    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    group = client.group(2)
+    assert client.run(group, "rank").values == {0: 0, 1: 1}
     client.close()
 
 
-def test_a_template_that_is_killed_is_replaced(client: Client, shared: Path) -> None:
-    crew = client.crew(1)
+def test_a_forkserver_that_is_killed_is_replaced(client: PoolClient, shared: Path) -> None:
+    group = client.group(1)
     agent = agent_of(client)
-    ranks = {worker.pid for worker in crew.workers}
+    ranks = {worker.pid for worker in group.workers}
     for pid in set(tree(agent)) - ranks - {agent}:
         os.kill(pid, signal.SIGKILL)
-    assert client.run(crew, "rank").values == {0: 0}, "ranks do not need it"
+    assert client.run(group, "rank").values == {0: 0}, "ranks do not need it"
     opened = client.open(2)
-    if isinstance(opened, CrewRefused):  # the order was on its way to the one that died
+    if isinstance(opened, WorkerGroupRefused):  # the order was on its way to the one that died
         assert opened.reason.endswith("try again.")
-        opened = client.crew(2)
+        opened = client.group(2)
     assert client.run(opened, "rank").values == {0: 0, 1: 1}
 
 
 @pytest.mark.slow
-def test_a_hundred_ranks_start(client: Client) -> None:
+def test_a_hundred_ranks_start(client: PoolClient) -> None:
     """More than one message can carry descriptors for."""
     with testing_limit(120):
-        crew = client.crew(100)
-    assert client.run(crew, "rank").values == {rank: rank for rank in range(100)}
-    client.close_crew(crew)
+        group = client.group(100)
+    assert client.run(group, "rank").values == {rank: rank for rank in range(100)}
+    client.close_group(group)
 
 
 class testing_limit:
@@ -304,12 +304,12 @@ class testing_limit:
 
 
 def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_the_next(
-    client: Client, shared: Path, tmp_path: Path
+    client: PoolClient, shared: Path, tmp_path: Path
 ) -> None:
     flag, returned = tmp_path / "flag", tmp_path / "returned"
-    crew = client.crew(2)
+    group = client.group(2)
     run = client.start(
-        crew,
+        group,
         f"import os, threading, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
         f"if rank == 0:\n    threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()",
     )
@@ -325,62 +325,62 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
         os.kill(agent, signal.SIGCONT)
 
     client.finish(run, (0, 1))  # each rank has one end: it has returned, or is gone, whichever the agent has read first
-    assert client.run(crew, "rank").values == {0: 0, 1: 1}
-    client.close_crew(crew)
+    assert client.run(group, "rank").values == {0: 0, 1: 1}
+    client.close_group(group)
 
 
-def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_must_meet_it(client: Client) -> None:
+def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_must_meet_it(client: PoolClient) -> None:
     """So that the next cell waits for all to meet anew."""
-    crew = client.crew(2, world_size=4)
-    os.kill(crew.workers[1].pid, signal.SIGKILL)
-    changed = client.wait(CrewChanged)
+    group = client.group(2, world_size=4)
+    os.kill(group.workers[1].pid, signal.SIGKILL)
+    changed = client.wait(WorkerGroupChanged)
     assert (changed.lost, changed.workers[1].state) == ((1,), "starting")
-    changed = client.wait(CrewChanged)
+    changed = client.wait(WorkerGroupChanged)
     assert (changed.lost, changed.workers[1].state) == ((1,), "idle")
-    assert changed.workers[1].pid != crew.workers[1].pid
-    client.close_crew(crew)
+    assert changed.workers[1].pid != group.workers[1].pid
+    client.close_group(group)
 
 
-def test_no_fuller_template_is_made_for_ranks_that_are_not_exchanged(folder: Path) -> None:
-    """Those of a crew that spans nodes, whose group the others are in."""
+def test_no_preloaded_forkserver_is_made_for_ranks_that_are_not_exchanged(folder: Path) -> None:
+    """Those of a worker group that spans nodes, whose group the others are in."""
 
-    def template(client: Client) -> object:
+    def forkserver(client: PoolClient) -> object:
         client.send(Ask(question=1))
-        return client.wait(Answered).answer["template"]
+        return client.wait(Answered).answer["state"]
 
-    client, other = Client(LocalPool()), Client(LocalPool())
-    client.crew(1)
-    assert template(client) == "ready (still importing)"
-    other.crew(1, world_size=2)
-    assert template(other) == "ready"
+    client, other = PoolClient(LocalPool()), PoolClient(LocalPool())
+    client.group(1)
+    assert forkserver(client) == "ready (still importing)"
+    other.group(1, world_size=2)
+    assert forkserver(other) == "ready"
     other.close()
     client.close()
 
 
 def test_a_rank_that_leaves_finishes_what_its_cells_have_left_to_do_and_nothing_of_torch(
-    client: Client, tmp_path: Path
+    client: PoolClient, tmp_path: Path
 ) -> None:
-    crew = client.crew(1)
+    group = client.group(1)
     source = f"""
     import atexit, pathlib, sys, weakref
     of_libraries = len(weakref.finalize._registry)
     weakref.finalize(sys, pathlib.Path({str(tmp_path / "finalized")!r}).touch)
     atexit.register(pathlib.Path({str(tmp_path / "at exit")!r}).touch)
     of_libraries"""
-    assert client.run(crew, textwrap.dedent(source)).values == {0: 0}
-    client.close_crew(crew)
+    assert client.run(group, textwrap.dedent(source)).values == {0: 0}
+    client.close_group(group)
     assert wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"finalized", "at exit"}, 10)
 
 
-def test_load_time_variables_get_ranks_of_their_own(client: Client) -> None:
+def test_load_time_variables_get_ranks_of_their_own(client: PoolClient) -> None:
     """Read when a program loads, so the ranks are exec'd."""
-    crew = client.crew(2, load_env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"})
+    group = client.group(2, load_env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"})
     env = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
     source = (
         "import os, torch\nprint('exec', rank)\n"
         "(hash('a'), torch.get_num_threads(), rank, os.environ['PYTHONHASHSEED'])"
     )
-    outcome = client.run(crew, source, env=env)
+    outcome = client.run(group, source, env=env)
     assert outcome.text(1) == "exec 1\n"
     assert outcome.values[0][:2] == outcome.values[1][:2]
     expected = subprocess.run(
@@ -392,17 +392,17 @@ def test_load_time_variables_get_ranks_of_their_own(client: Client) -> None:
     )
     assert outcome.values[0][0] == int(expected.stdout)
     assert [value[1:] for value in outcome.values.values()] == [(3, 0, "7"), (3, 1, "7")]
-    assert client.run(crew, "1 / 0", env=env).failure(0).type_name == "ZeroDivisionError"
-    pids = [worker.pid for worker in crew.workers]
-    client.close_crew(crew)
+    assert client.run(group, "1 / 0", env=env).failure(0).type_name == "ZeroDivisionError"
+    pids = [worker.pid for worker in group.workers]
+    client.close_group(group)
     assert wait_until_gone(pids, 3) == []
 
 
-def test_a_program_that_cannot_start_is_said(client: Client) -> None:
+def test_a_program_that_cannot_start_is_said(client: PoolClient) -> None:
     refused = client.open(1, load_env={"PYTHONHOME": "/nowhere"})
-    assert isinstance(refused, CrewRefused)
+    assert isinstance(refused, WorkerGroupRefused)
     assert "before it was ready" in refused.reason
-    assert client.run(client.crew(1), "rank").values == {0: 0}
+    assert client.run(client.group(1), "rank").values == {0: 0}
 
 
 # ---------------------------------------------------------------------------------------------------- ending
@@ -410,31 +410,31 @@ def test_a_program_that_cannot_start_is_said(client: Client) -> None:
 
 def test_an_idle_agent_goes_and_takes_its_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
-    client = Client(LocalPool())
+    client = PoolClient(LocalPool())
     (agent,) = agents(folder)
     client.close()
     assert wait_until_gone([agent], 10) == []
     assert not list(folder.glob("*.sock"))
 
 
-def test_an_idle_agent_that_has_a_detached_run_stays_without_its_template(
+def test_an_idle_agent_that_has_a_detached_run_stays_without_its_forkserver(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record waits for whoever asks; torch's memory is given back, and is there again for the next kernel."""
     monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
-    client = Client(LocalPool())
+    client = PoolClient(LocalPool())
     (agent,) = agents(folder)
-    run = client.start(client.crew(2), "rank * 10", detached=True)
+    run = client.start(client.group(2), "rank * 10", detached=True)
     client.finish(run, (0, 1))
     client.close()
 
     assert wait_until_gone([pid for pid in tree(agent) if pid != agent], 10) == []
 
-    other = Client(LocalPool())
+    other = PoolClient(LocalPool())
     assert agent_of(other) == agent
     other.send(Attach(run=run))
     assert other.finish(run, (0, 1)).values == {0: 0, 1: 10}
-    assert other.run(other.crew(1), "rank").values == {0: 0}
+    assert other.run(other.group(1), "rank").values == {0: 0}
     other.close()
 
 
@@ -442,11 +442,11 @@ def test_an_idle_agent_whose_detached_run_went_with_its_ranks_waits_for_it_no_mo
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.3")
-    client = Client(LocalPool())
+    client = PoolClient(LocalPool())
     (agent,) = agents(folder)
-    crew = client.crew(2)
-    run = client.start(crew, "import time\ntime.sleep(600)", detached=True)
-    client.send(CloseCrew(crew=crew.crew))
+    group = client.group(2)
+    run = client.start(group, "import time\ntime.sleep(600)", detached=True)
+    client.send(CloseWorkerGroup(group=group.group))
     assert {event.reason for event in client.finish(run, (0, 1)).of(Exited)} == {"its ranks were stopped"}
     client.close()
 
@@ -456,47 +456,51 @@ def test_an_idle_agent_whose_detached_run_went_with_its_ranks_waits_for_it_no_mo
 def test_ranks_of_a_detached_run_that_is_stopped_before_it_began_go_with_it_if_their_kernel_has_gone(
     folder: Path,
 ) -> None:
-    client = Client(LocalPool())
+    client = PoolClient(LocalPool())
     (agent,) = agents(folder)
-    crew = client.crew(2)
-    templates = set(tree(agent)) - {worker.pid for worker in crew.workers} - {agent}
-    for pid in templates:
+    group = client.group(2)
+    forkservers = set(tree(agent)) - {worker.pid for worker in group.workers} - {agent}
+    for pid in forkservers:
         os.kill(pid, signal.SIGSTOP)
-    os.kill(crew.workers[0].pid, signal.SIGKILL)
-    assert wait_until_gone([crew.workers[0].pid], 10) == []
-    run = client.start(crew, "rank", detached=True)  # waits for a new rank 0
+    os.kill(group.workers[0].pid, signal.SIGKILL)
+    assert wait_until_gone([group.workers[0].pid], 10) == []
+    run = client.start(group, "rank", detached=True)  # waits for a new rank 0
     client.close()
 
-    other = Client(LocalPool())
+    other = PoolClient(LocalPool())
     other.send(Attach(run=run))
     other.send(Stop(run=run))
     assert len(other.finish(run, (0, 1)).of(Interrupted)) == 2
-    for pid in templates:
+    for pid in forkservers:
         os.kill(pid, signal.SIGCONT)
     assert wait_until(lambda: not ranks(folder, client.session), 10)
     other.close()
 
 
 def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: PoolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_of(path: str) -> str:
-        monkeypatch.setattr(Client, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path))
-        kernel = Client(LocalPool())
-        run = kernel.start(kernel.crew(1), "rank", detached=True)
+        monkeypatch.setattr(
+            PoolClient, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path)
+        )
+        kernel = PoolClient(LocalPool())
+        run = kernel.start(kernel.group(1), "rank", detached=True)
         kernel.finish(run, (0,))
         kernel.close()
         return run
 
     def attached_to(path: str) -> str:
-        monkeypatch.setattr(Client, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path))
-        kernel = Client(LocalPool())
+        monkeypatch.setattr(
+            PoolClient, "_hello", lambda self: replace(hello(self), session=self.session, notebook=path)
+        )
+        kernel = PoolClient(LocalPool())
         kernel.send(Attach(run=""))
         run = kernel.wait(Attached).run
         kernel.close()
         return run
 
-    hello = Client._hello
+    hello = PoolClient._hello
     mine, others = run_of("/a/train.ipynb"), run_of("/b/train.ipynb")
 
     assert attached_to("/a/train.ipynb") == mine
@@ -504,20 +508,20 @@ def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
     assert attached_to("") == others
 
 
-def test_a_kernel_that_sends_nonsense_loses_its_link_and_nobody_else(client: Client) -> None:
-    crew = client.crew(1)
+def test_a_kernel_that_sends_nonsense_loses_its_link_and_nobody_else(client: PoolClient) -> None:
+    group = client.group(1)
     lost = threading.Event()
     other = LocalPool().connect(client._hello(), lambda *_: None, lambda _: lost.set())
-    other.send(OpenCrew(crew="c", size="two", gpus=None))  # type: ignore[arg-type]
+    other.send(OpenWorkerGroup(group="c", size="two", gpus=None))  # type: ignore[arg-type]
     assert lost.wait(10)
-    assert client.run(crew, "rank").values == {0: 0}
+    assert client.run(group, "rank").values == {0: 0}
     other.close()
 
 
 def test_kernels_that_come_as_it_goes_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "0.005")
     for number in range(40):
-        client = Client(LocalPool())
+        client = PoolClient(LocalPool())
         assert not client.lost
         client.close()
         time.sleep(0.001 * (number % 12))
@@ -548,12 +552,12 @@ def test_a_kernel_that_comes_as_the_name_goes_is_kept(tmp_path: Path, monkeypatc
         assert not agent._loop._running
         assert path.read_text() == "the next agent's", "the name is not its own any more"
         agent._loop._selector.close()
-        agent._templates._log.close()
+        agent._forkservers._log.close()
 
 
 def test_sigterm_ends_it_and_its_ranks(folder: Path) -> None:
-    client = Client(LocalPool())
-    client.crew(2)
+    client = PoolClient(LocalPool())
+    client.group(2)
     (agent,) = agents(folder)
     family = tree(agent)
     os.kill(agent, signal.SIGTERM)
@@ -593,7 +597,7 @@ def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: 
     from jupyter_distrib.pools.local import LocalPool
     from jupyter_distrib.testing import Client
     client = Client(LocalPool())
-    (exited,) = client.run(client.crew(1), {HOG!r}).of(Exited)
+    (exited,) = client.run(client.group(1), {HOG!r}).of(Exited)
     print(exited.exit_code, exited.out_of_memory, exited.memory_limit_bytes)
     client.close()
     """
@@ -603,12 +607,12 @@ def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: 
 
 
 def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_no_victim_of_that(
-    client: Client, limited: Path, tmp_path: Path
+    client: PoolClient, limited: Path, tmp_path: Path
 ) -> None:
     flag = tmp_path / "flag"
-    crew = client.crew(1)
+    group = client.group(1)
     run = client.start(
-        crew,
+        group,
         f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\nos.kill(os.getpid(), 9)",
     )
     client.wait(Started)
@@ -618,7 +622,7 @@ def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_no_vi
     flag.touch()
     (exited,) = client.finish(run, (0,)).of(Exited)
     assert (exited.exit_code, exited.out_of_memory) == (-signal.SIGKILL, False)
-    client.close_crew(crew)
+    client.close_group(group)
 
 
 # ---------------------------------------------------------------------------------------------------- logs
@@ -632,10 +636,10 @@ def logs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_a_thread_prints_late_may_be_lost_with_its_log_and_nothing_else(logs: Path, tmp_path: Path) -> None:
-    client, flag, said = Client(LocalPool()), tmp_path / "flag", tmp_path / "said"
-    crew = client.crew(1)
+    client, flag, said = PoolClient(LocalPool()), tmp_path / "flag", tmp_path / "said"
+    group = client.group(1)
     run = client.start(
-        crew,
+        group,
         "import os, threading, time\ndef late():\n"
         f"    while not os.path.exists({str(flag)!r}):\n        time.sleep(0.01)\n"
         f"    print('late', flush=True)\n    open({str(said)!r}, 'w').close()\n"
@@ -647,14 +651,14 @@ def test_what_a_thread_prints_late_may_be_lost_with_its_log_and_nothing_else(log
     flag.touch()
     assert wait_until(said.exists)
 
-    assert client.run(crew, "rank").values == {0: 0}
+    assert client.run(group, "rank").values == {0: 0}
     client.close()
 
 
 def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the newest runs stay too, by what was written last."""
-    client = Client(LocalPool())
-    run = client.start(client.crew(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
+    client = PoolClient(LocalPool())
+    run = client.start(client.group(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
     client.wait(Wrote)
     for number in range(205):
         (logs / f"other-{number}").mkdir()
@@ -664,7 +668,7 @@ def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkey
     os.utime(logs / run, (0, 0))
 
     monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "60")  # another environment: an agent of its own
-    other = Client(LocalPool())
+    other = PoolClient(LocalPool())
     assert agent_of(other) != agent_of(client)
     gone = {f"other-{number}" for number in range(205)} - {path.name for path in logs.iterdir()}
     assert gone == {f"other-{number}" for number in range(5)}
@@ -696,12 +700,12 @@ def listeners(pids: list[int]) -> set[str]:
 LOOPBACK = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
 
 
-def test_nothing_listens_but_on_loopback(client: Client, shared: Path) -> None:
+def test_nothing_listens_but_on_loopback(client: PoolClient, shared: Path) -> None:
     """S1: at every phase; and the control channel never."""
     agent = agent_of(client)
-    assert listeners(tree(agent)) == set(), "agent and template"
-    crew = client.crew(2)
-    ranks = [worker.pid for worker in crew.workers]
+    assert listeners(tree(agent)) == set(), "agent and forkserver"
+    group = client.group(2)
+    ranks = [worker.pid for worker in group.workers]
     idle = listeners(tree(agent))
     assert len(idle) <= 1, "the store's socket, in rank 0"
     everything: set[str] = set(idle)
@@ -712,7 +716,7 @@ def test_nothing_listens_but_on_loopback(client: Client, shared: Path) -> None:
     )
     for strategy in ("none", "ddp"):
         client.when(Wrote, lambda _: everything.update(listeners(tree(agent))))
-        assert set(client.run(crew, source, strategy=strategy).values) == {0, 1}
+        assert set(client.run(group, source, strategy=strategy).values) == {0, 1}
     everything |= listeners(tree(agent))
     assert everything
     assert all(address.startswith(LOOPBACK) for address in everything), everything
@@ -720,15 +724,15 @@ def test_nothing_listens_but_on_loopback(client: Client, shared: Path) -> None:
     assert is_alive(ranks[0])
 
 
-def test_socket_and_logs_are_the_users_alone(client: Client, shared: Path) -> None:
+def test_socket_and_logs_are_the_users_alone(client: PoolClient, shared: Path) -> None:
     assert stat.S_IMODE(shared.stat().st_mode) == 0o700
-    client.run(client.crew(1), "print('x')")
+    client.run(client.group(1), "print('x')")
     for path in shared.iterdir():
         assert not stat.S_IMODE(path.stat().st_mode) & 0o022, path
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_user_is_refused(client: Client, shared: Path) -> None:
+def test_another_user_is_refused(client: PoolClient, shared: Path) -> None:
     """Even if the folder were open to them."""
     path = socket_of(client, shared)
     program = """
@@ -750,19 +754,21 @@ def test_another_user_is_refused(client: Client, shared: Path) -> None:
     path.chmod(0o777)
     assert python(program, str(path)).communicate(timeout=20)[0].strip() == "closed"
     shared.chmod(0o700)
-    assert client.run(client.crew(1), "rank").values == {0: 0}
+    assert client.run(client.group(1), "rank").values == {0: 0}
 
 
-def test_secrets_of_the_environment_stay_there(client: Client, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_the_environment_stay_there(
+    client: PoolClient, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S6: neither in logs nor in the command line of any process, nor in the runtime folder."""
     monkeypatch.setenv("MY_API_KEY", "canary-4711")
-    crew = client.crew(2)
+    group = client.group(2)
     (ended,) = [
         client.run(
-            crew, "import os\nprint('x')\nassert os.environ['MY_API_KEY']", env={"MY_API_KEY": "canary-4711"}
+            group, "import os\nprint('x')\nassert os.environ['MY_API_KEY']", env={"MY_API_KEY": "canary-4711"}
         ).events[-1]
     ]
-    assert client.run(crew, "1 / 0").failure(0)
+    assert client.run(group, "1 / 0").failure(0)
     agent = agent_of(client)
     for pid in tree(agent):
         assert b"canary" not in (Path("/proc") / str(pid) / "cmdline").read_bytes()
@@ -775,8 +781,8 @@ def test_secrets_of_the_environment_stay_there(client: Client, shared: Path, mon
 @pytest.mark.parametrize(
     "data", [b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b'\0\0\0\x0d\0\0\0\x05{"$":"Leave"}']
 )
-def test_noise_on_the_socket_harms_nobody(data: bytes, client: Client, shared: Path) -> None:
-    crew = client.crew(1)
+def test_noise_on_the_socket_harms_nobody(data: bytes, client: PoolClient, shared: Path) -> None:
+    group = client.group(1)
     path = socket_of(client, shared)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(10)
@@ -784,30 +790,31 @@ def test_noise_on_the_socket_harms_nobody(data: bytes, client: Client, shared: P
         stranger.send(data)
         with suppress(ConnectionError):
             assert stranger.recv(10) == b""
-    assert client.run(crew, "rank").values == {0: 0}
+    assert client.run(group, "rank").values == {0: 0}
 
 
-def test_commands_before_the_greeting_are_refused(client: Client, shared: Path) -> None:
+def test_commands_before_the_greeting_are_refused(client: PoolClient, shared: Path) -> None:
     path = socket_of(client, shared)
     stranger = socket.socket(socket.AF_UNIX)
     stranger.settimeout(10)
     stranger.connect(str(path))
     link = Link(stranger)
-    link.send(OpenCrew(crew="x", size=1, gpus=False))
+    link.send(OpenWorkerGroup(group="x", size=1, gpus=False))
     with pytest.raises(EOFError):
         link.receive()
     link.close()
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(client: Client, shared: Path) -> None:
+def test_descriptors_that_nobody_asked_for_are_closed(client: PoolClient, shared: Path) -> None:
     agent = agent_of(client)
-    client.run(client.crew(1), "rank")
+    client.run(client.group(1), "rank")
     before = len(os.listdir(f"/proc/{agent}/fd"))
     for number in range(20):
         client.send(
-            OpenCrew(crew=f"x{number}", size=-1, gpus=False), [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+            OpenWorkerGroup(group=f"x{number}", size=-1, gpus=False),
+            [os.open(os.devnull, os.O_RDONLY) for _ in range(5)],
         )
-        client.wait(CrewRefused)
+        client.wait(WorkerGroupRefused)
     assert len(os.listdir(f"/proc/{agent}/fd")) <= before
 
 
@@ -815,4 +822,4 @@ def test_unreachable_folders_are_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "file" / "run"))
     with pytest.raises(PoolError, match="cannot be made"):
-        Client(LocalPool())
+        PoolClient(LocalPool())

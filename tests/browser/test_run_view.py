@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views.state_delta import Pieces
+from jupyter_distrib.kernel.views.state_delta import StateDelta
 from jupyter_distrib.wire.messages import (
     Ended,
     Failed,
@@ -182,7 +182,7 @@ def show(blank: Page) -> Show:
     """Draws a record; what it is given again is an update."""
     from jupyter_distrib.kernel.notebook import widget_model
 
-    pieces, clock = Pieces("local"), iter(range(1000))
+    pieces, clock = StateDelta("local"), iter(range(1000))
 
     def draw(record: RunRecord) -> Any:
         changed = pieces.changed(record, float(next(clock)))

@@ -236,7 +236,7 @@ def test_ranks_are_started_resized_restarted_and_ended_by_buttons(open_notebook:
     panel.get_by_role("button", name="Resize", exact=True).click()
     expect(panel).to_contain_text("3 CPU ranks, idle")
 
-    process = panel.locator(".jp-Distributed-pool .jp-Distributed-crew td", has_text="pid").first
+    process = panel.locator(".jp-Distributed-pool .jp-Distributed-group td", has_text="pid").first
     before = process.text_content() or ""
     panel.get_by_role("button", name="Restart", exact=True).click()
     expect(process).not_to_have_text(before)

@@ -271,7 +271,7 @@ def test_names_and_optimizers_that_do_not_fit_are_named():
 
 
 def test_a_handle_says_where_to_call_it():
-    handle = jupyter_distrib.RankValue(name="model", key="k", crew="c", ranks=(0, 1), fetch=lambda _: None)
+    handle = jupyter_distrib.RankValue(name="model", key="k", group="c", ranks=(0, 1), fetch=lambda _: None)
 
     assert "`model` lives on the ranks: call jupyter_distrib.save() in a %%distributed cell" in refused(
         save, "here", model=handle

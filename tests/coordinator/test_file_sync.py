@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator import file_sync
-from jupyter_distrib.coordinator.file_sync import Project, is_shared, look
+from jupyter_distrib.coordinator.file_sync import FileSync, is_shared, look
 
 
 def names(files: list[tuple[str, int, bytes]]) -> list[str]:
@@ -22,7 +22,7 @@ def test_only_what_has_changed_travels_again(tmp_path: Path) -> None:
     (notebook / "utils.py").write_text("a = 1")
     (notebook / "gone.py").write_text("")
     (library / "deep" / "tools.py").write_text("b = 2")
-    here = Project()
+    here = FileSync()
     files, gone = here.changes(look(str(notebook), [str(notebook), str(library)]))
     assert (sorted(names(files)), gone) == (["0/gone.py", "0/utils.py", "1/deep/tools.py"], [])
     assert here.changes(look(str(notebook), [str(notebook), str(library)])) == ([], [])
@@ -56,7 +56,7 @@ def test_large_files_stay_here_and_the_largest_is_named(tmp_path: Path) -> None:
 
 def test_what_could_not_be_brought_travels_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
-    here = Project()
+    here = FileSync()
     assert names(here.changes(look(str(tmp_path), []))[0]) == ["0/a.py"]
     here.forget(["0/a.py"])
     assert names(here.changes(look(str(tmp_path), []))[0]) == ["0/a.py"]
@@ -65,7 +65,7 @@ def test_what_could_not_be_brought_travels_again(tmp_path: Path) -> None:
 def test_what_could_not_be_read_travels_when_it_can(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     (tmp_path / "b.py").write_text("")
-    here, found = Project(), look(str(tmp_path), [])
+    here, found = FileSync(), look(str(tmp_path), [])
     (tmp_path / "a.py").rename(tmp_path / "away")
     assert names(here.changes(found)[0]) == ["0/b.py"]
     (tmp_path / "away").rename(tmp_path / "a.py")

@@ -15,21 +15,19 @@ import pytest
 
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.pools.ray import cluster
-from jupyter_distrib.wire.messages import (
-    GroupLook,
-    Look,
-    Probed,
-)
+from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer, RankSighting
 
 
-def look(rank: int, line: int, *, waits_s: float = 0.0) -> Look:
+def look(rank: int, line: int, *, waits_s: float = 0.0) -> RankSighting:
     """Of a rank that has called the first all_reduce if it waits, and else computes."""
-    group = GroupLook(name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce")
+    group = GroupSighting(
+        name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce"
+    )
     call = "all_reduce" if waits_s else ""
-    seen = Probed(
+    seen = ProbeAnswer(
         run="r", rank=rank, line=line, function="", call=call, unmoved_s=waits_s, idle_s=waits_s, groups=(group,)
     )
-    return Look(rank=rank, state="running", pid=100 + rank, seen=seen)
+    return RankSighting(rank=rank, state="running", pid=100 + rank, seen=seen)
 
 
 @pytest.mark.parametrize("relative", [False, True])

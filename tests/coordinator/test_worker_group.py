@@ -9,38 +9,38 @@ from typing import Any
 
 import pytest
 
-from jupyter_distrib.coordinator.worker_group import Crew, Share
+from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
 from jupyter_distrib.wire.messages import (
     Cell,
     Command,
     Connected,
-    CrewChanged,
-    CrewClosed,
-    CrewOpened,
+    CutRemoteSockets,
     Ended,
     Event,
     Execute,
     Exited,
     Failed,
     Failure,
-    GroupLook,
+    GroupSighting,
+    GroupsReset,
     Interrupted,
-    Look,
-    Looked,
-    Meet,
+    MakeStore,
     Moved,
-    OpenCrew,
+    NodeSawRanks,
+    OpenWorkerGroup,
     Parcel,
-    Part,
     Probe,
-    Probed,
-    Regrouped,
-    Renew,
+    ProbeAnswer,
+    RankSighting,
     Returned,
     Setting,
     Stalled,
     Stop,
     TimedOut,
+    UseStore,
+    WorkerGroupChanged,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
     WorkerInfo,
 )
 
@@ -101,7 +101,7 @@ class FakeNode:
 class FakePlace:
     given_back = False
 
-    def start(self, command: OpenCrew, crew: Crew) -> None:
+    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         """The test places them."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
@@ -109,39 +109,39 @@ class FakePlace:
 
 
 class Gathering:
-    """A crew of two nodes with two ranks each, opened."""
+    """A worker group of two nodes with two ranks each, opened."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
         self.nodes = [FakeNode("node a"), FakeNode("node b", host="10.0.0.2")]
-        self.crew = Crew(
-            OpenCrew(crew="c", size=4, gpus=False),
+        self.group = SpreadWorkerGroup(
+            OpenWorkerGroup(group="c", size=4, gpus=False),
             loop=self.loop,  # type: ignore[arg-type]
             place=self.place,
             logs=logs,
             tell=lambda event, fds: self.told.append(event),
         )
-        self.crew.open()
-        self.crew.placed([Share(node=node, size=2, gpus=False) for node in self.nodes])
+        self.group.open()
+        self.group.placed([Share(node=node, size=2, gpus=False) for node in self.nodes])
         for number in range(2):
             infos = tuple(WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
-            self.crew.heard(number, CrewOpened(crew="c", workers=infos, gpus=False))
+            self.group.heard(number, WorkerGroupOpened(group="c", workers=infos, gpus=False))
 
     def run(self, **more: Any) -> None:
         command = Execute(
             run="r",
-            crew="c",
+            group="c",
             ranks=(0, 1, 2, 3),
             cell=Cell(source="", filename=""),
             inputs=Parcel(data=b""),
             setting=Setting(),
             **more,
         )
-        self.crew.execute(command, [], lambda event, fds: self.told.append(event))
+        self.group.execute(command, [], lambda event, fds: self.told.append(event))
 
     def end(self, node: int, **more: Any) -> None:
-        self.crew.heard(node, Ended(run="r", at_s=0.0, **more))
+        self.group.heard(node, Ended(run="r", at_s=0.0, **more))
 
     def ends(self) -> list[Ended]:
         return [event for event in self.told if isinstance(event, Ended)]
@@ -152,15 +152,15 @@ def gathering(tmp_path: Path) -> Gathering:
     return Gathering(tmp_path)
 
 
-def test_it_is_one_crew_to_the_notebook(gathering: Gathering) -> None:
-    (opened,) = (event for event in gathering.told if isinstance(event, CrewOpened))
+def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:
+    (opened,) = (event for event in gathering.told if isinstance(event, WorkerGroupOpened))
     assert [(info.rank, info.node) for info in opened.workers] == [
         (0, "10.0.0.1"),
         (1, "10.0.0.1"),
         (2, "10.0.0.2"),
         (3, "10.0.0.2"),
     ]
-    orders = [node.last(OpenCrew) for node in gathering.nodes]
+    orders = [node.last(OpenWorkerGroup) for node in gathering.nodes]
     assert [(each.first_rank, each.size, each.world_size, each.node_rank) for each in orders] == [
         (0, 2, 4, 0),
         (2, 2, 4, 1),
@@ -171,20 +171,20 @@ def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gath
     gathering.run()
     assert [node.last(Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
     assert [node.last(Execute).run_size for node in gathering.nodes] == [4, 4], "nobody is left out"
-    gathering.crew.heard(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
+    gathering.group.heard(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
     gathering.end(0, log_directory="/there")
     gathering.end(1)
     assert gathering.ends() == []
     gathering.nodes[0].answer("rank0.log")
     assert [event.log_directory for event in gathering.ends()] == [str(gathering.logs / "r")]
-    assert list(gathering.crew.kept) == ["r/model"]
-    assert gathering.crew.idle
+    assert list(gathering.group.kept) == ["r/model"]
+    assert gathering.group.idle
 
 
 def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Gathering) -> None:
     gathering.run()
     failure = Failure(type_name="ValueError", message="", frames=())
-    gathering.crew.heard(1, Failed(run="r", rank=2, failure=failure, at_s=0.0))
+    gathering.group.heard(1, Failed(run="r", rank=2, failure=failure, at_s=0.0))
     assert not any(isinstance(command, Stop) for command in gathering.nodes[0].got)
     gathering.loop.pass_s(0.5)
     assert gathering.nodes[0].last(Stop) == Stop(run="r")
@@ -194,39 +194,39 @@ def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Ga
 def test_the_far_ends_of_cut_connections_are_cut(gathering: Gathering) -> None:
     gathering.run()
     ends = (("10.0.0.1:1", "10.0.0.2:2"),)
-    gathering.crew.heard(0, Connected(run="r", ends=ends))
-    assert gathering.nodes[1].last(Part) == Part(run="r", ends=ends)
-    assert not any(isinstance(command, Part) for command in gathering.nodes[0].got)
+    gathering.group.heard(0, Connected(run="r", ends=ends))
+    assert gathering.nodes[1].last(CutRemoteSockets) == CutRemoteSockets(run="r", ends=ends)
+    assert not any(isinstance(command, CutRemoteSockets) for command in gathering.nodes[0].got)
 
 
-def test_what_a_node_says_of_the_crew_it_had_before_is_not_for_this_one(gathering: Gathering) -> None:
+def test_what_a_node_says_of_the_group_it_had_before_is_not_for_this_one(gathering: Gathering) -> None:
     before = list(gathering.told)
-    gathering.crew.heard(0, CrewClosed(crew="b", reason="it was stopped"))
-    gathering.crew.heard(0, CrewChanged(crew="b", workers=(), lost=(0,)))
+    gathering.group.heard(0, WorkerGroupClosed(group="b", reason="it was stopped"))
+    gathering.group.heard(0, WorkerGroupChanged(group="b", workers=(), lost=(0,)))
     assert gathering.told == before
-    assert len(gathering.crew.infos()) == 4
+    assert len(gathering.group.infos()) == 4
 
 
 def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gathering) -> None:
     gathering.run()
     gathering.end(0, clean=False)
     gathering.end(1)
-    assert gathering.nodes[0].last(Renew) == Renew(crew="c")
+    assert gathering.nodes[0].last(MakeStore) == MakeStore(group="c")
     gathering.run()
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [1, 1]
-    gathering.crew.heard(0, Regrouped(crew="c", host="10.0.0.1", port=7))
-    assert gathering.nodes[1].last(Meet) == Meet(crew="c", host="10.0.0.1", port=7)
+    gathering.group.heard(0, GroupsReset(group="c", host="10.0.0.1", port=7))
+    assert gathering.nodes[1].last(UseStore) == UseStore(group="c", host="10.0.0.1", port=7)
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
 
 
 def test_a_rank_that_is_replaced_in_mid_run_does_not_take_the_store_away_from_the_others(gathering: Gathering) -> None:
     gathering.run()
     infos = tuple(WorkerInfo(rank=rank, pid=200 + rank, device="cpu") for rank in (2, 3))
-    gathering.crew.heard(1, CrewChanged(crew="c", workers=infos, lost=(3,)))
-    assert not any(isinstance(command, Renew) for command in gathering.nodes[0].got)
+    gathering.group.heard(1, WorkerGroupChanged(group="c", workers=infos, lost=(3,)))
+    assert not any(isinstance(command, MakeStore) for command in gathering.nodes[0].got)
     gathering.end(0)
     gathering.end(1)
-    assert gathering.nodes[0].last(Renew) == Renew(crew="c")
+    assert gathering.nodes[0].last(MakeStore) == MakeStore(group="c")
 
 
 def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) -> None:
@@ -234,7 +234,7 @@ def test_a_cell_that_waits_for_the_store_can_be_stopped(gathering: Gathering) ->
     gathering.end(0, clean=False)
     gathering.end(1)
     gathering.run()
-    gathering.crew.stop()
+    gathering.group.stop()
     assert [event.rank for event in gathering.told if isinstance(event, Interrupted)] == [0, 1, 2, 3]
     assert len(gathering.ends()) == 2
 
@@ -245,25 +245,25 @@ def gone(gathering: Gathering) -> list[tuple[int, int, bool]]:
 
 def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brought(gathering: Gathering) -> None:
     gathering.run()
-    gathering.crew.lost(1, "it was switched off")
+    gathering.group.lost(1, "it was switched off")
     assert gone(gathering) == [(2, 102, False), (3, 103, False)]
     told = next(event for event in gathering.told if isinstance(event, Exited))
     assert told.last_lines == ("node b was lost: it was switched off",)
     assert gathering.nodes[0].last(Stop) == Stop(run="r", force=True)
     for rank in range(2):
-        gathering.crew.heard(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
+        gathering.group.heard(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
     gathering.end(0, log_directory="/there")
     gathering.nodes[0].answer("rank0.log")
     assert gathering.ends() == [], "only its agent may have gone"
     assert not gathering.place.given_back
     gathering.nodes[1].answer()
     assert [event.log_directory for event in gathering.ends()] == [str(gathering.logs / "r")]
-    assert isinstance(gathering.told[-1], CrewClosed)
+    assert isinstance(gathering.told[-1], WorkerGroupClosed)
 
 
 def test_a_lost_node_is_asked_for_its_logs_for_a_moment_only(gathering: Gathering) -> None:
     gathering.run()
-    gathering.crew.lost(1, "it was switched off")
+    gathering.group.lost(1, "it was switched off")
     gathering.end(0, log_directory="/there")
     gathering.loop.pass_s(1.0)
     assert gathering.ends() == [], "those of the other node are waited for"
@@ -273,28 +273,30 @@ def test_a_lost_node_is_asked_for_its_logs_for_a_moment_only(gathering: Gatherin
 
 def test_nodes_that_do_not_answer_any_more_hold_up_the_end_for_seconds_only(gathering: Gathering) -> None:
     gathering.run()
-    gathering.crew.lost(1, "it was switched off")
-    gathering.crew.lost(0, "it was switched off too")
+    gathering.group.lost(1, "it was switched off")
+    gathering.group.lost(0, "it was switched off too")
     gathering.loop.pass_s(5.0)
     assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, False), (1, 101, False)]
     assert [event.log_directory for event in gathering.ends()] == [""]
-    assert [event.reason for event in gathering.told if isinstance(event, CrewClosed)] == [
+    assert [event.reason for event in gathering.told if isinstance(event, WorkerGroupClosed)] == [
         "node b was lost: it was switched off"
     ]
 
 
 def test_all_ranks_of_a_cluster_that_is_lost_are_lost(gathering: Gathering) -> None:
     gathering.run()
-    gathering.crew.lose("the cluster has gone")
+    gathering.group.lose("the cluster has gone")
     assert gone(gathering) == [(0, 100, False), (1, 101, False), (2, 102, False), (3, 103, False)]
     gathering.loop.pass_s(1.0)
     assert len(gathering.ends()) == 1
-    assert [event.reason for event in gathering.told if isinstance(event, CrewClosed)] == ["the cluster has gone"]
+    assert [event.reason for event in gathering.told if isinstance(event, WorkerGroupClosed)] == [
+        "the cluster has gone"
+    ]
 
 
 def test_ranks_that_cannot_be_killed_are_given_up(gathering: Gathering) -> None:
     gathering.run()
-    gathering.crew.lost(1, "it was switched off")
+    gathering.group.lost(1, "it was switched off")
     gathering.loop.pass_s(5.0)
     assert gone(gathering) == [(2, 102, False), (3, 103, False), (0, 100, True), (1, 101, True)]
     assert len(gathering.ends()) == 1
@@ -307,19 +309,23 @@ def test_a_time_limit_is_told_and_stops_all_nodes(gathering: Gathering) -> None:
     assert all(node.last(Stop) == Stop(run="r") for node in gathering.nodes)
 
 
-def look(rank: int, line: int, *, waits_s: float = 0.0) -> Look:
+def look(rank: int, line: int, *, waits_s: float = 0.0) -> RankSighting:
     """Of a rank that has called the first all_reduce if it waits, and else computes."""
-    group = GroupLook(name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce")
+    group = GroupSighting(
+        name="0", ranks=(0, 1, 2, 3), entered=int(waits_s > 0), number=int(waits_s > 0), op="all_reduce"
+    )
     call = "all_reduce" if waits_s else ""
-    seen = Probed(
+    seen = ProbeAnswer(
         run="r", rank=rank, line=line, function="", call=call, unmoved_s=waits_s, idle_s=waits_s, groups=(group,)
     )
-    return Look(rank=rank, state="running", pid=100 + rank, seen=seen)
+    return RankSighting(rank=rank, state="running", pid=100 + rank, seen=seen)
 
 
-def looked(gathering: Gathering, *looks: Look) -> None:
+def looked(gathering: Gathering, *looks: RankSighting) -> None:
     for node in range(2):
-        gathering.crew.heard(node, Looked(run="r", looks=tuple(each for each in looks if each.rank // 2 == node)))
+        gathering.group.heard(
+            node, NodeSawRanks(run="r", looks=tuple(each for each in looks if each.rank // 2 == node))
+        )
     gathering.loop.pass_s(1.0)
 
 
@@ -345,8 +351,8 @@ def test_ranks_of_which_nothing_was_heard_yet_have_not_come_and_those_that_have_
     gathering: Gathering,
 ) -> None:
     gathering.run()
-    gathering.crew.heard(1, Returned(run="r", rank=2, value=None))
-    gathering.crew.heard(1, Returned(run="r", rank=3, value=None))
+    gathering.group.heard(1, Returned(run="r", rank=2, value=None))
+    gathering.group.heard(1, Returned(run="r", rank=3, value=None))
     gathering.end(1)
     looked(gathering, look(0, 4, waits_s=6.0))
     (told,) = stalls(gathering)
@@ -376,7 +382,7 @@ def test_a_hang_timeout_is_told_once_and_stops_all_nodes(gathering: Gathering) -
 def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Gathering) -> None:
     gathering.run()
     gathering.end(0, log_directory="/there")
-    gathering.crew.lost(1, "gone")
+    gathering.group.lost(1, "gone")
     gathering.loop.pass_s(5.0)
     assert len(gathering.ends()) == 1
     gathering.nodes[0].answer()

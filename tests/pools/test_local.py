@@ -48,7 +48,7 @@ def ends() -> Iterator[Ends]:
 
 
 def test_commands_arrive_in_order_whether_the_agent_reads_or_not(ends: Ends) -> None:
-    big = [Forget(crew=f"{n}", keys=(BIG,)) for n in range(20)]
+    big = [Forget(group=f"{n}", keys=(BIG,)) for n in range(20)]
     for command in big:  # more than the socket takes, and nobody reads: must not block
         ends.node.send(command)
     ends.node.send(Probe(run="last"))
@@ -59,7 +59,7 @@ def test_commands_arrive_in_order_whether_the_agent_reads_or_not(ends: Ends) -> 
 
 
 def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
-    commands = [Forget(crew=f"{n}", keys=(BIG,)) for n in range(20)]
+    commands = [Forget(group=f"{n}", keys=(BIG,)) for n in range(20)]
     for command in commands:
         ends.node.send(command)
     ends.node.close()

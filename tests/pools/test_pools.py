@@ -21,8 +21,8 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.testing import Client
-from jupyter_distrib.wire.messages import CrewRefused, Ended, Interrupted, Started, Stop
+from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.wire.messages import Ended, Interrupted, Started, Stop, WorkerGroupRefused
 from jupyter_distrib.worker import identity, reporting
 from tests.notebook import ROOT, Notebook
 
@@ -43,13 +43,13 @@ def test_inline(check: testing.Check) -> None:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    one = Client(InlinePool())
+def client() -> Iterator[PoolClient]:
+    one = PoolClient(InlinePool())
     yield one
     one.close()
 
 
-def test_a_cell_leaves_the_process_as_it_was(client: Client, tmp_path: Path) -> None:
+def test_a_cell_leaves_the_process_as_it_was(client: PoolClient, tmp_path: Path) -> None:
     source = f"""
 import os, sys
 os.environ["RANK"] = "99"; os.environ["NEW"] = "1"; os.environ.pop("PATH")
@@ -67,17 +67,19 @@ os.rmdir({str(tmp_path)!r}) if rank else None
         return [*streams, *places, identity.is_rank(), identity.strategy, reporting.current, dict(payload.kept_values)]
 
     before = state()
-    outcome = client.run(client.crew(2), source)
+    outcome = client.run(client.group(2), source)
     assert outcome.failure(0).type_name == "ZeroDivisionError"
     assert state() == before
 
 
-def test_what_is_printed_appears_at_once_and_is_recorded(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_appears_at_once_and_is_recorded(
+    client: PoolClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = "import sys\nprint('out', rank)\nprint('err', rank, file=sys.stderr)\nseen()\nprint('after')"
     seen: list[str] = []
     builtins.seen = lambda: seen.append(sys.stdout._stream.getvalue()[-6:])  # type: ignore[attr-defined]
     try:
-        outcome = client.run(client.crew(2), source)
+        outcome = client.run(client.group(2), source)
     finally:
         del builtins.seen  # type: ignore[attr-defined]
     assert seen == ["out 0\n", "out 1\n"]
@@ -85,11 +87,13 @@ def test_what_is_printed_appears_at_once_and_is_recorded(client: Client, capsys:
     assert (outcome.text(1), outcome.text(1, "stderr")) == ("out 1\nafter\n", "err 1\n")
 
 
-def test_a_handler_that_keeps_the_stream_goes_on_writing(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_handler_that_keeps_the_stream_goes_on_writing(
+    client: PoolClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = (
         "import logging, sys\nlogging.getLogger('jd').addHandler(logging.StreamHandler(sys.stderr))\nsys.stdout.close()"
     )
-    client.run(client.crew(1), source)
+    client.run(client.group(1), source)
     logger = logging.getLogger("jd")
     logger.warning("later")
     assert capsys.readouterr().err == "later\n"
@@ -99,10 +103,10 @@ def test_a_handler_that_keeps_the_stream_goes_on_writing(client: Client, capsys:
 
 
 def test_somebody_can_be_asked(
-    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: PoolClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Ada\nGrace\n"))
-    assert client.run(client.crew(2), "input('name? ')").values == {0: "Ada", 1: "Grace"}
+    assert client.run(client.group(2), "input('name? ')").values == {0: "Ada", 1: "Grace"}
     assert capsys.readouterr().out == "name? name? "
 
 
@@ -111,7 +115,7 @@ def test_the_debugger_works() -> None:
 from jupyter_distrib.testing import Client
 from jupyter_distrib.pools.inline.pool import InlinePool
 client = Client(InlinePool())
-print(client.run(client.crew(1), "secret = 21\\nbreakpoint()\\nsecret").values)
+print(client.run(client.group(1), "secret = 21\\nbreakpoint()\\nsecret").values)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -128,28 +132,28 @@ print(client.run(client.crew(1), "secret = 21\\nbreakpoint()\\nsecret").values)
     assert "{0: 21}" in done.stdout
 
 
-def test_an_interrupt_stops_this_rank_and_starts_no_other(client: Client) -> None:
-    crew = client.crew(3)
+def test_an_interrupt_stops_this_rank_and_starts_no_other(client: PoolClient) -> None:
+    group = client.group(3)
     stop = "import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\nrank"
-    outcome = client.run(crew, stop)
+    outcome = client.run(group, stop)
     assert list(outcome.values) == [0]
     assert [event.rank for event in outcome.of(Started)] == [0, 1]
     stopped = outcome.of(Interrupted)
     assert [event.rank for event in stopped] == [1, 2]
     assert stopped[0].frames[-1].line in (3, 4)
     assert stopped[1].frames == ()
-    assert client.run(crew, "rank").values == {0: 0, 1: 1, 2: 2}
+    assert client.run(group, "rank").values == {0: 0, 1: 1, 2: 2}
 
 
-def test_it_runs_in_any_thread(client: Client) -> None:
+def test_it_runs_in_any_thread(client: PoolClient) -> None:
     """Where an interrupt is an exception that arrives at the next line."""
-    crew, got = client.crew(2), []
+    group, got = client.group(2), []
     source = "import threading\nmine = threading.get_ident()\nwhile True:\n    pass"
 
     def work() -> None:
         client.when(Started, lambda run: client.send(Stop(run=run)))
-        got.append(client.run(crew, source))
-        got.append(client.run(crew, "__import__('threading').get_ident()"))
+        got.append(client.run(group, source))
+        got.append(client.run(group, "__import__('threading').get_ident()"))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -165,22 +169,22 @@ def test_it_runs_in_any_thread(client: Client) -> None:
         ({"detached": True}, "leave out --detach"),
     ],
 )
-def test_what_it_cannot_do_is_said_before_anything_runs(client: Client, change: dict[str, Any], words: str) -> None:
-    crew = client.crew(2)
+def test_what_it_cannot_do_is_said_before_anything_runs(client: PoolClient, change: dict[str, Any], words: str) -> None:
+    group = client.group(2)
     with pytest.raises(PoolError, match=words):
-        client.start(crew, "print('never')", **change)
+        client.start(group, "print('never')", **change)
     assert isinstance(client.wait(Started, Ended), Ended)
     refused = client.open(1, load_env={"PYTHONHASHSEED": "1"})
-    assert isinstance(refused, CrewRefused)
+    assert isinstance(refused, WorkerGroupRefused)
     assert "PYTHONHASHSEED" in refused.reason
-    assert client.run(crew, "rank").values == {0: 0, 1: 1}
+    assert client.run(group, "rank").values == {0: 0, 1: 1}
 
 
-def test_one_cell_at_a_time(client: Client) -> None:
-    builtins.nested = lambda: client.start(crew, "1")  # type: ignore[attr-defined]
-    crew = client.crew(1)
+def test_one_cell_at_a_time(client: PoolClient) -> None:
+    builtins.nested = lambda: client.start(group, "1")  # type: ignore[attr-defined]
+    group = client.group(1)
     try:
-        failure = client.finish(client.start(crew, "nested()"), (0,)).failure(0)
+        failure = client.finish(client.start(group, "nested()"), (0,)).failure(0)
     finally:
         del builtins.nested  # type: ignore[attr-defined]
     assert (failure.type_name, "one cell at a time" in failure.message) == ("jupyter_distrib.errors.PoolError", True)
@@ -189,7 +193,7 @@ def test_one_cell_at_a_time(client: Client) -> None:
 def test_it_needs_no_torch() -> None:
     program = (
         "import sys\nfrom jupyter_distrib.testing import Client\nfrom jupyter_distrib.pools.inline.pool import InlinePool\n"
-        "c = Client(InlinePool())\nprint(c.run(c.crew(2), '(rank, device)').values, 'torch' in sys.modules)"
+        "c = Client(InlinePool())\nprint(c.run(c.group(2), '(rank, device)').values, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "{0: (0, 'cpu'), 1: (1, 'cpu')} False\n"

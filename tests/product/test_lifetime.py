@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.pools.local import LocalPool
-from jupyter_distrib.testing import Client
+from jupyter_distrib.testing import PoolClient
 from tests.conftest import leftovers_after
 from tests.notebook import Notebook
 from tests.processes import agents, is_alive, ranks, wait_until_gone
@@ -134,12 +134,12 @@ LOST_MEANWHILE = """
 import os, signal, time
 from jupyter_distrib.kernel.session.session import Session
 command = Session._command
-def with_the_agent_lost(self, run, crew, *more):
+def with_the_agent_lost(self, run, group, *more):
     Session._command = command
-    os.kill(crew.connection.ask()["pid"], signal.SIGKILL)
-    while not crew.connection.lost or crew.connection.crews:
+    os.kill(group.connection.ask()["pid"], signal.SIGKILL)
+    while not group.connection.lost or group.connection.groups:
         time.sleep(0.01)
-    return command(self, run, crew, *more)
+    return command(self, run, group, *more)
 Session._command = with_the_agent_lost
 """
 """The agent ends after the ranks were found to be up, and before the cell is sent."""
@@ -174,11 +174,11 @@ def test_two_kernels_share_an_agent_and_do_not_disturb_each_other(notebook: Note
 
 
 def test_the_search_for_what_is_left_finds_ranks_and_what_they_have_forked() -> None:
-    client = Client(LocalPool())
-    crew = client.crew(2)
-    pids = {worker.pid for worker in crew.workers}
+    client = PoolClient(LocalPool())
+    group = client.group(2)
+    pids = {worker.pid for worker in group.workers}
     child = client.run(
-        crew, "import os, time\nchild = os.fork()\nif not child:\n    time.sleep(600)\nchild", ranks=(0,)
+        group, "import os, time\nchild = os.fork()\nif not child:\n    time.sleep(600)\nchild", ranks=(0,)
     )
     runtime = Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"])
     assert set(ranks(runtime, client.session)) == {*pids, child.values[0]}
@@ -204,7 +204,7 @@ def _counts(book: Notebook) -> dict[str, int]:
     return dict(zip(names, map(int, text.split()), strict=True))
 
 
-def _grown(book: Notebook, before: dict[str, int]) -> dict[str, int]:
+def _preload_ordered(book: Notebook, before: dict[str, int]) -> dict[str, int]:
     """What is more than before; the kernel's own history database comes and goes with a descriptor."""
     slack = {"kernel fds": 2}
     return {name: count for name, count in _counts(book).items() if count > before[name] + slack.get(name, 0)}
@@ -227,7 +227,7 @@ def test_many_runs_leave_nothing_behind(notebook: Notebook, runs: int) -> None:
     for _ in range(runs):
         assert notebook.cell(SMALL_DDP).status == "ok"
 
-    assert _grown(notebook, before) == {}
+    assert _preload_ordered(notebook, before) == {}
 
 
 def test_many_failures_leave_nothing_behind(notebook: Notebook) -> None:
@@ -238,4 +238,4 @@ def test_many_failures_leave_nothing_behind(notebook: Notebook) -> None:
     for _ in range(15):
         assert notebook.cell(bad).ename == "KeyError"
 
-    assert _grown(notebook, before) == {}
+    assert _preload_ordered(notebook, before) == {}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from jupyter_distrib.pools.local import LocalPool
-from jupyter_distrib.testing import Client
-from jupyter_distrib.wire.messages import CrewOpened, Ended, Moved, Returned, RunEvent, Sampled, Stalled, Started
+from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.wire.messages import Ended, Moved, Returned, RunEvent, Sampled, Stalled, Started, WorkerGroupOpened
 from tests.notebook import Notebook
 
 GROUP = (
@@ -23,8 +23,8 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    client = Client(LocalPool())
+def client() -> Iterator[PoolClient]:
+    client = PoolClient(LocalPool())
     yield client
     client.close()
 
@@ -33,7 +33,7 @@ def client() -> Iterator[Client]:
 class Follower:
     """The events of one run, as they come."""
 
-    client: Client
+    client: PoolClient
     run: str
     events: list[RunEvent] = field(default_factory=list)
 
@@ -53,16 +53,16 @@ class Follower:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def follow(client: Client, crew: CrewOpened, source: str, **more: object) -> Follower:
-    return Follower(client, client.start(crew, source, **more))
+def follow(client: PoolClient, group: WorkerGroupOpened, source: str, **more: object) -> Follower:
+    return Follower(client, client.start(group, source, **more))
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: Client) -> None:
-    crew = client.crew(2)
-    run = follow(client, crew, GROUP + "for _ in range(40):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)")
+def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: PoolClient) -> None:
+    group = client.group(2)
+    run = follow(client, group, GROUP + "for _ in range(40):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)")
     run.until(Started)
-    pid = crew.workers[1].pid
+    pid = group.workers[1].pid
     began_s = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -74,7 +74,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: Client
     assert stalled.at_s - began_s < 10
     run.until(Ended)
     assert len(run.of(Returned)) == 2
-    client.close_crew(crew)
+    client.close_group(group)
 
 
 CASES = {
@@ -115,10 +115,10 @@ CASES = {
 
 
 @pytest.mark.slow
-def test_every_kind_of_stall_is_named(client: Client) -> None:
+def test_every_kind_of_stall_is_named(client: PoolClient) -> None:
     """All kinds side by side, each in ranks of its own."""
-    crews = {name: client.crew(3) for name in CASES}
-    runs = {name: client.start(crews[name], source) for name, (source, _) in CASES.items()}
+    groups = {name: client.group(3) for name in CASES}
+    runs = {name: client.start(groups[name], source) for name, (source, _) in CASES.items()}
     names = {run: name for name, run in runs.items()}
     told: dict[str, str] = {}
     deadline = time.monotonic() + 40
@@ -127,31 +127,31 @@ def test_every_kind_of_stall_is_named(client: Client) -> None:
         name = names.get(event.run, "")
         if isinstance(event, Stalled) and CASES[name][1] in event.text:
             told.setdefault(name, event.text)
-    for crew in crews.values():
-        client.close_crew(crew)
+    for group in groups.values():
+        client.close_group(group)
     assert told.keys() == CASES.keys()
 
 
 @pytest.mark.slow
-def test_computing_is_no_stall_on_any_rank(client: Client) -> None:
-    crew = client.crew(2)
+def test_computing_is_no_stall_on_any_rank(client: PoolClient) -> None:
+    group = client.group(2)
     source = GROUP + "a = torch.ones(400, 400)\nt = time.monotonic()\nwhile time.monotonic() - t < 12: a @ a"
-    run = follow(client, crew, source)
+    run = follow(client, group, source)
     run.until(Ended)
     assert run.of(Stalled) == []
     assert len(run.of(Returned)) == 2
-    client.close_crew(crew)
+    client.close_group(group)
 
 
 @pytest.mark.slow
-def test_a_stall_that_is_over_is_said_to_be(client: Client) -> None:
-    crew = client.crew(2)
-    run = follow(client, crew, GROUP + "if rank == 0: time.sleep(7)\ndist.all_reduce(torch.ones(1))\ntime.sleep(3)")
+def test_a_stall_that_is_over_is_said_to_be(client: PoolClient) -> None:
+    group = client.group(2)
+    run = follow(client, group, GROUP + "if rank == 0: time.sleep(7)\ndist.all_reduce(torch.ones(1))\ntime.sleep(3)")
     run.until(Stalled)
     run.until(Moved)
     run.until(Ended)
     assert len(run.of(Returned)) == 2
-    client.close_crew(crew)
+    client.close_group(group)
 
 
 @pytest.mark.slow
@@ -201,11 +201,11 @@ def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: st
 
 
 @pytest.mark.slow
-def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: Client) -> None:
-    crew = client.crew(2)
+def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: PoolClient) -> None:
+    group = client.group(2)
     run = follow(
         client,
-        crew,
+        group,
         "held = bytearray(50_000_000)\nimport time\nt = time.monotonic()\nwhile time.monotonic() - t < 1.6: pass",
     )
     run.until(Ended)
@@ -216,4 +216,4 @@ def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: Client) -> No
     assert samples[-1].gpu_memory_bytes is None
     with pytest.raises(queue.Empty):
         client.seen.get(timeout=1.3)
-    client.close_crew(crew)
+    client.close_group(group)

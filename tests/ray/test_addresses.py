@@ -24,10 +24,10 @@ def other(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def joined(book: Notebook) -> str:
-    """Where the gate is whose ranks have executed a cell without an address."""
+    """Where the coordinator is whose ranks have executed a cell without an address."""
     book.ok("%load_ext jupyter_distrib")
     assert book.cell(CELL, timeout_s=150).status == "ok"
-    return book.ok("%distributed_status").result.partition("template Ray at ")[2].split(",")[0].split()[0]
+    return book.ok("%distributed_status").result.partition(", Ray at ")[2].split(",")[0].split()[0]
 
 
 def test_auto_is_the_cluster_that_runs_here(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_auto_is_the_cluster_that_runs_here(cluster: Cluster, tmp_path: Path, mo
 
 
 def test_each_kernel_has_the_cluster_of_its_own_environment(cluster: Cluster, other: Cluster, tmp_path: Path) -> None:
-    """Also while the gate of a kernel with another `RAY_ADDRESS` is alive."""
+    """Also while the coordinator of a kernel with another `RAY_ADDRESS` is alive."""
     for one in (cluster, other):
         with Notebook(tmp_path, env={"RAY_ADDRESS": one.address}) as book:
             assert joined(book) == one.address

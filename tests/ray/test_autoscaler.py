@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
-from jupyter_distrib.wire.messages import CrewOpened, CrewQueued, CrewRefused
+from jupyter_distrib.wire.messages import WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
 from tests.processes import wait_until
 from tests.ray.conftest import ENVIRONMENT, HERE
 
@@ -53,14 +53,16 @@ def scaled_to_zero(tmp_path: Path) -> Iterator[str]:
 def test_ranks_of_more_than_one_node_are_had(scaled_to_zero: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six, though no node that can come has room for all of them."""
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
-    client = testing.Client(RayPool(address=scaled_to_zero, insecure=""))
+    client = testing.PoolClient(RayPool(address=scaled_to_zero, insecure=""))
     try:
-        client.send(testing.OpenCrew(crew="grows", size=6, gpus=False, wait_s=180.0))
-        while isinstance(opened := client.wait(CrewQueued, CrewOpened, CrewRefused), CrewQueued):
+        client.send(testing.OpenCrew(group="grows", size=6, gpus=False, wait_s=180.0))
+        while isinstance(
+            opened := client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused), WorkerGroupQueued
+        ):
             continue
-        assert isinstance(opened, CrewOpened), opened
+        assert isinstance(opened, WorkerGroupOpened), opened
         outcome = client.run(opened, "int(__import__('os').environ['NODE_RANK'])")
         assert outcome.values == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
-        client.close_crew(opened)
+        client.close_group(opened)
     finally:
         client.close()

@@ -38,7 +38,7 @@ def book(tmp_path: Path) -> Iterator[Notebook]:
 
 
 def begin(book: Notebook, own: Cluster, folder: Path) -> int:
-    """Have ranks up; returns the gate's pid."""
+    """Have ranks up; returns the coordinator's pid."""
     (folder / "jupyter_distrib.toml").write_text(
         f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{own.client_address}"\ninsecure = true\n'
     )
@@ -50,7 +50,7 @@ def begin(book: Notebook, own: Cluster, folder: Path) -> int:
 def test_a_running_cell_is_told_and_the_next_is_good(book: Notebook, tmp_path: Path) -> None:
     own = Cluster(nodes=1)
     try:
-        gate = begin(book, own, tmp_path)
+        coordinator = begin(book, own, tmp_path)
         book.start(f"{LINE}import time\nprint('in', flush=True)\ntime.sleep(300)")
         book.until("in")
         own.close()
@@ -58,7 +58,7 @@ def test_a_running_cell_is_told_and_the_next_is_good(book: Notebook, tmp_path: P
         assert outcome.ename == "RankLost", outcome.text
         assert re.search("was lost: |is lost, and all", outcome.traceback), "whichever notices first"
         own = started_anew(own)
-        assert wait_until_gone([gate], 60) == []
+        assert wait_until_gone([coordinator], 60) == []
         assert_good(book)
     finally:
         own.close()
@@ -67,11 +67,11 @@ def test_a_running_cell_is_told_and_the_next_is_good(book: Notebook, tmp_path: P
 def test_without_ranks_nobody_needs_to_hear_of_it(book: Notebook, tmp_path: Path) -> None:
     own = Cluster(nodes=1)
     try:
-        gate = begin(book, own, tmp_path)
+        coordinator = begin(book, own, tmp_path)
         book.ok("%distributed_pool stop")
         own.close()
         own = started_anew(own)
-        assert wait_until_gone([gate], 60) == []
+        assert wait_until_gone([coordinator], 60) == []
         assert_good(book)
     finally:
         own.close()

@@ -21,7 +21,7 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray import cluster as joining
 from jupyter_distrib.pools.ray.pool import RayPool
-from jupyter_distrib.wire.messages import CrewClosed, CrewQueued
+from jupyter_distrib.wire.messages import WorkerGroupClosed, WorkerGroupQueued
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
 
@@ -87,17 +87,19 @@ def test_a_cluster_that_goes_away_in_mid_run_is_told(tmp_path: Path) -> None:
 
 def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
-    client = testing.Client(RayPool(address=cluster.address, insecure="", idle="0.5"))
+    client = testing.PoolClient(RayPool(address=cluster.address, insecure="", idle="0.5"))
     try:
-        crew = client.crew(1)
-        assert client.run(crew, "rank").values == {0: 0}
-        assert client.wait(CrewClosed).reason == "released after 0.5 s without a cell"
-        client.crew(1)
-        assert client.wait(CrewClosed).reason == "released after 0.5 s without a cell", "also if there never was one"
-        crew = client.crew(1)
-        client.run(crew, "kept = 1", keep=("kept",))
+        group = client.group(1)
+        assert client.run(group, "rank").values == {0: 0}
+        assert client.wait(WorkerGroupClosed).reason == "released after 0.5 s without a cell"
+        client.group(1)
+        assert client.wait(WorkerGroupClosed).reason == "released after 0.5 s without a cell", (
+            "also if there never was one"
+        )
+        group = client.group(1)
+        client.run(group, "kept = 1", keep=("kept",))
         time.sleep(1.5)
-        assert client.run(crew, "rank").values == {0: 0}, "its ranks are still there"
+        assert client.run(group, "rank").values == {0: 0}, "its ranks are still there"
     finally:
         client.close()
 
@@ -105,11 +107,11 @@ def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, mon
 def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine ranks at four CPUs a node take a third one, as an autoscaler would bring it."""
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
-    client = testing.Client(RayPool(address=cluster.address, insecure=""))
+    client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(testing.OpenCrew(crew="grows", size=9, gpus=False, wait_s=180.0))
-        while "grow" not in (queued := client.wait(CrewQueued, testing.CrewRefused)).reason:
-            assert isinstance(queued, CrewQueued), queued
+        client.send(testing.OpenCrew(group="grows", size=9, gpus=False, wait_s=180.0))
+        while "grow" not in (queued := client.wait(WorkerGroupQueued, testing.CrewRefused)).reason:
+            assert isinstance(queued, WorkerGroupQueued), queued
         assert re.match(
             r"9 CPUs are asked for, and \d of 8 are free in the Ray cluster. It has to grow.", queued.reason
         )
@@ -118,7 +120,7 @@ def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, monkeypatch: pytes
         assert isinstance(opened, testing.CrewOpened), opened
         assert len(opened.workers) == 9
         assert client.run(opened, "int(__import__('os').environ['NODE_RANK'])").values[8] == 2
-        client.close_crew(opened)
+        client.close_group(opened)
     finally:
         client.close()
         cluster.ask("lose")

@@ -66,8 +66,8 @@ def test_a_rank_that_dies_between_cells_is_replaced_unnoticed(book: Notebook) ->
     pids = processes(book)
     os.kill(pids[3], signal.SIGKILL)
     book.ok(
-        "import time\nfrom jupyter_distrib.kernel.session import session\n[crew] = session.current().crews()\n"
-        f"while crew.workers[3].pid == {pids[3]}: time.sleep(0.01)"
+        "import time\nfrom jupyter_distrib.kernel.session import session\n[group] = session.current().groups()\n"
+        f"while group.workers[3].pid == {pids[3]}: time.sleep(0.01)"
     )
     assert_good(book)
     assert [now == before for now, before in zip(processes(book), pids, strict=True)] == [True, True, True, False]
@@ -130,12 +130,12 @@ def test_an_agent_that_is_killed_is_told_and_replaced_and_all_logs_are_there(boo
     assert_good(book)
 
 
-def test_a_gate_that_is_killed_leaves_nothing(book: Notebook) -> None:
+def test_a_coordinator_that_is_killed_leaves_nothing(book: Notebook) -> None:
     ranks = processes(book)
-    gate = int(re.search(r"agent (\d+)", book.ok("%distributed_status").result)[1])  # type: ignore[index]
+    coordinator = int(re.search(r"agent (\d+)", book.ok("%distributed_status").result)[1])  # type: ignore[index]
     book.start("%%distributed\nimport time\nprint('in', flush=True)\ntime.sleep(100)")
     book.until("in")
-    os.kill(gate, signal.SIGKILL)
+    os.kill(coordinator, signal.SIGKILL)
     outcome = book.finish()
     assert "the process that holds the Ray cluster has ended" in outcome.traceback
     assert wait_until_gone(ranks, 10) == []

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
-from jupyter_distrib.wire.messages import CrewOpened, CrewQueued, CrewRefused
+from jupyter_distrib.wire.messages import WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
 
@@ -39,19 +39,19 @@ def test_ranks_without_gpus_do_not_hide_those_of_the_cluster(two_gpus: Cluster, 
 def test_gpus_that_are_to_come_are_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an autoscaler brings them to a cluster that has none."""
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
-    client = testing.Client(RayPool(address=cluster.address, insecure=""))
+    client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(testing.OpenCrew(crew="grows", size=2, gpus=True, wait_s=180.0))
-        queued = client.wait(CrewQueued, CrewOpened, CrewRefused)
-        while isinstance(queued, CrewQueued) and "grow" not in queued.reason:
-            queued = client.wait(CrewQueued, CrewOpened, CrewRefused)
-        assert isinstance(queued, CrewQueued), queued
+        client.send(testing.OpenCrew(group="grows", size=2, gpus=True, wait_s=180.0))
+        queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
+        while isinstance(queued, WorkerGroupQueued) and "grow" not in queued.reason:
+            queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
+        assert isinstance(queued, WorkerGroupQueued), queued
         assert queued.reason == "2 GPUs are asked for, and 0 of 0 are free in the Ray cluster. It has to grow."
         cluster.ask("add gpus")
-        opened = client.wait(CrewOpened, CrewRefused)
-        assert isinstance(opened, CrewOpened), opened
+        opened = client.wait(WorkerGroupOpened, WorkerGroupRefused)
+        assert isinstance(opened, WorkerGroupOpened), opened
         assert (opened.gpus, len(opened.workers)) == (True, 2)
-        client.close_crew(opened)
+        client.close_group(opened)
     finally:
         client.close()
         cluster.ask("lose")

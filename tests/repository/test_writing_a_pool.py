@@ -45,7 +45,7 @@ def test_it_keeps_the_contract(check: testing.Check, wrapped: Any) -> None:
 
 def test_it_says_what_it_cannot_start(wrapped: Any) -> None:
     with pytest.raises(PoolError, match="no-such-command cannot be started: No such file or directory"):
-        testing.Client(wrapped(through="no-such-command"))
+        testing.PoolClient(wrapped(through="no-such-command"))
 
 
 class _Entry:

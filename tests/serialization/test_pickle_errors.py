@@ -39,30 +39,30 @@ def generator() -> Iterator[int]:
     yield 1
 
 
-def culprit_of(**inputs: Any) -> tuple[str, str, str]:
+def problem_of(**inputs: Any) -> tuple[str, str, str]:
     namespace = dict(inputs)
     with pytest.raises(PayloadError):
         payload.pack_inputs(inputs, namespace)
-    found = payload.culprit(inputs, namespace)
+    found = payload.problem(inputs, namespace)
     assert found is not None
     assert found.reason
     return found.name, found.path, found.type_name
 
 
-def test_a_culprit_is_named_with_its_path() -> None:
+def test_a_problem_is_named_with_its_path() -> None:
     lock = threading.Lock()
     module = torch.nn.Sequential(torch.nn.Linear(1, 1))
     module[0].extra = lock
-    assert culprit_of(a=1, loader=Holder(pool=Holder(_lock=lock))) == ("loader", "loader.pool._lock", "_thread.lock")
-    assert culprit_of(lock=lock) == ("lock", "lock", "_thread.lock")
-    assert culprit_of(x=[1, {"k": (lock,)}])[1] == "x[1]['k'][0]"
-    assert culprit_of(x=WithSlots(lock))[1] == "x.lock"
-    assert culprit_of(m=module)[1] == "m.0.extra"
-    assert culprit_of(g=generator())[2] == "generator"
-    assert culprit_of(e={"s": {lock: 1}})[1] == "e['s'] (a key)"
+    assert problem_of(a=1, loader=Holder(pool=Holder(_lock=lock))) == ("loader", "loader.pool._lock", "_thread.lock")
+    assert problem_of(lock=lock) == ("lock", "lock", "_thread.lock")
+    assert problem_of(x=[1, {"k": (lock,)}])[1] == "x[1]['k'][0]"
+    assert problem_of(x=WithSlots(lock))[1] == "x.lock"
+    assert problem_of(m=module)[1] == "m.0.extra"
+    assert problem_of(g=generator())[2] == "generator"
+    assert problem_of(e={"s": {lock: 1}})[1] == "e['s'] (a key)"
 
 
-def test_a_culprit_is_found_in_functions_partials_and_bound_methods(kernel: Kernel) -> None:
+def test_a_problem_is_found_in_functions_partials_and_bound_methods(kernel: Kernel) -> None:
     import functools
 
     kernel.cell("""
@@ -86,7 +86,7 @@ def test_a_culprit_is_found_in_functions_partials_and_bound_methods(kernel: Kern
     spaces["part"] = functools.partial(print, spaces["lock"])
 
     def path(name: str) -> str:
-        found = payload.culprit({name: spaces[name]}, spaces)
+        found = payload.problem({name: spaces[name]}, spaces)
         assert found is not None
         assert found.type_name == "_thread.lock"
         return found.path
@@ -104,27 +104,27 @@ def test_files_sockets_and_databases_are_named_but_standard_streams_travel(tmp_p
     import sqlite3
 
     with (tmp_path / "f").open("w+") as text, (tmp_path / "g").open("wb") as binary, socket.socket() as sock:
-        assert culprit_of(f=[text])[1:] == ("f[0]", "_io.TextIOWrapper")
-        assert culprit_of(f=binary)[2] == "_io.BufferedWriter"
-        assert culprit_of(f=Holder(s=sock))[1:] == ("f.s", "socket.socket")
+        assert problem_of(f=[text])[1:] == ("f[0]", "_io.TextIOWrapper")
+        assert problem_of(f=binary)[2] == "_io.BufferedWriter"
+        assert problem_of(f=Holder(s=sock))[1:] == ("f.s", "socket.socket")
     database = sqlite3.connect(":memory:")
-    assert culprit_of(db=database)[2] == "sqlite3.Connection"
+    assert problem_of(db=database)[2] == "sqlite3.Connection"
     database.close()
     assert round_trip(out=sys.stdout)["out"] is sys.stdout
     assert round_trip(text=io.StringIO("a"))["text"].read() == "a"
 
 
 @pytest.mark.slow
-def test_a_culprit_in_something_big_or_deep_is_found_within_a_second() -> None:
+def test_a_problem_in_something_big_or_deep_is_found_within_a_second() -> None:
     deep: Any = threading.Lock()
     for _ in range(5000):
         deep = [deep]
     rows = {"rows": [Holder(n=n) for n in range(20_000)] + [threading.Lock()] + [1] * 100_000}
-    assert culprit_of(bad=rows)[1] == "bad['rows'][20000]"
+    assert problem_of(bad=rows)[1] == "bad['rows'][20000]"
     big = [list(range(1000)) for _ in range(1000)] + [threading.Lock()]
     for value in (deep, big, [Holder(n=n) for n in range(100_000)] + [threading.Lock()]):
         begun_s = time.process_time()
-        name, path, _ = culprit_of(ok=1, bad=value)
+        name, path, _ = problem_of(ok=1, bad=value)
         assert name == "bad"
         assert path.startswith("bad")
         assert time.process_time() - begun_s < 2.5  # two failed pickles of this value included

@@ -34,7 +34,7 @@ from jupyter_distrib.wire.messages import (
 def detached() -> Execute:
     return Execute(
         run="s-7",
-        crew="c",
+        group="c",
         ranks=(0, 1),
         cell=Cell(source="1", filename="Cell In[1]"),
         inputs=Parcel(data=b""),

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jupyter_distrib.system.call_soon import Calls
+from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 
 
@@ -15,7 +15,7 @@ def test_other_threads_are_heard_in_the_loop_also_where_there_is_no_pipe2(monkey
     """As on macOS."""
     monkeypatch.delattr(os, "pipe2", raising=False)
     loop, heard = Loop(), list[int]()
-    calls = Calls(loop)
+    calls = CallSoon(loop)
     thread = threading.Thread(
         target=lambda: [*map(calls.put, [lambda: heard.append(1), lambda: heard.append(2), loop.stop])]
     )

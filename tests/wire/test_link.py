@@ -134,9 +134,9 @@ def test_descriptors_stay_with_their_frame(pair: tuple[Link, Link]) -> None:
     files = pipe_fds(3)
     inodes = [os.fstat(fd).st_ino for fd in files]
     a.send(messages_module.Leave())
-    a.send(messages_module.Regroup(port=1), files[:1])
+    a.send(messages_module.ResetGroups(port=1), files[:1])
     a.send(messages_module.Leave())
-    a.send(messages_module.Regroup(port=2), files[1:])
+    a.send(messages_module.ResetGroups(port=2), files[1:])
     got = [b.receive() for _ in range(4)]
     assert [len(fds) for _, fds in got] == [0, 1, 0, 2]
     received = [fd for _, fds in got for fd in fds]
@@ -153,7 +153,7 @@ def test_posted_frames_wait_for_room(pair: tuple[Link, Link]) -> None:
     big = messages_module.Wrote(run="r", rank=0, stream="stdout", text="x" * 300_000)
     for _ in range(10):
         a.post(encode(big))
-    a.post(encode(messages_module.Regroup(port=1), 1), files)
+    a.post(encode(messages_module.ResetGroups(port=1), 1), files)
     a.post(encode(messages_module.Leave()))
     b.sock.setblocking(False)
     got = []
@@ -161,7 +161,10 @@ def test_posted_frames_wait_for_room(pair: tuple[Link, Link]) -> None:
         a.flush()
         got += list(b.read())
     assert not a.unsent
-    assert [message for message, _ in got] == [big] * 10 + [messages_module.Regroup(port=1), messages_module.Leave()]
+    assert [message for message, _ in got] == [big] * 10 + [
+        messages_module.ResetGroups(port=1),
+        messages_module.Leave(),
+    ]
     assert len(got[10][1]) == 1
     for fd in (*files, *got[10][1]):
         os.close(fd)
@@ -171,7 +174,7 @@ def test_close_gives_back_what_nobody_took() -> None:
     before = len(os.listdir("/proc/self/fd"))
     a, b = map(Link, socket.socketpair())
     files = pipe_fds(4)
-    a.send(messages_module.Regroup(port=1), files)
+    a.send(messages_module.ResetGroups(port=1), files)
     b._fill()
     a.post(encode(messages_module.Leave(), 4), files)
     a.close()
@@ -224,7 +227,7 @@ def frame(text: bytes, sizes: tuple[int, ...] = (), blobs: bytes = b"", fds: int
         frame(b'{"$":["Leave"]}'),
         frame(b'{"$b":0}'),
         frame(b'{"$b":0}', (1,), b"x"),
-        frame(b'{"$":"Forget","crew":{"$b":7},"keys":[]}', (1,), b"x"),
+        frame(b'{"$":"Forget","group":{"$b":7},"keys":[]}', (1,), b"x"),
         frame(b'{"$d":[1]}'),
         frame(b'{"$d":{"$":1}}'),
         frame(b"\xff\xfe"),

@@ -20,7 +20,7 @@ from jupyter_distrib.worker.main import Worker
 def told() -> Iterator[tuple[Worker, Link]]:
     """A worker, and the agent's end of its link."""
     mine, theirs = map(Link, socket.socketpair())
-    order = WorkerOrder(crew="c", worker="w", agent_pid=1, rank=0, world_size=1, local_rank=0, local_world_size=1)
+    order = WorkerOrder(group="c", worker="w", agent_pid=1, rank=0, world_size=1, local_rank=0, local_world_size=1)
     yield Worker(order, mine, -1), theirs
     mine.close()
     theirs.close()

@@ -18,7 +18,7 @@ from jupyter_distrib.serialization import payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+class PackedInputs:
     """The inputs of a cell, ready to be sent."""
 
     values: dict[str, object]
@@ -36,11 +36,11 @@ class Shipment:
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
-def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> Shipment:
+def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInputs:
     """Pickle the inputs. What cannot be pickled is left out if the cell may do without it.
 
     Raises:
-        PayloadError: It names the variable, the culprit inside it, and the line that reads it.
+        PayloadError: It names the variable, what in it cannot be pickled, and the line that reads it.
     """
     travelling = {item.name: item.value for item in inputs}
     by_name = {item.name: item for item in inputs}
@@ -49,35 +49,35 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> Shipment:
         try:
             packed = payload.pack_inputs(travelling, namespace)
         except PayloadError as error:
-            culprit = payload.culprit(travelling, namespace)
-            if culprit is None or culprit.name not in travelling:
+            problem = payload.problem(travelling, namespace)
+            if problem is None or problem.name not in travelling:
                 raise
-            sentence = _sentence(culprit, by_name[culprit.name])
-            if by_name[culprit.name].certain:
+            sentence = _sentence(problem, by_name[problem.name])
+            if by_name[problem.name].certain:
                 raise PayloadError(sentence) from error.__cause__
-            left_out[culprit.name] = sentence
-            del travelling[culprit.name]
+            left_out[problem.name] = sentence
+            del travelling[problem.name]
         else:
             if packed.size_bytes > input_sizes.LARGE_BYTES:
                 sent = tuple(item for item in inputs if item.name in travelling)
                 print(input_sizes.warning(sent, namespace, packed.size_bytes))
-            return Shipment(values=travelling, packed=packed, left_out=left_out)
+            return PackedInputs(values=travelling, packed=packed, left_out=left_out)
 
 
 def absent(
-    source: str, shipment: Shipment, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
+    source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
 ) -> dict[str, str]:
     """Names that the cell, or code that travels with it, may miss on the ranks, and why they are not there."""
     gone = dropped.keys() - namespace.keys()
-    mentioned = {*re.findall(r"[^\W\d]\w*", source), *shipment.names_in_code()} if gone else set()
-    return {**{name: dropped[name].told(name) for name in gone & mentioned}, **shipment.left_out}
+    mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
+    return {**{name: dropped[name].told(name) for name in gone & mentioned}, **packed_inputs.left_out}
 
 
-def _sentence(culprit: payload.Culprit, item: Input) -> str:
+def _sentence(problem: payload.PickleProblem, item: Input) -> str:
     where = f" (used on line {item.line})" if item.line else ""
-    inside = f" at {culprit.path}" if culprit.path != culprit.name else ""
+    inside = f" at {problem.path}" if problem.path != problem.name else ""
     holds = "holds" if inside else "is"
     return (
-        f"`{culprit.name}`{where} {holds} a {culprit.type_name}{inside}, which cannot be sent to the ranks "
-        f"({culprit.reason}). Build it inside the cell."
+        f"`{problem.name}`{where} {holds} a {problem.type_name}{inside}, which cannot be sent to the ranks "
+        f"({problem.reason}). Build it inside the cell."
     )

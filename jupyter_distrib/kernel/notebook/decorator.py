@@ -72,11 +72,11 @@ class DistributedFunction(Generic[P, R]):
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
         here, namespace = session.current(), _namespace()
-        shipment = inputs_module.pack(inputs, namespace)
+        packed_inputs = inputs_module.pack(inputs, namespace)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
-        absent = inputs_module.absent(_CALL, shipment, namespace, here.dropped)
+        absent = inputs_module.absent(_CALL, packed_inputs, namespace, here.dropped)
         cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)
-        return here.start(cell, shipment.packed, self.options, label=f"{name}()", handles=handles)
+        return here.start(cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles)
 
     def _is_importable(self) -> bool:
         """Whether the ranks find it in a module, where it has that module's own globals."""

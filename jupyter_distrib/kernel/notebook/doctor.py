@@ -164,12 +164,11 @@ def _pool(session: Session) -> Iterator[Finding]:
         yield Finding(topic="pool", text=f"{session.pool} does not answer", advice=str(error))
         return
     took_ms = 1000 * (time.monotonic() - began_s)
-    template = answer["template"]
     text = f"{session.pool} answers in {took_ms:.0f} ms: agent {answer['pid']}, up {duration(answer['up_s'])}"
-    yield Finding(topic="pool", text=f"{text}, template {template}")
-    for crew in answer["crews"]:
-        mine = "this notebook" if crew["session"] == session.name else crew["holder"]
-        yield Finding(topic="ranks", text=f"{len(crew['workers'])} of {mine}, {crew['label'] or 'idle'}")
+    yield Finding(topic="pool", text=f"{text}, {answer['state']}")
+    for group in answer["groups"]:
+        mine = "this notebook" if group["session"] == session.name else group["holder"]
+        yield Finding(topic="ranks", text=f"{len(group['workers'])} of {mine}, {group['label'] or 'idle'}")
 
 
 def _gpus() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
-from jupyter_distrib.kernel.notebook.strategy_preview import foresee
+from jupyter_distrib.kernel.notebook.strategy_preview import preview
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.formatting import size
 
@@ -23,7 +23,7 @@ class Explanation:
     rows: tuple[_Row, ...]
     """Name, type, size and reason of each variable."""
     strategy: str = "none"
-    prospects: tuple[_Row, ...] = ()
+    changes: tuple[_Row, ...] = ()
     """Where, what, and what the strategy would do there."""
 
     @classmethod
@@ -46,18 +46,18 @@ class Explanation:
                 for name, (value, reason) in names.items()
             ),
             strategy=strategy,
-            prospects=tuple((each.where, each.what, each.effect) for each in foresee(captured, namespace, *effects)),
+            changes=tuple((each.where, each.what, each.effect) for each in preview(captured, namespace, *effects)),
         )
 
     def __repr__(self) -> str:
         parts = [_as_text((_HEAD, *self.rows)) if self.rows else "Nothing of the notebook travels with this cell."]
-        if self.prospects:
-            parts.append(_as_text((self._head, *self.prospects)))
+        if self.changes:
+            parts.append(_as_text((self._head, *self.changes)))
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
         tables = [(_HEAD, self.rows)] if self.rows else []
-        tables += [(self._head, self.prospects)] if self.prospects else []
+        tables += [(self._head, self.changes)] if self.changes else []
         return "".join(_as_html(*table) for table in tables) or escape(repr(self))
 
     @property

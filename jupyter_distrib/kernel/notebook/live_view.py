@@ -27,7 +27,7 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import html as html_view
 from jupyter_distrib.kernel.views import text as text_view
-from jupyter_distrib.kernel.views.state_delta import Pieces
+from jupyter_distrib.kernel.views.state_delta import StateDelta
 from jupyter_distrib.pools.base import ECHOING
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LiveView:
         self._metadata: dict[str, Any] = {}
         self._streamed = 0
         self._widget: RunWidget | None = None
-        self._pieces = Pieces(run.pool)
+        self._pieces = StateDelta(run.pool)
         self._place = cell_outputs.place(get_ipython())
         self._draw = self._choose()
 

@@ -96,17 +96,17 @@ class DistributedMagics(Magics):
 
     def _start(self, captured: Captured, options: Options, known: config_files.Settings) -> Run:
         here, notebook = session.current(), self.shell.user_ns
-        shipment = inputs.pack(captured.inputs, notebook)
-        if (unknown := handles_module.explain_unknown(options.keep, captured, shipment, notebook)) is not None:
+        packed_inputs = inputs.pack(captured.inputs, notebook)
+        if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
-        absent = inputs.absent(captured.cell.source, shipment, notebook, here.dropped)
+        absent = inputs.absent(captured.cell.source, packed_inputs, notebook, here.dropped)
         return here.start(
             replace(captured.cell, absent=absent),
-            shipment.packed,
+            packed_inputs.packed,
             options,
             label=captured.cell.filename,
             cell_id=cell_outputs.cell_id(self.shell),
-            handles=[value for value in shipment.values.values() if isinstance(value, RankValue)],
+            handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(here, captured, options),
             known=known,
         )

@@ -39,7 +39,7 @@ class Status:
     """The last runs, oldest first: `run`, `cell`, `state`, `elapsed_s`, `ranks`, `peak_rss_bytes`,
     `peak_gpu_memory_bytes`, and `stall`: why nothing moves, or empty."""
     others: tuple[dict[str, Any], ...]
-    """Crews of other notebooks on this node: `holder`, `ranks`, `running`, `kept`."""
+    """Worker groups of other notebooks on this node: `holder`, `ranks`, `running`, `kept`."""
     agent: str
 
     @classmethod
@@ -47,19 +47,19 @@ class Status:
         """Ask every pool that was used. Raises `PoolError` if one does not answer."""
         connections = session.connections() or [session.connect(session.pool)]
         answers = [(connection.pool, connection.ask()) for connection in connections]
-        crews = [(pool, crew) for pool, answer in answers for crew in answer["crews"]]
+        groups = [(pool, group) for pool, answer in answers for group in answer["groups"]]
         return cls(
             pool=session.pool,
             strategy=session.strategy,
             ranks=tuple(
-                {**_rank(info, pool), **_load(session, crew["run"], info.rank)}
-                for pool, crew in crews
-                if crew["session"] == session.name
-                for info in crew["workers"]
+                {**_rank(info, pool), **_load(session, group["run"], info.rank)}
+                for pool, group in groups
+                if group["session"] == session.name
+                for info in group["workers"]
             ),
             nodes=tuple({**node, "pool": pool} for pool, answer in answers for node in nodes_of(session, answer)),
             gpus=tuple(gpu for _, answer in answers for gpu in answer["gpus"]),
-            kept=tuple(repr(handle) for crew in session.crews() for handle in crew.kept),
+            kept=tuple(repr(handle) for group in session.groups() for handle in group.kept),
             runs=tuple(
                 {
                     "run": run.id,
@@ -75,13 +75,13 @@ class Status:
             ),
             others=tuple(
                 {
-                    "holder": crew["holder"],
-                    "ranks": len(crew["workers"]),
-                    "running": crew["label"],
-                    "kept": tuple(key.partition("/")[2] for key in crew["kept"]),
+                    "holder": group["holder"],
+                    "ranks": len(group["workers"]),
+                    "running": group["label"],
+                    "kept": tuple(key.partition("/")[2] for key in group["kept"]),
                 }
-                for _, crew in crews
-                if crew["session"] != session.name
+                for _, group in groups
+                if group["session"] != session.name
             ),
             agent="; ".join(_agent(pool, answer, alone=len(answers) == 1) for pool, answer in answers),
         )
@@ -143,9 +143,9 @@ class PoolTable:
         here = session.settings
         rows = []
         for name, pool in here.pools.items():
-            crews = [crew for crew in session.crews() if crew.connection.pool == name]
-            ranks = ", ".join(f"{crew.size} {'GPU' if crew.gpus else 'CPU'}" for crew in crews if crew.size)
-            kept = ", ".join(handle.name for crew in crews for handle in crew.kept)
+            groups = [group for group in session.groups() if group.connection.pool == name]
+            ranks = ", ".join(f"{group.size} {'GPU' if group.gpus else 'CPU'}" for group in groups if group.size)
+            kept = ", ".join(handle.name for group in groups for handle in group.kept)
             in_use = "yes" if name == here.pool else ""
             rows.append((name, pool.kind, in_use, ranks or "none up", kept, pool.origin))
         return cls(rows=tuple(rows))
@@ -185,7 +185,7 @@ def _peak(run: dict[str, Any]) -> str:
 
 
 def _agent(pool: str, answer: dict[str, Any], *, alone: bool) -> str:
-    text = f"agent {answer['pid']}, up {duration(answer['up_s'])}, template {answer['template']}"
+    text = f"agent {answer['pid']}, up {duration(answer['up_s'])}, {answer['state']}"
     return text if alone else f"{pool}: {text}"
 
 

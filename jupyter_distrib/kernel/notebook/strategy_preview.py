@@ -28,7 +28,7 @@ _MAX_TEXT = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class PlannedChange:
     """One place where something will be done, or left alone."""
 
     where: str
@@ -37,7 +37,7 @@ class Prospect:
     effect: str
 
 
-def foresee(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[Prospect, ...]:
+def preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[PlannedChange, ...]:
     """Where in the cell and in what travels with it a strategy will do something.
 
     Args:
@@ -57,9 +57,9 @@ def foresee(captured: Captured, namespace: Mapping[str, Any], model: str, data: 
             for place, function in functions.items():
                 found += _in_source(_source(function), f"{place}, its line {{}}", namespace, effects)
         elif _is_a(value, "torch.optim.optimizer.Optimizer"):
-            found.append(Prospect(where="captured", what=name, effect=effects[0]))
+            found.append(PlannedChange(where="captured", what=name, effect=effects[0]))
         elif _is_a(value, "torch.utils.data.dataloader.DataLoader"):
-            found.append(Prospect(where="captured", what=name, effect=effects[1]))
+            found.append(PlannedChange(where="captured", what=name, effect=effects[1]))
     return tuple(found)
 
 
@@ -80,7 +80,9 @@ def _source(function: FunctionType) -> str:
         return ""
 
 
-def _in_source(source: str, where: str, namespace: Mapping[str, Any], effects: tuple[str, str]) -> Iterator[Prospect]:
+def _in_source(
+    source: str, where: str, namespace: Mapping[str, Any], effects: tuple[str, str]
+) -> Iterator[PlannedChange]:
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -91,7 +93,7 @@ def _in_source(source: str, where: str, namespace: Mapping[str, Any], effects: t
         if effect := _effect(name, tree, namespace, effects):
             text = ast.unparse(node)
             short = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
-            yield Prospect(where=where.format(node.lineno), what=short, effect=effect)
+            yield PlannedChange(where=where.format(node.lineno), what=short, effect=effect)
 
 
 def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], effects: tuple[str, str]) -> str:

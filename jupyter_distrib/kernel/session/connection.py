@@ -1,4 +1,4 @@
-"""One pool that a kernel has reached: its crews, the runs on them, and who gets which event.
+"""One pool that a kernel has reached: its worker groups, the runs on them, and who gets which event.
 
 `take` is called in the pool's own thread, everything else in the thread that runs the cell.
 """
@@ -26,11 +26,6 @@ from jupyter_distrib.wire.messages import (
     Ask,
     Attach,
     Attached,
-    CrewChanged,
-    CrewClosed,
-    CrewOpened,
-    CrewQueued,
-    CrewRefused,
     Ended,
     Event,
     Exited,
@@ -39,6 +34,11 @@ from jupyter_distrib.wire.messages import (
     NotAttached,
     RunEvent,
     Welcomed,
+    WorkerGroupChanged,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
     WorkerInfo,
 )
 
@@ -46,7 +46,7 @@ ANSWER_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Crew:
+class WorkerGroup:
     """A set of warm ranks, as the notebook knows it."""
 
     name: str
@@ -67,7 +67,7 @@ class Crew:
     """Why it is closed."""
     opened: threading.Event = field(default_factory=threading.Event)
     news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    """For whoever waits for `opened`: what the crew waits for, and an empty text when it is settled."""
+    """For whoever waits for `opened`: what the worker group waits for, and an empty text when it is settled."""
     run: Run | None = None
     """The run that has it now, or had it last."""
     taker: threading.Thread | None = None
@@ -119,10 +119,10 @@ class Connection:
         self.pool, self.kind, self.options = pool, kind, dict(options)
         self._hello = hello
         self.refusal = ""
-        """Why kernel and ranks must not exchange values; known before any crew is open."""
+        """Why kernel and ranks must not exchange values; known before any worker group is open."""
         self.remark = ""
         """What differs between kernel and ranks all the same."""
-        self.crews: dict[str, Crew] = {}
+        self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
         self.has_gpus: bool | None = None
         """None: no ranks are up yet."""
@@ -130,7 +130,7 @@ class Connection:
         """The kernel's CUDA_VISIBLE_DEVICES, split; None if that is unset."""
         self.lost = ""
         self.on_change: Callable[[], object] = lambda: None
-        """Called when a crew has come, changed or gone."""
+        """Called when a worker group has come, changed or gone."""
         self._leaving = False
         self._on_lost = on_lost
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
@@ -162,8 +162,14 @@ class Connection:
     def take(self, event: Event, fds: Sequence[int]) -> None:
         """Sort an event to whom it concerns; in the node's thread."""
         match event:
-            case CrewOpened() | CrewRefused() | CrewClosed() | CrewChanged() | CrewQueued():
-                self._crew_event(event)
+            case (
+                WorkerGroupOpened()
+                | WorkerGroupRefused()
+                | WorkerGroupClosed()
+                | WorkerGroupChanged()
+                | WorkerGroupQueued()
+            ):
+                self._group_event(event)
                 self.on_change()
             case Answered():
                 if (box := self._answers.pop(event.question, None)) is not None:
@@ -182,25 +188,27 @@ class Connection:
             case _:
                 self._run_event(event, fds)  # type: ignore[arg-type]
 
-    def _crew_event(self, event: CrewOpened | CrewRefused | CrewClosed | CrewChanged | CrewQueued) -> None:
-        crew = self.crews.get(event.crew)
-        if crew is None:
+    def _group_event(
+        self, event: WorkerGroupOpened | WorkerGroupRefused | WorkerGroupClosed | WorkerGroupChanged | WorkerGroupQueued
+    ) -> None:
+        group = self.groups.get(event.group)
+        if group is None:
             return
         match event:
-            case CrewOpened():
-                crew.workers, crew.gpus, crew.size = event.workers, event.gpus, len(event.workers)
+            case WorkerGroupOpened():
+                group.workers, group.gpus, group.size = event.workers, event.gpus, len(event.workers)
                 self.has_gpus = event.gpus or event.node_has_gpus
-                crew.state = "open"
-                crew.settle()
-            case CrewQueued():
-                crew.news.put(event.reason)
-            case CrewChanged():
-                crew.workers = event.workers
-                for handle in list(crew.handles):
+                group.state = "open"
+                group.settle()
+            case WorkerGroupQueued():
+                group.news.put(event.reason)
+            case WorkerGroupChanged():
+                group.workers = event.workers
+                for handle in list(group.handles):
                     handle.mark_lost(event.lost)
-            case CrewRefused() | CrewClosed():
-                self.crews.pop(event.crew, None)
-                crew.close(event.reason)
+            case WorkerGroupRefused() | WorkerGroupClosed():
+                self.groups.pop(event.group, None)
+                group.close(event.reason)
 
     def _run_event(self, event: RunEvent, fds: Sequence[int]) -> None:
         run = self.runs.get(event.run)
@@ -218,9 +226,9 @@ class Connection:
         """The agent is gone, and every rank with it."""
         self.lost = reason
         self._on_lost(self)
-        for crew in list(self.crews.values()):
-            crew.close(reason)
-        self.crews.clear()
+        for group in list(self.groups.values()):
+            group.close(reason)
+        self.groups.clear()
         for run in list(self.runs.values()):
             self._give_up(run)
 

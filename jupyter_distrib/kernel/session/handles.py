@@ -14,8 +14,8 @@ from typing import Any
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Captured
-from jupyter_distrib.kernel.capture.inputs import Shipment
-from jupyter_distrib.kernel.session.connection import Crew
+from jupyter_distrib.kernel.capture.inputs import PackedInputs
+from jupyter_distrib.kernel.session.connection import WorkerGroup
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.wire.messages import Forget, Noted
@@ -27,13 +27,13 @@ _BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__imp
 
 
 def explain_unknown(
-    names: Iterable[str], captured: Captured, shipment: Shipment, notebook: Mapping[str, object]
+    names: Iterable[str], captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]
 ) -> CaptureError | None:
     """Say which name of `--keep` no rank will have; None if each may come about. A training would be lost with it."""
     if re.search(r"\bimport\s*\*", captured.cell.source):
         return None
-    code = {*captured.reads, *shipment.names_in_code()}
-    known = {*captured.defines, *shipment.values}
+    code = {*captured.reads, *packed_inputs.names_in_code()}
+    known = {*captured.defines, *packed_inputs.values}
     for name in names:
         if name in known or name in code or name in notebook or name in _PROVIDED or code & _BINDS_ANYTHING:
             continue
@@ -52,54 +52,54 @@ def note_missing(run: Run, names: Iterable[str]) -> None:
         run.deliver(Noted(run=run.id, rank=None, text=text), ())
 
 
-class Keeper:
+class KeptValues:
     """Makes the handles of one notebook.
 
     Args:
-        fetch: Gives a copy of a key's value from one rank of a crew.
+        fetch: Gives a copy of a key's value from one rank of a worker group.
     """
 
-    def __init__(self, fetch: Callable[[Crew, str, int], Any]) -> None:
+    def __init__(self, fetch: Callable[[WorkerGroup, str, int], Any]) -> None:
         self._fetch = fetch
-        self._forgotten: queue.SimpleQueue[tuple[Crew, str]] = queue.SimpleQueue()
+        self._forgotten: queue.SimpleQueue[tuple[WorkerGroup, str]] = queue.SimpleQueue()
 
-    def handles(self, crew: Crew, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
+    def handles(self, group: WorkerGroup, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
         """Those of the names that some rank defined."""
         out: dict[str, RankValue] = {}
         for name in names:
             types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
             if types:
-                out[name] = self._handle(crew, run, name, types)
+                out[name] = self._handle(group, run, name, types)
         return out
 
-    def _handle(self, crew: Crew, run: Run, name: str, types: dict[int, str]) -> RankValue:
-        key, forgotten, held = f"{run.id}/{name}", self._forgotten, weakref.ref(crew)
+    def _handle(self, group: WorkerGroup, run: Run, name: str, types: dict[int, str]) -> RankValue:
+        key, forgotten, held = f"{run.id}/{name}", self._forgotten, weakref.ref(group)
 
         def drop(key: str) -> None:
-            if (crew := held()) is not None:
-                forgotten.put((crew, key))
+            if (group := held()) is not None:
+                forgotten.put((group, key))
 
         handle = RankValue(
             name=name,
             key=key,
-            crew=crew.name,
+            group=group.name,
             ranks=types,
             type_names=types,
             pool=run.pool,
             since=run.record.label,
             sharded=any(name in rank.sharded for rank in run.record.ranks.values()),
-            fetch=lambda rank: self._fetch(crew, key, rank),
+            fetch=lambda rank: self._fetch(group, key, rank),
             on_drop=drop,
         )
-        crew.handles.add(handle)
+        group.handles.add(handle)
         return handle
 
     def pass_on(self) -> None:
         """Tell the ranks which values are not wanted any more. (Handles go at any moment, in any thread.)"""
-        keys: dict[str, tuple[Crew, list[str]]] = {}
+        keys: dict[str, tuple[WorkerGroup, list[str]]] = {}
         while not self._forgotten.empty():
-            crew, key = self._forgotten.get()
-            keys.setdefault(crew.name, (crew, []))[1].append(key)
-        for crew, dropped in keys.values():
-            if crew.state == "open":
-                crew.connection.node.send(Forget(crew=crew.name, keys=tuple(dropped)))
+            group, key = self._forgotten.get()
+            keys.setdefault(group.name, (group, []))[1].append(key)
+        for group, dropped in keys.values():
+            if group.state == "open":
+                group.connection.node.send(Forget(group=group.name, keys=tuple(dropped)))

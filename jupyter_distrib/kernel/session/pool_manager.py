@@ -19,7 +19,7 @@ from typing import Any
 
 from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.session import selection
-from jupyter_distrib.kernel.session.connection import Connection, Crew
+from jupyter_distrib.kernel.session.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.cell_options import Options
@@ -28,14 +28,14 @@ from jupyter_distrib.pools.base import kinds
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.system import interrupts, process_environment
 from jupyter_distrib.system.formatting import duration
-from jupyter_distrib.wire.messages import PROTOCOL, CloseCrew, Hello, OpenCrew
+from jupyter_distrib.wire.messages import PROTOCOL, CloseWorkerGroup, Hello, OpenWorkerGroup
 
 HEAD_START_S = 0.1
 """What gets the pool ready has the kernel for itself for so long, if it takes that long."""
 
 
-class Holdings:
-    """The pools of one kernel, and its crews there."""
+class PoolManager:
+    """The pools of one kernel, and its worker groups there."""
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(3)
@@ -52,14 +52,14 @@ class Holdings:
         self.sizes: dict[str, tuple[int, bool]] = {}
         """By pool, how many ranks `%distributed_pool` asked for, and whether with GPUs."""
         self.on_change: Callable[[], object] = lambda: None
-        """Whom to tell that crews or runs have come or gone; called from any thread."""
-        self._loaded: tuple[config_files.State, Settings] | None = None
+        """Whom to tell that worker groups or runs have come or gone; called from any thread."""
+        self._loaded: tuple[config_files.FilesState, Settings] | None = None
         """What files and environment said last."""
         self._connections: list[Connection] = []
         self._lock = threading.RLock()
         self._turns = threading.Condition(self._lock)
         """For threads that want ranks which another one has taken."""
-        self._crew_numbers = itertools.count(1)
+        self._group_numbers = itertools.count(1)
 
     @property
     def settings(self) -> Settings:
@@ -106,7 +106,7 @@ class Holdings:
             cloudpickle=process_environment.version("cloudpickle"),
         )
 
-    # ------------------------------------------------------------------------------------------------ pools and crews
+    # ------------------------------------------------------------------------------------------------ pools and groups
 
     def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
         """Reach a pool, once for each set of options."""
@@ -127,8 +127,8 @@ class Holdings:
         return list(self._connections)
 
     def warm_up(self) -> None:
-        """Reach the pool that cells will use while the user is still typing: the local agent imports torch, a gate
-        joins its cluster. Called when the extension is loaded."""
+        """Reach the pool that cells will use while the user is still typing: the local agent imports torch, a
+        coordinator joins its cluster. Called when the extension is loaded."""
 
         def connect() -> None:
             try:
@@ -149,11 +149,11 @@ class Holdings:
     def changed(self) -> None:
         self.on_change()
 
-    def crews(self) -> list[Crew]:
-        return [crew for connection in list(self._connections) for crew in list(connection.crews.values())]
+    def groups(self) -> list[WorkerGroup]:
+        return [group for connection in list(self._connections) for group in list(connection.groups.values())]
 
     @contextmanager
-    def taking(self, options: Options, handles: Sequence[RankValue] = ()) -> Iterator[Crew]:
+    def taking(self, options: Options, handles: Sequence[RankValue] = ()) -> Iterator[WorkerGroup]:
         """The ranks a cell asks for: warm ones if they fit, else new ones on their way. No other thread is given them
         until the cell has been sent, or has come to nothing.
 
@@ -162,28 +162,28 @@ class Holdings:
         """
         waiting_s = options.wait_s or 0.0
         until_s = time.monotonic() + waiting_s
-        while (crew := self._take(options, handles)).taker is not threading.current_thread():
+        while (group := self._take(options, handles)).taker is not threading.current_thread():
             if waiting_s and until_s > time.monotonic():
-                label = crew.executing.record.label if crew.executing else "another cell"
+                label = group.executing.record.label if group.executing else "another cell"
                 print(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
                 waiting_s = 0.0
-            selection.wait_or_refuse(crew, until_s, self._turns)
+            selection.wait_or_refuse(group, until_s, self._turns)
         try:
-            yield crew
+            yield group
         finally:
             with self._turns:
-                crew.taker = None
+                group.taker = None
                 self._turns.notify_all()
 
-    def _take(self, options: Options, handles: Sequence[RankValue]) -> Crew:
+    def _take(self, options: Options, handles: Sequence[RankValue]) -> WorkerGroup:
         """Choose ranks, and take them for this thread's cell if they are free."""
         with self._turns:
-            crew = self._choose(options, handles)
-            if not crew.busy:
-                crew.taker = threading.current_thread()
-            return crew
+            group = self._choose(options, handles)
+            if not group.busy:
+                group.taker = threading.current_thread()
+            return group
 
-    def _choose(self, options: Options, handles: Sequence[RankValue] = ()) -> Crew:
+    def _choose(self, options: Options, handles: Sequence[RankValue] = ()) -> WorkerGroup:
         connection = self.connect(options.pool or self.pool, options.pool_options)
         load_env = load_time_changes(options.env)
         connection.look_through(_visible())
@@ -193,18 +193,20 @@ class Holdings:
         if options.on is not None and options.gpus is None and options.ranks is None:
             return selection.newest(connection)
         fitting = [
-            crew for crew in connection.crews.values() if selection.fits(crew, size, gpus, load_env, options.gpu_type)
+            group
+            for group in connection.groups.values()
+            if selection.fits(group, size, gpus, load_env, options.gpu_type)
         ]
         busy = []
-        for crew in [crew for crew in fitting if crew.busy]:
-            fitting.remove(crew)
-            if crew.executing is not None and crew.executing.abandoned:
-                self.close_crew(crew)
-            elif crew.executing is None or not crew.executing.detached:
-                busy.append(crew)
+        for group in [group for group in fitting if group.busy]:
+            fitting.remove(group)
+            if group.executing is not None and group.executing.abandoned:
+                self.close_group(group)
+            elif group.executing is None or not group.executing.detached:
+                busy.append(group)
         if options.fresh and not busy:
             while fitting:
-                self.close_crew(fitting.pop())
+                self.close_group(fitting.pop())
         free = fitting or busy
         return free[-1] if free else self._open(connection, size, gpus, load_env, options)
 
@@ -221,17 +223,19 @@ class Holdings:
             return options.ranks, False
         if options.gpus is not None:
             # Nodes with GPUs may join a cluster.
-            may_come = connection.remote and (bool(options.wait_s) or not connection.crews)
+            may_come = connection.remote and (bool(options.wait_s) or not connection.groups)
             return options.gpus, connection.has_gpus is not False or may_come
         return self.sizes.get(connection.pool, (0, connection.has_gpus is not False))
 
-    def _open(self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options) -> Crew:
+    def _open(
+        self, connection: Connection, size: int, gpus: bool, load_env: dict[str, str], options: Options
+    ) -> WorkerGroup:
         """Ask for new ranks; idle ones of another size that keep nothing make room."""
-        for other in list(connection.crews.values()):
+        for other in list(connection.groups.values()):
             if not other.busy and not other.kept:
-                self.close_crew(other)
-        crew = Crew(
-            name=f"{self.name}-c{next(self._crew_numbers)}",
+                self.close_group(other)
+        group = WorkerGroup(
+            name=f"{self.name}-c{next(self._group_numbers)}",
             connection=connection,
             load_env=load_env,
             asked_size=selection.to_ask(size, gpus),
@@ -239,40 +243,40 @@ class Holdings:
             gpu_type=options.gpu_type or "",
             visible=connection.visible,
         )
-        command = OpenCrew(
-            crew=crew.name,
-            size=crew.asked_size,
+        command = OpenWorkerGroup(
+            group=group.name,
+            size=group.asked_size,
             gpus=gpus,
             load_env=load_env,
-            visible=crew.visible,
-            gpu_type=crew.gpu_type,
+            visible=group.visible,
+            gpu_type=group.gpu_type,
             wait_s=options.wait_s or 0.0,
         )
         try:
             with interrupts.Uninterrupted():
-                connection.crews[crew.name] = crew
+                connection.groups[group.name] = group
                 connection.node.send(command)
         except KeyboardInterrupt:
-            self.close_crew(crew)
+            self.close_group(group)
             raise
-        return crew
+        return group
 
-    def wait_open(self, crew: Crew) -> None:
+    def wait_open(self, group: WorkerGroup) -> None:
         """Until its ranks are up. Raises `PoolError` if they cannot be had; an interrupt gives them up."""
         try:
-            while not crew.opened.is_set():
-                if reason := interrupts.take(crew.news):
+            while not group.opened.is_set():
+                if reason := interrupts.take(group.news):
                     print(f"Waiting: {reason}")
                 else:
-                    crew.news.put("")  # for another thread that waits for the same ranks
+                    group.news.put("")  # for another thread that waits for the same ranks
         except KeyboardInterrupt:
-            self.close_crew(crew)
+            self.close_group(group)
             raise
-        if crew.connection.refusal:
-            self.close_crew(crew)
-            raise PoolError(crew.connection.refusal)
-        if crew.state == "closed":
-            raise PoolError(crew.reason or "the ranks were taken away while they were starting.")
+        if group.connection.refusal:
+            self.close_group(group)
+            raise PoolError(group.connection.refusal)
+        if group.state == "closed":
+            raise PoolError(group.reason or "the ranks were taken away while they were starting.")
 
     def add_pool(self, pool: NamedPool) -> None:
         """A pool of this notebook; one of that name that was added before goes, with its ranks, if it was another."""
@@ -299,18 +303,18 @@ class Holdings:
 
     def _wait_for(self, options: Options) -> None:
         with self._lock:
-            crew = self._choose(self._filled(options, self.settings))
-        self.wait_open(crew)
+            group = self._choose(self._filled(options, self.settings))
+        self.wait_open(group)
 
     def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """End the ranks of a pool, and what runs there; what they keep is gone."""
-        for crew in self.crews():
-            if crew.connection.pool == pool:
-                self.close_crew(crew, by)
+        for group in self.groups():
+            if group.connection.pool == pool:
+                self.close_group(group, by)
 
     def restart_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
         """New processes in place of those that are up: as many, and of the same kind."""
-        up = [crew for crew in self.crews() if crew.connection.pool == pool and crew.size]
+        up = [group for group in self.groups() if group.connection.pool == pool and group.size]
         self.stop_ranks(pool, by)
         same = Options(pool=pool)
         if up and up[-1].gpus:
@@ -321,16 +325,16 @@ class Holdings:
 
     def resize(self, pool: str, size: int | None, gpus: int | None, ranks: int | None, by: str = NOTEBOOK) -> None:
         """From now on so many ranks; those that are up make room."""
-        now = next((crew.gpus for crew in self.crews() if crew.connection.pool == pool), ranks is None)
+        now = next((group.gpus for group in self.groups() if group.connection.pool == pool), ranks is None)
         self.stop_ranks(pool, by)
         self.start_ranks(pool, gpus or (size if now else None), ranks or (None if now else size))
 
-    def close_crew(self, crew: Crew, by: str = NOTEBOOK) -> None:
+    def close_group(self, group: WorkerGroup, by: str = NOTEBOOK) -> None:
         """End its ranks; a run on them ends, and says from where they were stopped."""
         with interrupts.Uninterrupted():
-            crew.connection.crews.pop(crew.name, None)
-            crew.close("it was stopped")
-            crew.connection.node.send(CloseCrew(crew=crew.name, reason=f"its ranks were stopped from {by}"))
+            group.connection.groups.pop(group.name, None)
+            group.close("it was stopped")
+            group.connection.node.send(CloseWorkerGroup(group=group.name, reason=f"its ranks were stopped from {by}"))
         self.changed()
 
     def use(self, pool: str | None) -> None:
@@ -380,10 +384,10 @@ class Holdings:
             connections = list(self._connections)
             self._connections.clear()
         for connection in connections:
-            for crew in list(connection.crews.values()):
-                if connection.runs and not (crew.executing and crew.executing.detached):
-                    self.close_crew(crew)
-                crew.close("the extension was unloaded")
+            for group in list(connection.groups.values()):
+                if connection.runs and not (group.executing and group.executing.detached):
+                    self.close_group(group)
+                group.close("the extension was unloaded")
             connection.leave()
 
 

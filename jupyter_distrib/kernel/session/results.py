@@ -121,7 +121,7 @@ class RankValue:
     garbage collected, the ranks may drop theirs.
 
     Args:
-        key: What the crew knows the value by.
+        key: What the worker group knows the value by.
         type_names: Rank -> name of the value's type, as far as known.
         pool: How the pool is called in the repr: `local`.
         since: Which cell kept it: `Cell In[3]`.
@@ -136,7 +136,7 @@ class RankValue:
         *,
         name: str,
         key: str,
-        crew: str,
+        group: str,
         ranks: Iterable[int],
         type_names: Mapping[int, str] | None = None,
         pool: str = "",
@@ -147,7 +147,7 @@ class RankValue:
     ) -> None:
         self.name = name
         self.key = key
-        self.crew = crew
+        self.group = group
         self.ranks = tuple(sorted(ranks))
         self.type_names = dict(type_names or {})
         self.sharded = sharded

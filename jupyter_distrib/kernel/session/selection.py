@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from jupyter_distrib.errors import CaptureError, PoolError
-from jupyter_distrib.kernel.session.connection import Connection, Crew
+from jupyter_distrib.kernel.session.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.system.formatting import rank_list
 
@@ -17,75 +17,77 @@ def to_ask(size: int, gpus: bool) -> int:
     return size or (0 if gpus else 2)
 
 
-def fits(crew: Crew, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
-    if crew.state == "closed" or crew.load_env != load_env:
+def fits(group: WorkerGroup, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
+    if group.state == "closed" or group.load_env != load_env:
         return False
-    if crew.asked_gpus and crew.visible != crew.connection.visible:
+    if group.asked_gpus and group.visible != group.connection.visible:
         return False
-    if gpu_type and gpu_type.lower() != crew.gpu_type.lower():
+    if gpu_type and gpu_type.lower() != group.gpu_type.lower():
         return False
-    if crew.state == "opening":
-        return crew.asked_gpus == gpus and crew.asked_size == to_ask(size, gpus)
-    wanted = size or (crew.size if crew.gpus == gpus and gpus else 2)
-    return crew.size == wanted and crew.gpus == gpus
+    if group.state == "opening":
+        return group.asked_gpus == gpus and group.asked_size == to_ask(size, gpus)
+    wanted = size or (group.size if group.gpus == gpus and gpus else 2)
+    return group.size == wanted and group.gpus == gpus
 
 
-def wait_or_refuse(crew: Crew, until_s: float, turns: threading.Condition) -> None:
+def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:
     """Another cell of this notebook has the ranks: return when that may be over.
 
     Args:
-        crew: They are `busy`.
+        group: They are `busy`.
         until_s: When to give up, by `time.monotonic`.
         turns: Told when a thread has sent its cell, or has come to nothing; not held.
     """
     left_s = until_s - time.monotonic()
-    if left_s <= 0 or crew.state == "closed":
-        raise busy(crew)
-    if (run := crew.executing) is not None:
+    if left_s <= 0 or group.state == "closed":
+        raise busy(group)
+    if (run := group.executing) is not None:
         run.wait_ended(left_s)
     else:
         with turns:
-            turns.wait_for(lambda: not crew.taken, left_s)
+            turns.wait_for(lambda: not group.taken, left_s)
 
 
-def of_handles(handles: Sequence[RankValue], connection: Connection, size: int, on: Iterable[int] | None) -> Crew:
-    """The crew on which the kept values live that the cell reads."""
+def of_handles(
+    handles: Sequence[RankValue], connection: Connection, size: int, on: Iterable[int] | None
+) -> WorkerGroup:
+    """The worker group on which the kept values live that the cell reads."""
     first = handles[0]
     for handle in handles:
         if lost := handle.lost.intersection(handle.ranks if on is None else on):
             handle[min(lost)]  # raises the error that says so
-        if handle.crew != first.crew:
+        if handle.group != first.group:
             raise CaptureError(
                 f"`{first.name}` and `{handle.name}` were kept on different ranks; one cell cannot read both."
             )
-    crew = connection.crews.get(first.crew)
-    if crew is None:
+    group = connection.groups.get(first.group)
+    if group is None:
         raise CaptureError(
             f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own."
         )
-    if size not in (0, crew.size):
+    if size not in (0, group.size):
         raise CaptureError(
-            f"`{first.name}` is kept on {crew.size} ranks: run this cell with --ranks {crew.size}, "
+            f"`{first.name}` is kept on {group.size} ranks: run this cell with --ranks {group.size}, "
             "or --on some of them."
         )
     for handle in handles:
-        if set(range(crew.size)).intersection(range(crew.size) if on is None else on) - set(handle.ranks):
+        if set(range(group.size)).intersection(range(group.size) if on is None else on) - set(handle.ranks):
             there = rank_list(handle.ranks)
             these = there.partition(" ")[2].replace(" ", "")
             raise CaptureError(f"`{handle.name}` was kept on {there} only: run this cell with --on {these}.")
-    return crew
+    return group
 
 
-def newest(connection: Connection) -> Crew:
-    crews = list(connection.crews.values())
-    if not crews:
+def newest(connection: Connection) -> WorkerGroup:
+    groups = list(connection.groups.values())
+    if not groups:
         raise PoolError("--on needs ranks that are up, and there are none: run a cell without --on first.")
-    return next((crew for crew in reversed(crews) if not crew.busy), crews[-1])
+    return next((group for group in reversed(groups) if not group.busy), groups[-1])
 
 
-def busy(crew: Crew) -> PoolError:
+def busy(group: WorkerGroup) -> PoolError:
     """Why a cell cannot have these ranks, which another one has."""
-    if (run := crew.executing) is None:
+    if (run := group.executing) is None:
         return PoolError("another cell is about to run on these ranks: wait for it, or use --wait S.")
     return PoolError(
         f"{run.record.label} is still running on these ranks (run {run.id}): wait for it, or stop it first."

@@ -18,9 +18,9 @@ from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import selection, travelling_environment
-from jupyter_distrib.kernel.session.connection import Connection, Crew
-from jupyter_distrib.kernel.session.handles import Keeper
-from jupyter_distrib.kernel.session.pool_manager import Holdings
+from jupyter_distrib.kernel.session.connection import Connection, WorkerGroup
+from jupyter_distrib.kernel.session.handles import KeptValues
+from jupyter_distrib.kernel.session.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
@@ -40,7 +40,7 @@ GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_
 """The cell that brings a sharded value back."""
 
 
-class Session(Holdings):
+class Session(PoolManager):
     """Everything this kernel holds: pools and ranks, and the runs on them."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Session(Holdings):
         self.dropped: dict[str, Dropped] = {}
         """Names that a distributed cell defined on the ranks only."""
         self._numbers = itertools.count(1)
-        self._keeper = Keeper(self._fetch)
+        self._kept_values = KeptValues(self._fetch)
 
     def start(
         self,
@@ -75,32 +75,32 @@ class Session(Holdings):
         here = known or self.settings
         options, asked = self._filled(options, here), options
         self.pass_on()
-        with self.taking(options, handles) as crew:
-            for text in _meaningless(options, crew.connection):
+        with self.taking(options, handles) as group:
+            for text in _meaningless(options, group.connection):
                 print(text)
             parcel, views = payload.laid_out(packed)
             content = shared_memory.Content(views) if views else None
             with content or nullcontext():
-                if content is not None and not crew.connection.early:
+                if content is not None and not group.connection.early:
                     content.fill()
-                self.wait_open(crew)
-                run = self._run(crew, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
+                self.wait_open(group)
+                run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
                 run.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
-                self._send(run, crew, self._command(run, crew, options, cell, parcel), content)
+                self._send(run, group, self._command(run, group, options, cell, parcel), content)
         return run
 
-    def _send(self, run: Run, crew: Crew, command: Execute, content: shared_memory.Content | None) -> None:
+    def _send(self, run: Run, group: WorkerGroup, command: Execute, content: shared_memory.Content | None) -> None:
         """Ranks that have the cell, or some of its content, are told of an interrupt by the run."""
-        connection = crew.connection
+        connection = group.connection
         inline = connection.kind == "inline"  # there `send` is the run
         early = content is not None and connection.early
         guard = interrupts.Uninterrupted(run.cancel)
         try:
             with nullcontext() if inline else guard:
                 fds = [] if content is None else content.early() if early else [content.finish()]
-                crew.run = run
+                group.run = run
                 self._remember(run)
                 connection.begin(run)
                 connection.node.send(command, fds)
@@ -111,47 +111,47 @@ class Session(Holdings):
             run.wait_ended(STOPPED_S)
             raise
 
-    def _command(self, run: Run, crew: Crew, options: Options, cell: Cell, inputs: Parcel) -> Execute:
+    def _command(self, run: Run, group: WorkerGroup, options: Options, cell: Cell, inputs: Parcel) -> Execute:
         return Execute(
             run=run.id,
-            crew=crew.name,
+            group=group.name,
             ranks=tuple(run.record.ranks),
             cell=cell,
             inputs=inputs,
-            setting=self._setting(options, crew.connection),
+            setting=self._setting(options, group.connection),
             detached=options.detach,
             timeout_s=options.timeout_s,
             hang_timeout_s=options.hang_timeout_s,
             label=run.record.label,
         )
 
-    def _run(self, crew: Crew, options: Options, cell: Cell, *, label: str, cell_id: str, origins: str) -> Run:
-        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(crew.size))
-        if missing := set(ranks) - set(range(crew.size)):
-            raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(crew.size))} only.")
+    def _run(self, group: WorkerGroup, options: Options, cell: Cell, *, label: str, cell_id: str, origins: str) -> Run:
+        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(group.size))
+        if missing := set(ranks) - set(range(group.size)):
+            raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
         record = RunRecord(
             run=f"{self.name}-{next(self._numbers)}",
             label=label,
             ranks=ranks,
-            world_size=crew.size,
-            gpus=crew.gpus,
+            world_size=group.size,
+            gpus=group.gpus,
             strategy=options.strategy or "none",
-            workers=crew.workers,
-            remark="; ".join(filter(None, (origins, crew.connection.remark))),
+            workers=group.workers,
+            remark="; ".join(filter(None, (origins, group.connection.remark))),
         )
-        if options.gpus is not None and not crew.gpus:
-            record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {crew.size} CPU ranks (gloo)"))
-        node = crew.connection.node
+        if options.gpus is not None and not group.gpus:
+            record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
+        node = group.connection.node
         lines = {cell.filename: cell.source.splitlines(keepends=True)}
         run = Run(
             record,
             lambda force: node.send(Stop(run=record.run, force=force)),
-            pool=crew.connection.pool,
+            pool=group.connection.pool,
             cell=lines,
             detached=options.detach,
             cell_id=cell_id,
         )
-        run.on_ended.append(lambda: self._after(crew, run))
+        run.on_ended.append(lambda: self._after(group, run))
         return run
 
     def _remember(self, run: Run) -> None:
@@ -161,10 +161,10 @@ class Session(Holdings):
             self.history = (*(each for each in self.history if each not in gone), run)
         self.changed()
 
-    def _after(self, crew: Crew, run: Run) -> None:
+    def _after(self, group: WorkerGroup, run: Run) -> None:
         """When a run has ended: handles on ranks that died in it are void. In the node's thread."""
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
-        for handle in list(crew.handles):
+        for handle in list(group.handles):
             handle.mark_lost(gone)
         self.changed()
 
@@ -189,19 +189,19 @@ class Session(Holdings):
 
     def pass_on(self) -> None:
         """Have the ranks free what nobody here has a handle to any more."""
-        self._keeper.pass_on()
+        self._kept_values.pass_on()
 
     def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
         """Handles to what a run has kept, for those names that some rank defined."""
-        crew = next((crew for crew in self.crews() if crew.run is run), None)
-        return {} if crew is None else self._keeper.handles(crew, run, names)
+        group = next((group for group in self.groups() if group.run is run), None)
+        return {} if group is None else self._kept_values.handles(group, run, names)
 
-    def _fetch(self, crew: Crew, key: str, rank: int) -> Any:
+    def _fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
         """A copy of one rank's kept value: a run of its own, on that rank; on all of them, if each has a shard."""
-        handle = next(handle for handle in crew.handles if handle.key == key)
-        if crew.busy:
-            raise selection.busy(crew)
-        connection = crew.connection
+        handle = next(handle for handle in group.handles if handle.key == key)
+        if group.busy:
+            raise selection.busy(group)
+        connection = group.connection
         on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
         options = Options(on=on, pool=connection.pool, strategy="none", pool_options=connection.options)
         label = f"{handle.name}[{rank}]"

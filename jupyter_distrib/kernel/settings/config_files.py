@@ -55,7 +55,7 @@ class _File(NamedTuple):
     size: int
 
 
-class State(NamedTuple):
+class FilesState(NamedTuple):
     folder: str
     files: tuple[_File, ...]
     environment: tuple[str | None, ...]
@@ -168,14 +168,14 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
     return _from_environment(settings)
 
 
-def state(*, directory: str | None = None) -> State:
+def state(*, directory: str | None = None) -> FilesState:
     """What `load` goes by: while this is equal, so is what `load` gives. Every cell asks. Raises `OptionsError`."""
     try:
         folder = directory or os.getcwd()
         files = tuple(_files(folder))
     except OSError as error:  # a folder that is gone, a file that is being replaced
         raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
-    return State(folder=folder, files=files, environment=tuple(map(os.environ.get, _VARIABLES)))
+    return FilesState(folder=folder, files=files, environment=tuple(map(os.environ.get, _VARIABLES)))
 
 
 def without_files(kinds: Declared, strategies: Declared) -> Settings:

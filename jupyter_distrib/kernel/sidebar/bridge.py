@@ -24,7 +24,7 @@ from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.config_files import SIDEBAR
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
-from jupyter_distrib.kernel.sidebar.cell_outputs import Cells, Place, Shown
+from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.kernel.sidebar.overview import overview
 from jupyter_distrib.pools.base import kinds
 
@@ -268,7 +268,7 @@ def show(shown: Shown) -> None:
         _installed.show(shown)
 
 
-def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: Place) -> None:
+def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: CellPlace) -> None:
     """See `Cells.settle`.
 
     Args:

@@ -21,7 +21,7 @@ KEPT = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CellPlace:
     """One execution of a notebook's cell."""
 
     cell: str
@@ -42,7 +42,7 @@ class Shown:
     """The live view of a run."""
 
     run: Run
-    place: Place
+    place: CellPlace
     model: str
     """Id of its widget."""
     state: Callable[[], dict[str, Any]]
@@ -53,7 +53,7 @@ class Shown:
 class Settled:
     """What a cell shows of its runs when they have ended, as a notebook file holds it."""
 
-    place: Place
+    place: CellPlace
     views: list[dict[str, Any]]
     """In the order of the runs: `run`, `model`, and the last `output` of its display."""
     outcome: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Cells:
         self._shown: dict[str, Shown] = {}
         """By run; those whose settled output has not been told yet."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
-        self._unfinished: list[tuple[Place, dict[str, Any]]] = []
+        self._unfinished: list[tuple[CellPlace, dict[str, Any]]] = []
         """Settled views of the cell that is running, which may still end with a value or an error."""
         self._counts: dict[str, int] = {}
         """By cell, the number of its last execution; what an earlier one showed is nobody's any more."""
@@ -94,7 +94,7 @@ class Cells:
             raise OptionsError(f"no cell shows the run {run} live.")
         return shown.state()
 
-    def settle(self, place: Place, view: dict[str, Any], *, detached: bool) -> None:
+    def settle(self, place: CellPlace, view: dict[str, Any], *, detached: bool) -> None:
         """Keep what the view of a run has become, until a page has it in the notebook's file.
 
         A page that was reloaded has lost the way to the cell's output. It writes this there instead, together with the
@@ -163,13 +163,13 @@ def cell_id(shell: Any) -> str:
     return str((_asked(shell).get("metadata") or {}).get("cellId") or "")
 
 
-def place(shell: Any) -> Place:
+def place(shell: Any) -> CellPlace:
     """The execution that is going on."""
     # Versions of IPython count at the beginning of a cell or at its end; in all of them its own number is noted here.
     going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
     header = _asked(shell).get("header") or {}
     date = header.get("date")
-    return Place(
+    return CellPlace(
         cell=cell_id(shell),
         count=getattr(going_on, "execution_count", None) or 0,
         session=str(header.get("session") or ""),

@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
-from jupyter_distrib.kernel.session.connection import Crew
+from jupyter_distrib.kernel.session.connection import WorkerGroup
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, to_line
@@ -17,7 +17,7 @@ from jupyter_distrib.kernel.settings.config_files import NamedPool, Settings
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire.messages import WorkerInfo
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Grows when a page of another version would not understand the kernel."""
 LINE_CHARACTERS = 200
 
@@ -66,25 +66,25 @@ def _next(session: Session, here: Settings) -> dict[str, Any]:
 
 
 def _pool(session: Session, pool: NamedPool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    crews = [_crew(crew) for crew in session.crews() if crew.connection.pool == pool.name]
+    groups = [_group(group) for group in session.groups() if group.connection.pool == pool.name]
     return {
         "name": pool.name,
         "kind": pool.kind,
         "origin": pool.origin,
-        "crews": crews,
+        "groups": groups,
         "node": _node(session, answer) if answer and answer.get("nodes") != () else None,
     }
 
 
-def _crew(crew: Crew) -> dict[str, Any]:
+def _group(group: WorkerGroup) -> dict[str, Any]:
     return {
-        "name": crew.name,
-        "state": crew.state,
-        "size": crew.size,
-        "gpus": crew.gpus,
-        "kept": sorted({handle.name for handle in crew.kept}),
-        "run": crew.run.id if crew.run is not None and not crew.run.done() else None,
-        "ranks": [_worker(info) for info in crew.workers],
+        "name": group.name,
+        "state": group.state,
+        "size": group.size,
+        "gpus": group.gpus,
+        "kept": sorted({handle.name for handle in group.kept}),
+        "run": group.run.id if group.run is not None and not group.run.done() else None,
+        "ranks": [_worker(info) for info in group.workers],
     }
 
 
@@ -112,16 +112,16 @@ def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "nodes": nodes_of(session, answer),
         "others": [
-            {"holder": crew["holder"], "ranks": len(crew["workers"]), "running": crew["label"]}
-            for crew in answer["crews"]
-            if crew["session"] != session.name
+            {"holder": group["holder"], "ranks": len(group["workers"]), "running": group["label"]}
+            for group in answer["groups"]
+            if group["session"] != session.name
         ],
     }
 
 
 def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a pool as its agent tells of them, each with `ranks`: those of this notebook that are there."""
-    mine = [info for crew in answer["crews"] if crew["session"] == session.name for info in crew["workers"]]
+    mine = [info for group in answer["groups"] if group["session"] == session.name for info in group["workers"]]
     if "nodes" in answer:
         return [
             {**node, "ranks": [info.rank for info in mine if info.node == node["name"]]} for node in answer["nodes"]
@@ -130,7 +130,7 @@ def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def _machine(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The one node of a pool that has no others, as a gate describes each of its own."""
+    """The one node of a pool that has no others, as a coordinator describes each of its own."""
     gpus = answer["gpus"]
     return {
         "name": answer["name"],

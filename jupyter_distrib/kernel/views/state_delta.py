@@ -43,7 +43,7 @@ DISPLAY_BYTES = 2_000_000
 Piece = Any
 
 
-class Pieces:
+class StateDelta:
     """What the browser has; `changed` brings it up to date."""
 
     def __init__(self, pool: str) -> None:

@@ -21,25 +21,25 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Lost, Sink
-from jupyter_distrib.pools.inline.run import InlineCrew, InlineRun
+from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
 from jupyter_distrib.wire.messages import (
     Answered,
     Ask,
     Attach,
-    CloseCrew,
+    CloseWorkerGroup,
     Command,
-    CrewClosed,
-    CrewOpened,
-    CrewRefused,
     Ended,
     Execute,
     Exited,
     Forget,
     Hello,
     NotAttached,
-    OpenCrew,
+    OpenWorkerGroup,
     Stop,
     Welcomed,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupRefused,
     WorkerOrder,
 )
 
@@ -73,7 +73,7 @@ class InlineNode:
 
     def __init__(self, hello: Hello, sink: Sink) -> None:
         self._hello, self._sink = hello, sink
-        self._crews: dict[str, InlineCrew] = {}
+        self._groups: dict[str, InlineWorkerGroup] = {}
         self._busy = threading.Lock()
         self._run: InlineRun | None = None
         self._started_s = time.monotonic()
@@ -85,7 +85,7 @@ class InlineNode:
             PoolError: This pool cannot do what the cell asks for; nothing was executed, and the run has ended.
         """
         match command:
-            case OpenCrew():
+            case OpenWorkerGroup():
                 self._sink(self._open(command), ())
             case Execute():
                 self._execute(command, fds)
@@ -94,40 +94,42 @@ class InlineNode:
                     run.stop()
             case Forget():
                 self._forget(command)
-            case CloseCrew():
-                if (run := self._run) is not None and run.command.crew == command.crew:
+            case CloseWorkerGroup():
+                if (run := self._run) is not None and run.command.group == command.group:
                     run.stop()
-                if self._crews.pop(command.crew, None) is not None:
-                    self._sink(CrewClosed(crew=command.crew), ())
+                if self._groups.pop(command.group, None) is not None:
+                    self._sink(WorkerGroupClosed(group=command.group), ())
             case Ask():
                 self._sink(Answered(question=command.question, answer=self._answer()), ())
             case Attach():
                 self._sink(NotAttached(run=command.run, reason="the inline pool has no detached runs."), ())
 
     def close(self) -> None:
-        self._crews.clear()
+        self._groups.clear()
 
-    def _open(self, command: OpenCrew) -> CrewOpened | CrewRefused:
+    def _open(self, command: OpenWorkerGroup) -> WorkerGroupOpened | WorkerGroupRefused:
         size = command.size or DEFAULT_RANKS
         if command.load_env:
             names = ", ".join(command.load_env)
             reason = f"{names}: read when a program loads, too late for this process. Use --pool local."
-            return CrewRefused(crew=command.crew, reason=reason)
+            return WorkerGroupRefused(group=command.group, reason=reason)
         if command.gpu_type:
             reason = f"--gpu-type {command.gpu_type}, but the inline pool has no GPU; use another pool."
-            return CrewRefused(crew=command.crew, reason=reason)
+            return WorkerGroupRefused(group=command.group, reason=reason)
         if not 0 < size <= MAX_RANKS:
-            return CrewRefused(crew=command.crew, reason=f"the inline pool has 1 to {MAX_RANKS} ranks, not {size}.")
-        crew = InlineCrew(orders={order.rank: order for order in _orders(command, size)})
-        self._crews[command.crew] = crew
-        return CrewOpened(crew=command.crew, workers=crew.infos(), gpus=False)
+            return WorkerGroupRefused(
+                group=command.group, reason=f"the inline pool has 1 to {MAX_RANKS} ranks, not {size}."
+            )
+        group = InlineWorkerGroup(orders={order.rank: order for order in _orders(command, size)})
+        self._groups[command.group] = group
+        return WorkerGroupOpened(group=command.group, workers=group.infos(), gpus=False)
 
     def _execute(self, command: Execute, fds: Sequence[int]) -> None:
         try:
-            crew = self._crews.get(command.crew)
-            if crew is None:
-                return self._tell_no_crew(command)
-            run = InlineRun(command, crew, self._sink, fds)
+            group = self._groups.get(command.group)
+            if group is None:
+                return self._tell_no_group(command)
+            run = InlineRun(command, group, self._sink, fds)
             if reason := self._cannot(command):
                 run.end()
                 raise PoolError(reason)
@@ -158,15 +160,15 @@ class InlineNode:
             )
         return ""
 
-    def _tell_no_crew(self, command: Execute) -> None:
+    def _tell_no_group(self, command: Execute) -> None:
         now = time.monotonic()
         for rank in command.ranks:
             self._sink(Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now), ())
         self._sink(Ended(run=command.run, at_s=now), ())
 
     def _forget(self, command: Forget) -> None:
-        if (crew := self._crews.get(command.crew)) is not None:
-            for kept in crew.kept.values():
+        if (group := self._groups.get(command.group)) is not None:
+            for kept in group.kept.values():
                 for key in command.keys:
                     kept.pop(key, None)
 
@@ -175,29 +177,29 @@ class InlineNode:
         return {
             "pid": os.getpid(),
             "up_s": time.monotonic() - self._started_s,
-            "template": "not needed",
-            "crews": tuple(
+            "state": "no forkserver needed",
+            "groups": tuple(
                 {
-                    "crew": name,
+                    "group": name,
                     "holder": self._hello.label,
                     "session": self._hello.session,
-                    "workers": crew.infos(),
-                    "run": run.run if run and run.crew == name else "",
-                    "label": run.label if run and run.crew == name else "",
-                    "kept": {key: 0.0 for kept in crew.kept.values() for key in kept},
+                    "workers": group.infos(),
+                    "run": run.run if run and run.group == name else "",
+                    "label": run.label if run and run.group == name else "",
+                    "kept": {key: 0.0 for kept in group.kept.values() for key in kept},
                 }
-                for name, crew in self._crews.items()
+                for name, group in self._groups.items()
             ),
             "detached": (),
             "gpus": (),
         }
 
 
-def _orders(command: OpenCrew, size: int) -> Iterator[WorkerOrder]:
+def _orders(command: OpenWorkerGroup, size: int) -> Iterator[WorkerOrder]:
     for local_rank in range(size):
         yield WorkerOrder(
-            crew=command.crew,
-            worker=f"{command.crew}.{local_rank}",
+            group=command.group,
+            worker=f"{command.group}.{local_rank}",
             agent_pid=os.getpid(),
             rank=command.first_rank + local_rank,
             world_size=command.world_size or size,

@@ -45,7 +45,7 @@ Outcome = Returned | Failed | Interrupted
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class InlineCrew:
+class InlineWorkerGroup:
     """Ranks that exist as orders and kept values only."""
 
     orders: dict[int, WorkerOrder]
@@ -57,11 +57,11 @@ class InlineCrew:
 
 
 class InlineRun:
-    """One cell on some ranks of a crew."""
+    """One cell on some ranks of a worker group."""
 
-    def __init__(self, command: Execute, crew: InlineCrew, sink: Sink, fds: Sequence[int]) -> None:
+    def __init__(self, command: Execute, group: InlineWorkerGroup, sink: Sink, fds: Sequence[int]) -> None:
         self.command = command
-        self._crew, self._sink, self._fds = crew, sink, fds
+        self._group, self._sink, self._fds = group, sink, fds
         self._interrupts = _Interrupts()
         self._clock = _Clock()
         self._output = RunOutput(command.run, paths.log_directory() / command.run, self._clock, self._tell)
@@ -77,7 +77,7 @@ class InlineRun:
                 timer.daemon = True
                 timer.start()
             for rank in self.command.ranks:
-                if (order := self._crew.orders.get(rank)) is not None:
+                if (order := self._group.orders.get(rank)) is not None:
                     self._execute_rank(order)
             if timer is not None:
                 timer.cancel()
@@ -150,11 +150,11 @@ class InlineRun:
         """What this rank has kept is what `payload.kept_value` finds meanwhile."""
         before = dict(payload.kept_values)
         payload.kept_values.clear()
-        payload.kept_values.update(self._crew.kept.get(rank, {}))
+        payload.kept_values.update(self._group.kept.get(rank, {}))
         try:
             yield
         finally:
-            self._crew.kept[rank] = dict(payload.kept_values)
+            self._group.kept[rank] = dict(payload.kept_values)
             payload.kept_values.clear()
             payload.kept_values.update(before)
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.coordinator.run import LOST_LOGS_S
-from jupyter_distrib.coordinator.server import Gate
+from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.pools.ray.nodes import Nodes
-from jupyter_distrib.pools.ray.placement import Places
+from jupyter_distrib.pools.ray.placement import Placements
 from jupyter_distrib.pools.ray.placement_plan import Wanted
-from jupyter_distrib.system.call_soon import Calls
-from jupyter_distrib.system.subprocess_future import beside
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.subprocess_future import subprocess_future
 
 DEFAULT_IDLE_S = 600.0
 READ_BY_INSTALLERS = frozenset({"pip", "uv", "conda", "image_uri", "container"})
@@ -35,38 +35,40 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    looking = beside(partial(cluster.look, options.get("address", "auto"), insecure="insecure" in options), socket_fd)
-    archive = beside(source_archive.archive, socket_fd)
+    looking = subprocess_future(
+        partial(cluster.look, options.get("address", "auto"), insecure="insecure" in options), socket_fd
+    )
+    archive = subprocess_future(source_archive.archive, socket_fd)
     idle_s = float(options.get("idle", DEFAULT_IDLE_S))
-    gate = Gate(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
-    calls, wanted = Calls(gate.loop), _wanted(options)
-    joined = _join(looking, gate, calls)
-    gate.make_place = Places(calls, wanted, joined, archive).find
-    gate.ask_nodes = Nodes(gate.loop, calls, joined).ask
-    signal.signal(signal.SIGTERM, lambda *_: gate.stop())
-    gate.run()
+    coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
+    calls, wanted = CallSoon(coordinator.loop), _wanted(options)
+    joined = _join(looking, coordinator, calls)
+    coordinator.make_place = Placements(calls, wanted, joined, archive).find
+    coordinator.ask_nodes = Nodes(coordinator.loop, calls, joined).ask
+    signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
+    coordinator.run()
     os._exit(0)  # Ray's own threads take seconds to leave, and have nothing of ours
 
 
-def _join(looking: Future[cluster.Looked], gate: Gate, calls: Calls) -> Future[cluster.Address]:
+def _join(looking: Future[cluster.Looked], coordinator: Coordinator, calls: CallSoon) -> Future[cluster.Address]:
     """Join the cluster in a thread, since Ray may take its time or for ever. If it fails, whoever asks is told, and the
-    gate goes, so that the next cell tries anew; and so it does when Ray Client has lost its connection for good, since
-    without it Ray ends the process."""
+    coordinator goes, so that the next cell tries anew; and so it does when Ray Client has lost its connection for good,
+    since without it Ray ends the process."""
     joined: Future[cluster.Address] = Future()
 
     def join() -> None:
         try:
             address = cluster.join(looking)
         except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
-            calls.put(lambda: gate.give_up(TELL_S))  # first, so that who is refused asks another one
+            calls.put(lambda: coordinator.give_up(TELL_S))  # first, so that who is refused asks another one
             joined.set_exception(error)
         else:
-            gate.title = f"Ray at {address.shown}"
+            coordinator.title = f"Ray at {address.shown}"
             joined.set_result(address)
             if address.client:
                 cluster.wait_until_cut()
                 said = f"the connection to the Ray cluster at {address.shown} is lost, and all that was there with it."
-                calls.put(lambda: gate.lose(said, LOST_LOGS_S + TELL_S))
+                calls.put(lambda: coordinator.lose(said, LOST_LOGS_S + TELL_S))
 
     threading.Thread(target=join, name="jupyter_distrib-join", daemon=True).start()
     return joined

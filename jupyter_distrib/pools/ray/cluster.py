@@ -1,5 +1,5 @@
-"""Reaching a Ray cluster, or saying in one sentence why not. Runs in the gate before its loop; blocks for seconds.
-Only `resolve` is for the kernel, whose environment and machine say what `auto` is.
+"""Reaching a Ray cluster, or saying in one sentence why not. Runs in the coordinator before its loop; blocks for
+seconds. Only `resolve` is for the kernel, whose environment and machine say what `auto` is.
 
 What Ray itself does about a missing cluster or token is to wait for half a minute and then to raise something else, so
 the port and the token are tried first (measured with Ray 2.60).
@@ -281,7 +281,7 @@ def probe() -> Any:
 
 
 def actor_class() -> Any:
-    """What Ray starts on a node: it leaves this package there and hands on to `Host`.
+    """What Ray starts on a node: it leaves this package there and hands on to `Relay`.
 
     Defined in a function, so that Ray sends its code and does not look for this module on the node.
     """
@@ -303,7 +303,7 @@ def actor_class() -> Any:
             sys.path.insert(0, f"{folder}/source.zip")
             for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
                 del sys.modules[name]
-            cls = importlib.import_module("jupyter_distrib.coordinator.relay").Host
+            cls = importlib.import_module("jupyter_distrib.coordinator.relay").Relay
             try:
                 self._host = cls(folder, label, session, address=ray.util.get_node_ip_address(), **more)
             except BaseException:

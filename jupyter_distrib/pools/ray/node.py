@@ -1,6 +1,7 @@
-"""One node of a Ray cluster, as the gate holds it: an actor, and through it one agent. Passes frames to and from it.
+"""One node of a Ray cluster, as the coordinator holds it: an actor, and through it one agent. Passes frames to and from
+it.
 
-Used in the gate's loop; what Ray reports arrives in threads of Ray's and comes back to the loop through `Calls`.
+Used in the coordinator's loop; what Ray reports arrives in threads of Ray's and comes back to the loop through `Calls`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_distrib.coordinator.file_sync import Project
+from jupyter_distrib.coordinator.file_sync import FileSync
 from jupyter_distrib.coordinator.relay import Answer, Entry, opened
-from jupyter_distrib.coordinator.worker_group import Crew
-from jupyter_distrib.pools.ray.object_store import Part
+from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
+from jupyter_distrib.pools.ray.object_store import ContentPart
 from jupyter_distrib.serialization import shared_memory
-from jupyter_distrib.server.pending_cell import Queued
+from jupyter_distrib.server.pending_cell import PendingCell
 from jupyter_distrib.wire.link import decode_frame, encode
-from jupyter_distrib.wire.messages import CloseCrew, Command, Ended, Execute, Failed, Failure, Noted, Stop
+from jupyter_distrib.wire.messages import CloseWorkerGroup, Command, Ended, Execute, Failed, Failure, Noted, Stop
 
 if TYPE_CHECKING:
-    from jupyter_distrib.pools.ray.placement import RayPlace
+    from jupyter_distrib.pools.ray.placement import RayPlacement
 
 AHEAD = 2
 """Questions for events that each node has at a time."""
@@ -42,15 +43,15 @@ class RayNode:
     """One actor, and through it one agent.
 
     Args:
-        about: What `Host.describe` says.
+        about: What `Relay.describe` says.
         shared: The node has the notebook's folder; if not, its files are brought there.
     """
 
-    def __init__(self, place: RayPlace, number: int, actor: Any, about: Mapping[str, Any], *, shared: bool) -> None:
+    def __init__(self, place: RayPlacement, number: int, actor: Any, about: Mapping[str, Any], *, shared: bool) -> None:
         self._place, self._number, self.actor = place, number, actor
         self.host, self.interface = str(about["host"]), str(about["interface"])
         self.name = f"node {self.host}"
-        self._project = None if shared else Project()
+        self._project = None if shared else FileSync()
         self._has_files = False
         self._answers: dict[int, list[Entry]] = {}
         """Told of by Ray before earlier ones, by their number."""
@@ -65,7 +66,7 @@ class RayNode:
                 self._bring(command, self._project)
         if isinstance(command, Stop) and self._held is not None and self._held.command.run == command.run:
             return self._cancel(self._held)
-        if isinstance(command, CloseCrew) and self._held is not None:
+        if isinstance(command, CloseWorkerGroup) and self._held is not None:
             self._cancel(self._held)
         frame = encode(command, int(bool(fds)))  # what tells how much is there does not travel
         if fds:
@@ -77,7 +78,7 @@ class RayNode:
         else:
             self._hand_over(command, frame)
 
-    def _take_over(self, held: _Held, frame: bytes, part: Part | Exception) -> Any:
+    def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
         """A part of the content of a cell, see `transfer.Receive`."""
         if self._held is not held:
             return None  # it was stopped
@@ -98,8 +99,8 @@ class RayNode:
     def _cancel(self, held: _Held) -> None:
         """Stop a cell that is still on its way."""
         self._order("discard")
-        crew = self._place.crew
-        queued = Queued(command=held.command, fds=[], tell=lambda event, fds: crew.heard(self._number, event))
+        group = self._place.group
+        queued = PendingCell(command=held.command, fds=[], tell=lambda event, fds: group.heard(self._number, event))
         self._place.calls.put(queued.cancel)  # not in the midst of what stops it
         self._release(held)
 
@@ -119,7 +120,7 @@ class RayNode:
         try:
             return getattr(self.actor, method).remote(*arguments)
         except Exception:  # noqa: BLE001 - Ray raises all kinds; who listens to the actor is told too
-            traceback.print_exc()  # into the gate's log
+            traceback.print_exc()  # into the coordinator's log
             return None
 
     def _call(self, method: str, *arguments: Any, then: Callable[[Future[Any]], None]) -> None:
@@ -147,10 +148,10 @@ class RayNode:
         now, failure = time.monotonic(), Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         for rank in command.ranks:
             failed = Failed(run=command.run, rank=rank, failure=failure, at_s=now)
-            self._place.crew.heard(self._number, failed)
-        self._place.crew.heard(self._number, Ended(run=command.run, at_s=now))
+            self._place.group.heard(self._number, failed)
+        self._place.group.heard(self._number, Ended(run=command.run, at_s=now))
 
-    def _bring(self, command: Execute, project: Project) -> None:
+    def _bring(self, command: Execute, project: FileSync) -> None:
         """The notebook's files that are new or changed, before the first cell also if there are none; says what is not
         there then."""
         found = self._place.found_for(command)
@@ -160,7 +161,7 @@ class RayNode:
             self._call("bring", files, gone, then=lambda future: self._brought(command.run, project, files, future))
         self._tell_once(command.run, found.left_out)
 
-    def _brought(self, run: str, project: Project, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+    def _brought(self, run: str, project: FileSync, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
         try:
             failed = future.result()
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
@@ -179,7 +180,7 @@ class RayNode:
             self._note(run, text)
 
     def _note(self, run: str, text: str) -> None:
-        self._place.crew.tell(Noted(run=run, rank=None, text=text), ())
+        self._place.group.tell(Noted(run=run, rank=None, text=text), ())
 
     def listen(self) -> None:
         """Ask for what comes next, and for what comes after that, so that a question is always there already."""
@@ -201,7 +202,7 @@ class RayNode:
 
     def _take(self, answer: Answer | None) -> bool:
         """Hear what has come, in its order. Whether there was anything."""
-        crew, there = self._place.crew, False
+        group, there = self._place.group, False
         if answer is not None:
             number, self._answers[number] = opened(answer)
             there = bool(self._answers[number])
@@ -210,16 +211,16 @@ class RayNode:
             if not entries:
                 self._place.lost(self._number, "its agent has ended")
             for frame, content in entries:
-                self._hear(crew, frame, content)
+                self._hear(group, frame, content)
         return there
 
-    def _hear(self, crew: Crew, frame: bytes, content: Any) -> None:
+    def _hear(self, group: SpreadWorkerGroup, frame: bytes, content: Any) -> None:
         event, _ = decode_frame(frame)
         if content is None:
-            return crew.heard(self._number, event)  # type: ignore[arg-type]
+            return group.heard(self._number, event)  # type: ignore[arg-type]
         fd = shared_memory.write([memoryview(content).cast("B")])
         try:
-            crew.heard(self._number, event, (fd,))  # type: ignore[arg-type]
+            group.heard(self._number, event, (fd,))  # type: ignore[arg-type]
         finally:
             os.close(fd)
 
@@ -235,7 +236,7 @@ def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
             with open(fd, "wb") as file:
                 file.write(memoryview(content))
     except Exception:  # noqa: BLE001 - Ray raises all kinds: the node is gone, which its own listener says
-        traceback.print_exc()  # into the gate's log; the run ends all the same
+        traceback.print_exc()  # into the coordinator's log; the run ends all the same
     done()
 
 

@@ -1,5 +1,5 @@
-"""What nodes a Ray cluster has, and how much of each is free. Used in the gate's loop; Ray is asked in a thread of its
-own, since it may take its time or for ever."""
+"""What nodes a Ray cluster has, and how much of each is free. Used in the coordinator's loop; Ray is asked in a thread
+of its own, since it may take its time or for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from jupyter_distrib.pools.ray.cluster import Address
-from jupyter_distrib.system.call_soon import Calls
+from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 
 ANSWER_S = 2.0
@@ -27,7 +27,7 @@ class Nodes:
         joined: The cluster, when it can be asked.
     """
 
-    def __init__(self, loop: Loop, calls: Calls, joined: Future[Address]) -> None:
+    def __init__(self, loop: Loop, calls: CallSoon, joined: Future[Address]) -> None:
         self._loop, self._calls, self._joined = loop, calls, joined
         self._known: tuple[Described, ...] = ()
         self._waiting: list[Callable[[tuple[Described, ...]], None]] = []
@@ -53,7 +53,7 @@ class Nodes:
             free = _free()
             self._calls.put(lambda: self._know(nodes, free))
         except Exception:  # noqa: BLE001 - Ray raises all kinds: what is known is told
-            traceback.print_exc()  # into the gate's log
+            traceback.print_exc()  # into the coordinator's log
         self._calls.put(self._asked)
 
     def _know(self, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> None:

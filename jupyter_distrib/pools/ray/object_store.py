@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jupyter_distrib.serialization import shared_memory
-from jupyter_distrib.system.call_soon import Calls
+from jupyter_distrib.system.call_soon import CallSoon
 
 PART_BYTES = 64 << 20
 AHEAD = 2
@@ -28,7 +28,7 @@ ROOM_S = 3.0
 AGAIN_S = 0.1
 
 
-class Part(NamedTuple):
+class ContentPart(NamedTuple):
     """Of the content: what Ray knows it by, where it begins, and how long the whole is."""
 
     reference: Any
@@ -40,7 +40,7 @@ class Part(NamedTuple):
         return self.start + PART_BYTES >= self.size_bytes
 
 
-Receive = Callable[[Part | Exception], Any]
+Receive = Callable[[ContentPart | Exception], Any]
 """What a node does with a part, or with the reason why there will be no more. Called in the loop. Returns what Ray will
 have when the node has taken a part that is not the last; None if it does not want it."""
 
@@ -53,7 +53,7 @@ class Transfer:
         given_up: Set when no node is there any more.
     """
 
-    def __init__(self, run: str, fds: Sequence[int], calls: Calls, given_up: threading.Event) -> None:
+    def __init__(self, run: str, fds: Sequence[int], calls: CallSoon, given_up: threading.Event) -> None:
         self.run = run
         self._calls, self._given_up = calls, given_up
         self._nodes: list[Receive] = []
@@ -74,7 +74,7 @@ class Transfer:
                 for start in range(0, size, PART_BYTES):
                     arriving.wait(start + PART_BYTES)
                     with view[start : start + PART_BYTES] as buffer:
-                        part = Part(_into_store(buffer, taking), start, size)
+                        part = ContentPart(_into_store(buffer, taking), start, size)
                     self._calls.put(lambda part=part: self._hand_over(part))  # type: ignore[misc]
                     if part.last:
                         return
@@ -87,7 +87,7 @@ class Transfer:
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
             self._calls.put(lambda error=error: self._hand_over(error))  # type: ignore[misc]
 
-    def _hand_over(self, part: Part | Exception) -> None:
+    def _hand_over(self, part: ContentPart | Exception) -> None:
         asked = [receive(part) for receive in self._nodes]
         self._asked.put([one for one in asked if one is not None])
 

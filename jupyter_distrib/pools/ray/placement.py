@@ -1,8 +1,7 @@
-"""Finds nodes of a Ray cluster for one crew, and gives them back.
+"""Finds nodes of a Ray cluster for one worker group, and gives them back.
 
-`RayPlace` is used in the gate's loop; what blocks is done in a thread of its own for each crew (`_look`), and what
-Ray reports arrives in threads of Ray's. Both come back to the loop through `Calls`.
-"""
+`RayPlacement` is used in the coordinator's loop; what blocks is done in a thread of its own for each worker group
+(`_look`), and what Ray reports arrives in threads of Ray's. Both come back to the loop through `Calls`."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ from typing import Any
 
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.relay import stamp
-from jupyter_distrib.coordinator.worker_group import Crew, Share
+from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.pools.ray.node import RayNode, cause
 from jupyter_distrib.pools.ray.object_store import Receive, Transfer
-from jupyter_distrib.pools.ray.placement_plan import Need, Wanted, have_gpus
+from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system import network_interfaces
-from jupyter_distrib.system.call_soon import Calls
+from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire import versions as versions_module
-from jupyter_distrib.wire.messages import Execute, Hello, OpenCrew, Welcomed
+from jupyter_distrib.wire.messages import Execute, Hello, OpenWorkerGroup, Welcomed
 
 TELL_S = 5.0
 """Who still waits after this is told what for."""
@@ -46,18 +45,21 @@ LOOK_S = 2.0
 LEAVING_S = 2.0
 """Ranks that are told to leave are given a second for exit handlers."""
 STAY_S = 10.0
-"""Nodes that are given back stay for so long, as long as nobody waits for room: another crew may claim them."""
+"""Nodes that are given back stay for so long, as long as nobody waits for room: another worker group may claim them."""
 
 
-class Places:
-    """Of one gate. A crew that asks for what its notebook has just given back, by `--fresh` or when its kernel was
-    restarted, is given those nodes, where agents and templates are up, so that its ranks are forked at once."""
+class Placements:
+    """Of one coordinator. A worker group that asks for what its notebook has just given back, by `--fresh` or when its
+    kernel was restarted, is given those nodes, where agents and forkservers are up, so that its ranks are forked at
+    once."""
 
-    def __init__(self, calls: Calls, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]) -> None:
+    def __init__(
+        self, calls: CallSoon, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]
+    ) -> None:
         self._calls, self._wanted, self._joined, self._package = calls, wanted, joined, package
-        self._places: list[RayPlace] = []
+        self._places: list[RayPlacement] = []
 
-    def find(self, client: Client, command: OpenCrew) -> RayPlace:
+    def find(self, client: Client, command: OpenWorkerGroup) -> RayPlacement:
         """Nodes, or who will look for them."""
         assert client.hello is not None
         self._places = [place for place in self._places if not place.over]
@@ -66,18 +68,18 @@ class Places:
                 return place
         for place in self._places:
             place.make_room(client.hello)
-        self._places.append(RayPlace(self._calls, client.hello, self._wanted, self._joined, self._package))
+        self._places.append(RayPlacement(self._calls, client.hello, self._wanted, self._joined, self._package))
         return self._places[-1]
 
 
-class RayPlace:
-    """Nodes for one crew, and for the next one that claims them."""
+class RayPlacement:
+    """Nodes for one worker group, and for the next one that claims them."""
 
     def __init__(
-        self, calls: Calls, hello: Hello, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]
+        self, calls: CallSoon, hello: Hello, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]
     ) -> None:
         self.calls, self._hello, self._wanted, self._joined, self._package = calls, hello, wanted, joined, package
-        self.crew: Crew
+        self.group: SpreadWorkerGroup
         self.remark = ""
         """On the nodes, for a kernel's first cell."""
         self.told: set[str] = set()
@@ -85,12 +87,12 @@ class RayPlace:
         self.over = False
         """Its nodes are gone, or will be."""
         self._given_back = threading.Event()
-        """By the crew that has it now."""
+        """By the worker group that has it now."""
         self._unwanted = threading.Event()
         """Its notebook wants other nodes now."""
-        self._asked: OpenCrew
+        self._asked: OpenWorkerGroup
         self._found: tuple[list[Share], bool] | None = None
-        """What the crew was given, see `Crew.placed`."""
+        """What the worker group was given, see `WorkerGroup.placed`."""
         self._lost = False
         """One of them."""
         self._lock = threading.Lock()
@@ -116,7 +118,7 @@ class RayPlace:
 
     # ------------------------------------------------------------------------------------------------ looking
 
-    def claim(self, hello: Hello, command: OpenCrew) -> bool:
+    def claim(self, hello: Hello, command: OpenWorkerGroup) -> bool:
         """Whether it has been given back, and is what this kernel wants now: it has it again then."""
         with self._lock:
             if self.over or self._lost or self._found is None or not self._given_back.is_set():
@@ -144,38 +146,38 @@ class RayPlace:
     def lost(self, number: int, reason: str) -> None:
         """This node is out of reach."""
         self._lost = True
-        self.crew.lost(number, reason)
+        self.group.lost(number, reason)
 
-    def start(self, command: OpenCrew, crew: Crew) -> None:
-        self.crew, self._asked = crew, command
+    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+        self.group, self._asked = group, command
         if self._found is not None:
             shares, has_gpus = self._found
-            return crew.placed(shares, has_gpus=has_gpus)
+            return group.placed(shares, has_gpus=has_gpus)
         threading.Thread(target=self._look, args=(command,), name="jupyter_distrib-place", daemon=True).start()
 
-    def _look(self, command: OpenCrew) -> None:
+    def _look(self, command: OpenWorkerGroup) -> None:
         """In a thread of its own."""
         try:
             address = self._wait_until_joined()
             cluster.check_port(address)
-            need = Need.of(command, self._wanted, _alive())
+            need = PlacementRequest.of(command, self._wanted, _alive())
             sizes = self._reserve(need)
             self._start_actors(sizes, gpus=need.gpus, client=address.client)
             nodes = self._nodes()
             has_gpus = have_gpus(_alive())
         except PoolError as refusal:
-            return self._call(partial(self.crew.refuse, str(refusal)))
+            return self._call(partial(self.group.refuse, str(refusal)))
         except TimeoutError:
-            return self._call(partial(self.crew.refuse, f"the Ray cluster did not answer within {JOIN_S:g} s."))
+            return self._call(partial(self.group.refuse, f"the Ray cluster did not answer within {JOIN_S:g} s."))
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-            return self._call(partial(self.crew.refuse, f"the Ray cluster could not start the ranks: {cause(error)}"))
+            return self._call(partial(self.group.refuse, f"the Ray cluster could not start the ranks: {cause(error)}"))
         shares = [Share(node=node, size=size, gpus=need.gpus) for node, size in zip(nodes, sizes, strict=True)]
 
         def begin() -> None:
             for node in nodes:
                 node.listen()
             self._found = shares, has_gpus
-            self.crew.placed(shares, has_gpus=has_gpus)
+            self.group.placed(shares, has_gpus=has_gpus)
 
         self._call(begin)
 
@@ -187,9 +189,9 @@ class RayPlace:
             return self._joined.result(JOIN_S)
 
     def _call(self, call: Callable[[], None]) -> None:
-        self.calls.put(lambda: None if self.crew.closed else call())
+        self.calls.put(lambda: None if self.group.closed else call())
 
-    def _reserve(self, need: Need) -> list[int]:
+    def _reserve(self, need: PlacementRequest) -> list[int]:
         """The best shape that there is room for now; else, if it may take its time, the best there will be room for."""
         until_s = time.monotonic() + need.command.wait_s
         while True:
@@ -208,7 +210,7 @@ class RayPlace:
             if time.monotonic() >= until_s:
                 raise PoolError(_busy(need, nodes))
 
-    def _try(self, shape: list[int], need: Need, until_s: float, known: list[Any] | None = None) -> bool:
+    def _try(self, shape: list[int], need: PlacementRequest, until_s: float, known: list[Any] | None = None) -> bool:
         """Whether the nodes were had in this shape and in time. If nodes are `known`, say what is missing, and give up
         when others are there."""
         import ray
@@ -217,7 +219,7 @@ class RayPlace:
         strategy = need.strategy(shape, need.there(_alive() if known is None else known))
         self._attempts += 1
         who = os.path.basename(self._hello.notebook) or self._hello.label  # its next kernel may have it, too
-        name = f"jupyter_distrib: {who} #{need.command.crew}.{self._attempts}"  # Ray wants them unique
+        name = f"jupyter_distrib: {who} #{need.command.group}.{self._attempts}"  # Ray wants them unique
         with self._lock:
             if self._given_back.is_set():
                 raise PoolError("the ranks were given up while they were waited for.")
@@ -240,7 +242,7 @@ class RayPlace:
     def _say(self, reason: str) -> None:
         if reason != self._said:
             self._said = reason
-            self._call(partial(self.crew.queued, reason))
+            self._call(partial(self.group.queued, reason))
 
     def _start_actors(self, sizes: Sequence[int], *, gpus: bool, client: bool) -> None:
         import ray
@@ -283,7 +285,7 @@ class RayPlace:
             self._say("Ray starts processes on the nodes.")
         abouts = [json.loads(text) for text in ray.get(asked, timeout=START_S)]
         after = None if self._wanted.copy_files else stamp(folder)
-        differing = list(map(self._check_parity, abouts))
+        differing = list(map(self._check_versions, abouts))
         self.remark = " ".join(filter(None, (*differing, no_way(abouts))))
         return [
             RayNode(
@@ -300,7 +302,7 @@ class RayPlace:
         there = placement_group_table(self._group)["bundles_to_node_id"]
         return [of_nodes[there[number]] for number in range(count) if there[number] in of_nodes]
 
-    def _check_parity(self, about: Mapping[str, Any]) -> str:
+    def _check_versions(self, about: Mapping[str, Any]) -> str:
         """What differs and mostly works. Raises `PoolError` if it does not."""
         versions = {name: about[name] for name in ("python", "torch", "cloudpickle")}
         there = Welcomed(pid=0, **versions)
@@ -330,7 +332,7 @@ class RayPlace:
                 break
         with self._lock:
             if given_back is not self._given_back:
-                return  # another crew has claimed them
+                return  # another worker group has claimed them
             self.over = True
             group, actors = self._group, list(self._actors)
         try:
@@ -341,7 +343,7 @@ class RayPlace:
             if group is not None:
                 remove_placement_group(group)
         except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
-            traceback.print_exc()  # into the gate's log
+            traceback.print_exc()  # into the coordinator's log
 
 
 def _is_same(hello: Hello, before: Hello) -> bool:
@@ -360,9 +362,9 @@ def _are_waiting() -> bool:
         return True
 
 
-def _wish(command: OpenCrew) -> OpenCrew:
+def _wish(command: OpenWorkerGroup) -> OpenWorkerGroup:
     """What nodes it takes."""
-    return replace(command, crew="", load_env={}, wait_s=0.0)
+    return replace(command, group="", load_env={}, wait_s=0.0)
 
 
 def no_way(abouts: Sequence[Mapping[str, Any]]) -> str:
@@ -383,7 +385,7 @@ def _alive() -> list[Any]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _busy(need: Need, nodes: Sequence[Mapping[str, Any]]) -> str:
+def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
     """What is free, and which notebooks have the rest."""
     import ray
     from ray.util import placement_group_table

@@ -12,7 +12,7 @@ from typing import Any
 
 from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.wire.messages import OpenCrew
+from jupyter_distrib.wire.messages import OpenWorkerGroup
 
 _TYPE = "accelerator_type:"
 """What Ray's names of GPU types begin with."""
@@ -20,7 +20,7 @@ _TYPE = "accelerator_type:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How crews are spread: options of the pool."""
+    """How worker groups are spread: options of the pool."""
 
     nodes: int = 0
     """0: as few as can be."""
@@ -36,17 +36,17 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What one crew takes."""
+class PlacementRequest:
+    """What one worker group takes."""
 
-    command: OpenCrew
+    command: OpenWorkerGroup
     wanted: Wanted
     gpus: bool
     kind: str
     """The resource by which Ray knows GPUs of the type asked for; empty if any type will do."""
 
     @classmethod
-    def of(cls, command: OpenCrew, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> Need:
+    def of(cls, command: OpenWorkerGroup, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> PlacementRequest:
         """Without any GPU, CPU ranks take the place of GPUs, unless so many or such GPUs were to be waited for. Raises
         `PoolError` if there is no such GPU, and none was to be waited for."""
         kind = _gpu_kind(command, nodes)
@@ -113,8 +113,8 @@ class Need:
             typed = f" of type {self.kind.removeprefix(_TYPE)} (the Ray cluster has {such:g})"
         one = asked[unit] == 1
         said = f"{asked[unit]:g} {unit}{'s' * (not one)}{typed} {'is' if one else 'are'} asked for"
-        grow = "" if self.shapes(there) else " It has to grow."
-        return f"{said}, and {free.get(unit, 0):g} of {total.get(unit, 0):g} are free in the Ray cluster.{grow}"
+        preload = "" if self.shapes(there) else " It has to grow."
+        return f"{said}, and {free.get(unit, 0):g} of {total.get(unit, 0):g} are free in the Ray cluster.{preload}"
 
     def too_few(self, there: Sequence[int]) -> str:
         """Why it cannot be had here."""
@@ -133,7 +133,7 @@ def have_gpus(nodes: Sequence[Mapping[str, Any]]) -> bool:
     return any(node["Resources"].get("GPU") for node in nodes)
 
 
-def _gpu_kind(command: OpenCrew, nodes: Sequence[Mapping[str, Any]]) -> str:
+def _gpu_kind(command: OpenWorkerGroup, nodes: Sequence[Mapping[str, Any]]) -> str:
     if not command.gpu_type:
         return ""
     kinds = sorted({name for node in nodes for name in node["Resources"] if name.startswith(_TYPE)})

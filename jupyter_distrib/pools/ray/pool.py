@@ -1,5 +1,5 @@
-"""Ranks on the nodes of a Ray cluster. Kernel side: finds or starts the gate (`coordinator/`), which is the cluster's
-client; the kernel itself never loads Ray."""
+"""Ranks on the nodes of a Ray cluster. Kernel side: finds or starts the coordinator (`coordinator/`), which is the
+cluster's client; the kernel itself never loads Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RayPool:
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if importlib.util.find_spec("ray") is None:
             raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")
-        address = resolve(self._options.get("address", "auto")).shown  # a gate is of one cluster
+        address = resolve(self._options.get("address", "auto")).shown  # a coordinator is of one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
         home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", told=options)
         sock = home.reach()

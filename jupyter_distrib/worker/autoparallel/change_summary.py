@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from jupyter_distrib.worker.autoparallel.shard_samplers import BatchShare, EpochSampler, EveryNth, SampleShare
 
 
-class Deeds:
+class ChangeSummary:
     """Gathers what was done until somebody asks for it; each thing is told once."""
 
     def __init__(self, size: int) -> None:

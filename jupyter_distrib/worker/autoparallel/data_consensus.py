@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from jupyter_distrib.worker import identity, process_group
-from jupyter_distrib.worker.store_board import Board
+from jupyter_distrib.worker.store_board import StoreBoard
 
 WAIT_S = 10.0
 _LOOK_UP_S = 0.02
@@ -54,7 +54,7 @@ class _Stop:
         return f"{self.key}/left"
 
 
-class Meetings:
+class DataConsensus:
     """Those of one run."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Meetings:
         self._been[place] += 1
         return _Stop(place=place, number=self._been[place])
 
-    def _wait(self, board: Board, stop: _Stop) -> list[str]:
+    def _wait(self, board: StoreBoard, stop: _Stop) -> list[str]:
         """What every rank has left; nothing if one of them does not come, or another has said so."""
         rank, until_s = identity.rank(), time.monotonic() + WAIT_S
         board.put(_waits(rank), self._order(stop))
@@ -121,12 +121,12 @@ class Meetings:
         board.put(_waits(rank), "")
         return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
 
-    def _is_alone(self, board: Board, stop: _Stop) -> bool:
+    def _is_alone(self, board: StoreBoard, stop: _Stop) -> bool:
         """Whether none of the ranks that have not come will come before this one goes on."""
         missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
         return all(self._stays_away(board, rank, stop) for rank in missing)
 
-    def _stays_away(self, board: Board, rank: int, stop: _Stop) -> bool:
+    def _stays_away(self, board: StoreBoard, rank: int, stop: _Stop) -> bool:
         if board.has([_ended(rank)]):
             return True
         if board.has([_begun(rank)]) and int(board.get(_begun(rank))) > self._begun:
@@ -148,7 +148,7 @@ class Meetings:
 _NOTHING = "nothing"
 
 
-def _leave(board: Board, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
+def _leave(board: StoreBoard, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
     """Called by every rank when it needs these no more; the last one wipes them off."""
     is_last = board.count(stop.left) == identity.world_size()
     if is_last:

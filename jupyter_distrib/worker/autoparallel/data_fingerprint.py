@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.autoparallel.data_consensus import Meetings
+from jupyter_distrib.worker.autoparallel.data_consensus import DataConsensus
 
 _SAMPLES = 16
 _ELEMENTS = 1024
@@ -44,7 +44,7 @@ class Compared:
     note: str = ""
 
 
-class Contents:
+class DataFingerprints:
     """What the ranks have told one another of their data in one run.
 
     Args:
@@ -54,14 +54,14 @@ class Contents:
     def __init__(self, cell: str) -> None:
         self._cell = cell
         self._asks_size: bool | None = None
-        self._meetings = Meetings()
+        self._consensus = DataConsensus()
 
     def compared(self, loader: DataLoader[Any], place: str) -> Compared:
         """Whether the cell has divided this loader's data among the ranks, as far as can be known now."""
         length, data, order = _described(loader)
         if not self.look():
-            return Compared(by_hand=False, note=_DIFFERS.format(place) if self._meetings.compare(place, data) else "")
-        verdict, every = self._meetings.decide(place, json.dumps([length, order]), _verdict)
+            return Compared(by_hand=False, note=_DIFFERS.format(place) if self._consensus.compare(place, data) else "")
+        verdict, every = self._consensus.decide(place, json.dumps([length, order]), _verdict)
         if verdict != _DIFFERENT:
             return Compared(by_hand=False)
         lengths = [json.loads(each)[0] for each in every]
@@ -76,11 +76,11 @@ class Contents:
 
     def meets(self) -> None:
         """A collective begins in which every rank takes part; in any thread."""
-        self._meetings.meets(told=bool(self._asks_size))
+        self._consensus.meets(told=bool(self._asks_size))
 
     def end(self) -> None:
         """The cell has ended."""
-        self._meetings.end()
+        self._consensus.end()
 
 
 _DIFFERENT = "different"

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership, weight_sync
-from jupyter_distrib.worker.autoparallel.change_summary import Deeds
-from jupyter_distrib.worker.autoparallel.gradient_reducer import Replica
-from jupyter_distrib.worker.autoparallel.hooks import Conversion, Training, is_sharded
+from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
+from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
+from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, TrainingHooks, is_sharded
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
-from jupyter_distrib.worker.autoparallel.replica_registry import Roster
-from jupyter_distrib.worker.autoparallel.shard_samplers import Part
+from jupyter_distrib.worker.autoparallel.replica_registry import ReplicaRegistry
+from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
@@ -35,16 +35,16 @@ class DataParallel:
 
     def __init__(self, run: StrategyRun) -> None:
         self._run = run
-        part = Part(
+        part = ShardChoice(
             rank=identity.rank(),
             size=identity.world_size(),
             batch="global" if run.options.get("batch") == "global" else "per-rank",
         )
-        self._deeds = Deeds(part.size)
-        self._loaders = Loaders(self, part, run, self._deeds)
-        self._conversion = Conversion(run, self, self._loaders)
-        self._replicas = Roster()
-        self._unverified: list[Replica] = []
+        self._summary = ChangeSummary(part.size)
+        self._loaders = Loaders(self, part, run, self._summary)
+        self._conversion = TrainingHooks(run, self, self._loaders)
+        self._reducers = ReplicaRegistry()
+        self._unverified: list[GradientReducer] = []
 
     def begin(self, *, met_again: bool) -> None:
         """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
@@ -59,7 +59,7 @@ class DataParallel:
                 self._tell()
                 self._conversion.tell_if_apart()
         finally:
-            self._replicas.clear()
+            self._reducers.clear()
 
     # ------------------------------------------------------------------------------------------------ prepare()
 
@@ -81,7 +81,7 @@ class DataParallel:
             return item
         if isinstance(item, nn.Module):
             if _is_trainable(item):
-                self._replicas.keep(self._replicated([ownership.unwrapped(item)], [], [], fresh=True))
+                self._reducers.keep(self._replicated([ownership.unwrapped(item)], [], [], fresh=True))
             else:
                 item.to(identity.device())
             return item
@@ -100,16 +100,16 @@ class DataParallel:
 
     @property
     def active(self) -> bool:
-        return bool(self._replicas.all())
+        return bool(self._reducers.all())
 
     @property
     def in_training(self) -> bool:
-        return any(replica.in_training for replica in self._replicas.all())
+        return any(reducer.in_training for reducer in self._reducers.all())
 
-    def adopt(self, training: Training) -> None:
+    def adopt(self, training: OptimizerTraining) -> None:
         self._move(training.roots, training.loose, training.optimizer)
-        self._deeds.wrapped(ownership.named(training.roots) or type(training.optimizer).__name__, training.place)
-        self._replicas.put(
+        self._summary.wrapped(ownership.named(training.roots) or type(training.optimizer).__name__, training.place)
+        self._reducers.put(
             training.optimizer,
             self._replicated(training.roots, training.loose, training.left_alone, fresh=training.fresh),
         )
@@ -119,25 +119,25 @@ class DataParallel:
 
     def yield_to(self, module: nn.Module) -> None:
         theirs = {id(each) for each in module.parameters()}
-        for replica in self._replicas.all():
-            if _overlaps(replica, theirs):
-                self._deeds.left(ownership.named(replica.modules))
-        self._replicas.replace(lambda each: _overlaps(each, theirs))
+        for reducer in self._reducers.all():
+            if _overlaps(reducer, theirs):
+                self._summary.left(ownership.named(reducer.modules))
+        self._reducers.replace(lambda each: _overlaps(each, theirs))
         self._unverified = [each for each in self._unverified if not _overlaps(each, theirs)]
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         if self._unverified:
             self._verify()
         self._tell()
-        announced = [replica for replica in self._replicas.all() if replica.announce()]
+        announced = [reducer for reducer in self._reducers.all() if reducer.announce()]
         beginning = next((each for each in tensors if each.requires_grad), None)
         if not announced or beginning is None:
             run()
             return False
 
         def finish() -> None:
-            for replica in announced:
-                replica.finish(self._loaders.meets)
+            for reducer in announced:
+                reducer.finish(self._loaders.meets)
 
         def begun(_: torch.Tensor) -> None:
             torch.autograd.Variable._execution_engine.queue_callback(finish)  # noqa: SLF001 - as torch's own FSDP does
@@ -146,22 +146,22 @@ class DataParallel:
         try:
             run()
         except BaseException:
-            for replica in announced:
-                replica.drop()  # half of it is done: it is made anew
+            for reducer in announced:
+                reducer.drop()  # half of it is done: it is made anew
             raise
         finally:
             handle.remove()
-        reached = [replica.settle() for replica in announced]
+        reached = [reducer.settle() for reducer in announced]
         return any(reached)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        for replica in self._replicas.of(optimizer):
-            replica.share_buffers()
+        for reducer in self._reducers.of(optimizer):
+            reducer.share_buffers()
 
     # ------------------------------------------------------------------------------------------------ what is told
 
     def _tell(self) -> None:
-        if (news := self._deeds.news()) and identity.rank() == 0:
+        if (news := self._summary.news()) and identity.rank() == 0:
             self._run.note(news)
 
     # ------------------------------------------------------------------------------------------------ inside
@@ -173,33 +173,33 @@ class DataParallel:
         left_alone: Sequence[torch.Tensor],
         *,
         fresh: bool,
-    ) -> list[Replica]:
+    ) -> list[GradientReducer]:
         """The replicas that hold these modules and tensors: those that there are, and new ones."""
-        found: list[Replica] = []
+        found: list[GradientReducer] = []
         for root in roots:
             found.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
-        held = {id(each) for replica in self._replicas.all() for each in replica.parameters}
+        held = {id(each) for reducer in self._reducers.all() for each in reducer.parameters}
         if free := [each for each in loose if id(each) not in held]:
             found.append(self._new([], free, left_alone, fresh=fresh))
         return found
 
-    def _holding(self, root: nn.Module) -> Replica | None:
-        return next((each for each in self._replicas.all() if any(root is module for module in each.modules)), None)
+    def _holding(self, root: nn.Module) -> GradientReducer | None:
+        return next((each for each in self._reducers.all() if any(root is module for module in each.modules)), None)
 
     def _new(
         self, roots: list[nn.Module], loose: list[torch.Tensor], left_alone: Sequence[torch.Tensor], *, fresh: bool
-    ) -> Replica:
+    ) -> GradientReducer:
         tensors = {id(each) for each in ownership.tensors_of(roots, loose)}
-        smaller = [each for each in self._replicas.all() if _overlaps(each, tensors)]
+        smaller = [each for each in self._reducers.all() if _overlaps(each, tensors)]
         inside = {id(module) for root in roots for module in root.modules()}
         others = [module for each in smaller for module in each.modules if id(module) not in inside]
-        replica = Replica([*roots, *others], loose, left_alone)
-        self._replicas.replace(smaller.__contains__, by=[replica])
+        reducer = GradientReducer([*roots, *others], loose, left_alone)
+        self._reducers.replace(smaller.__contains__, by=[reducer])
         self._move(roots, loose, None)
         if fresh:
-            self._begin_alike(replica)
-        self._unverified = [each for each in self._unverified if each not in smaller] + [replica]
-        return replica
+            self._begin_alike(reducer)
+        self._unverified = [each for each in self._unverified if each not in smaller] + [reducer]
+        return reducer
 
     def _move(self, roots: Iterable[nn.Module], loose: Iterable[torch.Tensor], optimizer: Optimizer | None) -> None:
         """To the rank's device, in place, so that the optimizer keeps its parameters; batches follow."""
@@ -210,7 +210,7 @@ class DataParallel:
             if any(each.device.type == "cpu" for each in root.parameters()):
                 root.to(device)
                 self._loaders.device = device
-                self._deeds.moved(ownership.named([root]), device)
+                self._summary.moved(ownership.named([root]), device)
         for tensor in loose:
             tensor.data = tensor.data.to(device)
         for parameter, state in optimizer.state.items() if optimizer is not None else ():
@@ -218,13 +218,13 @@ class DataParallel:
                 if isinstance(value, torch.Tensor) and name != "step":  # which torch keeps on the CPU
                     state[name] = value.to(parameter.device)
 
-    def _begin_alike(self, replica: Replica) -> None:
-        tensors = ownership.tensors_of(replica.modules, replica.loose)
+    def _begin_alike(self, reducer: GradientReducer) -> None:
+        tensors = ownership.tensors_of(reducer.modules, reducer.loose)
         self._loaders.meets()
         every = object_collectives.gather(weight_sync.fingerprint(tensors))
         if not weight_sync.same_form(every):
             raise DistributedError(
-                f"{_called(replica)} has other parameters on one rank than on another: build it alike on all of them."
+                f"{_called(reducer)} has other parameters on one rank than on another: build it alike on all of them."
             )
         if any(each != every[0] for each in every):
             weight_sync.take_from_rank_0(tensors)
@@ -256,11 +256,11 @@ class DataParallel:
         """Ask all ranks whether the models that are new to this run are the same everywhere."""
         new, self._unverified = self._unverified, []
         self._loaders.meets()
-        for replica in new:
-            mine = weight_sync.fingerprint(replica.parameters)
+        for reducer in new:
+            mine = weight_sync.fingerprint(reducer.parameters)
             if any(each != mine for each in object_collectives.gather(mine)):
                 raise DistributedError(
-                    f"{_called(replica)} does not have the same weights on every rank: "
+                    f"{_called(reducer)} does not have the same weights on every rank: "
                     "call jupyter_distrib.prepare(model) before the loop, which gives every rank those of rank 0."
                 )
 
@@ -292,9 +292,9 @@ def _is_trainable(model: nn.Module) -> bool:
     return any(each.requires_grad for each in model.parameters())
 
 
-def _called(replica: Replica) -> str:
-    return ownership.named(replica.modules) or "what the optimizer trains"
+def _called(reducer: GradientReducer) -> str:
+    return ownership.named(reducer.modules) or "what the optimizer trains"
 
 
-def _overlaps(replica: Replica, tensors: set[int]) -> bool:
-    return any(id(each) in tensors for each in replica.parameters)
+def _overlaps(reducer: GradientReducer, tensors: set[int]) -> bool:
+    return any(id(each) in tensors for each in reducer.parameters)

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 import torch
 
 from jupyter_distrib.worker import identity, process_group
-from jupyter_distrib.worker.store_board import Board
+from jupyter_distrib.worker.store_board import StoreBoard
 
 RELATIVE = 1e-4
 LOSSES = 3
 """Of a layer that begins with zeros, say, the first ones say nothing of the batch."""
 
 
-def differs(board: Board, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
+def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a rank that has ended already holds other weights than this one."""
     mine = _sums(tensors)
     board.put(f"weights/{rank}", json.dumps(mine))
@@ -32,7 +32,7 @@ def differs(board: Board, rank: int, size: int, tensors: Sequence[torch.Tensor])
     return any(_apart(mine, theirs) for theirs in found)
 
 
-class Losses:
+class LossComparison:
     """The first losses of a run, on every rank."""
 
     def __init__(self) -> None:

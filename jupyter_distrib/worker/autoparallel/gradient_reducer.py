@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from jupyter_distrib.worker.autoparallel import weight_sync
 
 
-class Held(nn.Module):
+class ReducedParameters(nn.Module):
     """Holds modules and tensors of the user so that `DistributedDataParallel` finds their parameters."""
 
     def __init__(self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], flags: nn.Parameter) -> None:
@@ -38,7 +38,7 @@ class Held(nn.Module):
         """Nothing to compute."""
 
 
-class Replica:
+class GradientReducer:
     """The parameters of some modules, and tensors that no module owns, whose gradients are averaged together.
 
     Args:
@@ -139,7 +139,7 @@ class Replica:
         frozen = [each for each in self.parameters if not each.requires_grad and id(each) in again]
         first = next(each for each in self.parameters if each.requires_grad)
         self._flags = nn.Parameter(torch.zeros(0, dtype=first.dtype, device=first.device))
-        held = Held(self.modules, self.loose, self._flags)
+        held = ReducedParameters(self.modules, self.loose, self._flags)
         for each in frozen:
             each.requires_grad_(True)
         try:
@@ -153,7 +153,7 @@ class Replica:
                 each.requires_grad_(False)
         self._known = {id(each) for each in self._trained}
 
-    def _wrapped(self, held: Held) -> DistributedDataParallel:
+    def _wrapped(self, held: ReducedParameters) -> DistributedDataParallel:
         ignored = [name for name, each in held.named_parameters() if id(each) in self._left_alone]
         if ignored:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, ignored)  # type: ignore[no-untyped-call]  # noqa: SLF001

@@ -29,10 +29,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jupyter_distrib.worker import identity, process_group
 from jupyter_distrib.worker.autoparallel import ownership, source_location
-from jupyter_distrib.worker.autoparallel.divergence import LOSSES, Losses, differs
-from jupyter_distrib.worker.autoparallel.gradient_reducer import Held
+from jupyter_distrib.worker.autoparallel.divergence import LOSSES, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
-from jupyter_distrib.worker.autoparallel.loss_averaging import Decisions
+from jupyter_distrib.worker.autoparallel.loss_averaging import LossAveraging
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.strategy import StrategyRun
 
@@ -41,7 +41,7 @@ LOOKS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class OptimizerTraining:
     """What one optimizer trains."""
 
     optimizer: Optimizer
@@ -68,7 +68,7 @@ class Spread(Protocol):
     def in_training(self) -> bool:
         """Whether any of its models is in training mode."""
 
-    def adopt(self, training: Training) -> None:
+    def adopt(self, training: OptimizerTraining) -> None:
         """An optimizer is there: spread its model, and give the optimizer the parameters that it has then."""
 
     def recognise(self, optimizer: Optimizer) -> None:
@@ -84,7 +84,7 @@ class Spread(Protocol):
         """An optimizer has changed its parameters."""
 
 
-class Conversion:
+class TrainingHooks:
     """Watches one run; `begin` and `end` are called around the cell.
 
     Args:
@@ -94,7 +94,7 @@ class Conversion:
     def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
         self._run, self._spread, self._loaders, self._sees_a_share = run, spread, loaders, sees_a_share
         self._patches = Patches()
-        self._decisions = Decisions(lambda: spread.active and not self.by_hand, loaders.meets)
+        self._decisions = LossAveraging(lambda: spread.active and not self.by_hand, loaders.meets)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
         self._looked = False
@@ -108,7 +108,7 @@ class Conversion:
         """A backward pass has run that the spread has reached."""
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
         """What the first backward pass that it has not reached has given a gradient, as it was then."""
-        self._losses = Losses()
+        self._losses = LossComparison()
         self._met_before = -1
         """How many collectives there had been before the cell."""
         self._busy = False
@@ -157,7 +157,7 @@ class Conversion:
             return self._spread.recognise(optimizer)
         owners = ownership.owners_of(mine)
         self._spread.adopt(
-            Training(
+            OptimizerTraining(
                 optimizer=optimizer,
                 roots=owners.roots,
                 loose=owners.loose,
@@ -297,7 +297,7 @@ class Conversion:
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807
-            if not isinstance(module, Held):
+            if not isinstance(module, ReducedParameters):
                 self._spread.yield_to(module)
             original(wrapper, module, *args, **keywords)
 
@@ -320,7 +320,7 @@ def _in_other_hands() -> dict[int, torch.Tensor]:
 
 def _is_wrapper(module: nn.Module) -> bool:
     if isinstance(module, DistributedDataParallel):
-        return not isinstance(module.module, Held)
+        return not isinstance(module.module, ReducedParameters)
     return type(module).__name__ == "FullyShardedDataParallel" or type(module).__module__.startswith("deepspeed.")
 
 

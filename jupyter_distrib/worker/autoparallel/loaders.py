@@ -19,16 +19,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.worker import cell
 from jupyter_distrib.worker.autoparallel import source_location
-from jupyter_distrib.worker.autoparallel.change_summary import Deeds
-from jupyter_distrib.worker.autoparallel.data_fingerprint import Contents
+from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
+from jupyter_distrib.worker.autoparallel.data_fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.patches import Patches
-from jupyter_distrib.worker.autoparallel.shard_samplers import Part, is_divided_by_others, share
+from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice, is_divided_by_others, share
 from jupyter_distrib.worker.strategy import StrategyRun
 
 Reading = Literal["whole", "divided", "evaluated"]
 
 
-class State(Protocol):
+class LoaderState(Protocol):
     """What the decision depends on; a `Spread` is one."""
 
     @property
@@ -47,11 +47,11 @@ class Loaders:
         deeds: Told of each loader that is divided.
     """
 
-    def __init__(self, state: State, part: Part, run: StrategyRun, deeds: Deeds) -> None:
-        self._state, self._part, self._run, self._deeds = state, part, run, deeds
+    def __init__(self, state: LoaderState, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
+        self._state, self._part, self._run, self._summary = state, part, run, summary
         self.shard_eval = "shard_eval" in run.options
         """What is read for an evaluation is divided as well."""
-        self._contents = Contents(run.filename)
+        self._contents = DataFingerprints(run.filename)
         self._by_hand: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
         self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
         self._shares = WeakKeyDictionary()
@@ -154,7 +154,7 @@ class Loaders:
             shares[key] = mine
             if how == "divided":
                 self.divides = True
-                self._deeds.divided(loader, mine, source_location.here(self._run.filename))
+                self._summary.divided(loader, mine, source_location.here(self._run.filename))
         return shares[key]
 
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from jupyter_distrib.worker.autoparallel import weight_sync
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
 
-class Decisions:
+class LossAveraging:
     """Those of one run.
 
     Args:

@@ -1,9 +1,8 @@
 """The meshes of this rank's runs, and how they outlive their process group. Runs in the rank's main thread.
 
 What is sharded refers to a mesh, and the mesh to process groups. After an interrupt, or when the ranks' groups have
-seen unequal numbers of collectives, the crew gets new groups: then the meshes that there are, and what FSDP has noted
-of them, are pointed to the new ones, so that a model that was kept on the ranks can go on.
-"""
+seen unequal numbers of collectives, the worker group gets new groups: then the meshes that there are, and what FSDP has
+noted of them, are pointed to the new ones, so that a model that was kept on the ranks can go on."""
 
 from __future__ import annotations
 

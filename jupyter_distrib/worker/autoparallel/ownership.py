@@ -1,6 +1,6 @@
 """Whose parameters an optimizer has: the modules that are alive in this rank, found through the garbage collector.
 
-What the template has imported is frozen (`gc.freeze`) and is not looked through, so that this takes well under a
+What the forkserver has imported is frozen (`gc.freeze`) and is not looked through, so that this takes well under a
 millisecond unless the cell itself holds millions of objects.
 """
 

@@ -3,7 +3,7 @@
 `fully_shard` gives a model new parameters, and whoever holds the old ones from before (an optimizer, a list that is
 clipped after each backward pass, a variable of a loop that is over) would go on with tensors that no gradient ever
 reaches, without an error. So lists, dicts, sets, tuples, attributes, closures and local variables get the new ones.
-What the template has imported is frozen (`gc.freeze`) and is not looked through.
+What the forkserver has imported is frozen (`gc.freeze`) and is not looked through.
 """
 
 from __future__ import annotations

@@ -7,52 +7,52 @@ from weakref import ref
 
 from torch.optim import Optimizer
 
-from jupyter_distrib.worker.autoparallel.gradient_reducer import Replica
+from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
 
 
-class Roster:
+class ReplicaRegistry:
     """Those of one run."""
 
     def __init__(self) -> None:
-        self._of: dict[ref[Optimizer], list[Replica]] = {}
-        self._by_name: list[Replica] = []
-        self._all: list[Replica] | None = None
+        self._of: dict[ref[Optimizer], list[GradientReducer]] = {}
+        self._by_name: list[GradientReducer] = []
+        self._all: list[GradientReducer] | None = None
         """What `all` gives, as long as nothing changes: it is asked for in every step."""
 
-    def all(self) -> Sequence[Replica]:
+    def all(self) -> Sequence[GradientReducer]:
         """Each once."""
         if self._all is None:
             self._all = list(
-                dict.fromkeys([*self._by_name, *(each for replicas in self._of.values() for each in replicas)])
+                dict.fromkeys([*self._by_name, *(each for reducers in self._of.values() for each in reducers)])
             )
         return self._all
 
-    def of(self, optimizer: Optimizer) -> Sequence[Replica]:
+    def of(self, optimizer: Optimizer) -> Sequence[GradientReducer]:
         return self._of.get(ref(optimizer), ())
 
-    def put(self, optimizer: Optimizer, replicas: Sequence[Replica]) -> None:
-        self._of[ref(optimizer, self._gone)] = list(replicas)
+    def put(self, optimizer: Optimizer, reducers: Sequence[GradientReducer]) -> None:
+        self._of[ref(optimizer, self._gone)] = list(reducers)
         self._all = None
 
-    def keep(self, replicas: Sequence[Replica]) -> None:
+    def keep(self, reducers: Sequence[GradientReducer]) -> None:
         """Until the run ends."""
-        self._by_name += replicas
+        self._by_name += reducers
         self._all = None
 
-    def replace(self, concerned: Callable[[Replica], bool], by: Sequence[Replica] = ()) -> None:
+    def replace(self, concerned: Callable[[GradientReducer], bool], by: Sequence[GradientReducer] = ()) -> None:
         """Everywhere, or leave them out."""
 
-        def changed(replicas: Sequence[Replica]) -> list[Replica]:
-            return list(dict.fromkeys(new for each in replicas for new in (by if concerned(each) else (each,))))
+        def changed(reducers: Sequence[GradientReducer]) -> list[GradientReducer]:
+            return list(dict.fromkeys(new for each in reducers for new in (by if concerned(each) else (each,))))
 
-        self._of = {optimizer: changed(replicas) for optimizer, replicas in self._of.items()}
+        self._of = {optimizer: changed(reducers) for optimizer, reducers in self._of.items()}
         self._by_name = changed(self._by_name)
         self._all = None
 
     def clear(self) -> None:
         """The run has ended."""
-        for replica in self.all():
-            replica.drop()
+        for reducer in self.all():
+            reducer.drop()
         self._of, self._by_name, self._all = {}, [], None
 
     def _gone(self, optimizer: ref[Optimizer]) -> None:

@@ -32,7 +32,7 @@ _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ShardChoice:
     """Which share."""
 
     rank: int
@@ -46,7 +46,7 @@ class Part:
     """The ranks compute each batch together, so they need equally many, also of an exact share."""
 
 
-def share(loader: DataLoader[Any], part: Part) -> DataLoader[Any]:
+def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
     """This rank's part of a loader, as a loader of its own.
 
     Raises:
@@ -82,7 +82,7 @@ _SETTINGS = tuple(
 )
 
 
-def batch_size(loader: DataLoader[Any], part: Part) -> int | None:
+def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
     """The batch size of one rank."""
     if part.batch == "per-rank":
         return loader.batch_size
@@ -130,7 +130,7 @@ class EpochSampler(DistributedSampler[Any]):
 class SampleShare(Sampler[Any]):
     """Every N-th of what another sampler draws; all ranks go by the order that rank 0 draws."""
 
-    def __init__(self, sampler: Any, part: Part, *, drop_last: bool) -> None:
+    def __init__(self, sampler: Any, part: ShardChoice, *, drop_last: bool) -> None:
         self._sampler, self._part, self._drop_last = sampler, part, drop_last
 
     def __iter__(self) -> Iterator[Any]:
@@ -146,7 +146,7 @@ class SampleShare(Sampler[Any]):
 class BatchShare(Sampler[list[Any]]):
     """Every N-th batch of another batch sampler or, with `--batch global`, a part of each batch."""
 
-    def __init__(self, sampler: Any, part: Part) -> None:
+    def __init__(self, sampler: Any, part: ShardChoice) -> None:
         self._sampler, self._part = sampler, part
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -171,7 +171,7 @@ class EvenBatches(Sampler[list[Any]]):
         DistributedError: There are ranks that would get an empty batch, or nobody knows how many samples there are.
     """
 
-    def __init__(self, loader: DataLoader[Any], part: Part) -> None:
+    def __init__(self, loader: DataLoader[Any], part: ShardChoice) -> None:
         if (
             isinstance(loader.dataset, IterableDataset)
             or loader.batch_size is None
@@ -205,7 +205,7 @@ class EvenBatches(Sampler[list[Any]]):
 class EveryNth(IterableDataset[Any]):
     """Every N-th sample of a stream that each rank reads as a whole; what the last round lacks is left out."""
 
-    def __init__(self, stream: Any, part: Part) -> None:
+    def __init__(self, stream: Any, part: ShardChoice) -> None:
         self.__dict__.update(_stream=stream, _part=part)
 
     def __iter__(self) -> Iterator[Any]:
@@ -229,13 +229,13 @@ class EveryNth(IterableDataset[Any]):
         setattr(self._stream, name, value)
 
 
-def _order_of_rank_0(sampler: Any, part: Part) -> list[Any]:
+def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
     """What the sampler draws on rank 0. Collective, unless the share is exact: an evaluation is no meeting point."""
     order = list(sampler)
     return order if part.exact else object_collectives.from_rank_0(order)
 
 
-def _dealt(order: Sequence[Any], part: Part, *, drop_last: bool) -> list[Any]:
+def _dealt(order: Sequence[Any], part: ShardChoice, *, drop_last: bool) -> list[Any]:
     count = _count(len(order), part, drop_last=drop_last)
     mine = list(order[part.rank :: part.size][:count])
     if len(mine) < count and order:
@@ -243,7 +243,7 @@ def _dealt(order: Sequence[Any], part: Part, *, drop_last: bool) -> list[Any]:
     return mine
 
 
-def _count(whole: int, part: Part, *, drop_last: bool) -> int:
+def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:
     if part.exact:
         return len(range(part.rank, whole, part.size))
     return whole // part.size if drop_last else -(-whole // part.size)

@@ -35,18 +35,18 @@ from jupyter_distrib.worker.autoparallel import (
     source_location,
     weight_sync,
 )
-from jupyter_distrib.worker.autoparallel.change_summary import Deeds
+from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data_parallel import check_together
-from jupyter_distrib.worker.autoparallel.hooks import Conversion, Training
+from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
-from jupyter_distrib.worker.autoparallel.shard_samplers import Part
+from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
 from jupyter_distrib.worker.autoparallel.state_dict_loading import listen, reshard
 from jupyter_distrib.worker.autoparallel.units import has_forward, units_of
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class ShardingPlan:
     """What was asked for."""
 
     data: DeviceMesh | None
@@ -80,26 +80,26 @@ steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
 class ShardedTraining:
     """A `Spread` that shards; see there for what the methods are called for."""
 
-    def __init__(self, run: StrategyRun, how: How) -> None:
+    def __init__(self, run: StrategyRun, how: ShardingPlan) -> None:
         self._run, self._how = run, how
-        part = Part(
+        part = ShardChoice(
             rank=how.data.get_local_rank() if how.data is not None else 0,
             size=how.data.size() if how.data is not None else 1,
             batch="global" if run.options.get("batch") == "global" else "per-rank",
             together=True,
         )
-        self._deeds = Deeds(part.size)
-        self._loaders = Loaders(self, part, run, self._deeds)
-        self._conversion = Conversion(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
+        self._summary = ChangeSummary(part.size)
+        self._loaders = Loaders(self, part, run, self._summary)
+        self._conversion = TrainingHooks(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
         self._undo: Callable[[], None] = lambda: None
         self._roots: list[nn.Module] = []
         """Those that this run trains."""
         self._reached = False
         """A backward pass has computed gradients of them."""
 
-    def begin(self, *, regrouped: bool) -> None:
+    def begin(self, *, groups_reset: bool) -> None:
         """Watch the cell. `regrouped`: an interrupt, for instance, has cost the ranks the groups they had."""
-        if regrouped:
+        if groups_reset:
             self._compare_steps()
         self._conversion.begin()
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
@@ -131,7 +131,7 @@ class ShardedTraining:
         return weight_sync.summed(values) if self._loaders.shard_eval else values
 
     def _tell(self) -> None:
-        if (news := self._deeds.news()) and identity.rank() == 0:
+        if (news := self._summary.news()) and identity.rank() == 0:
             self._run.note(news)
 
     # ------------------------------------------------------------------------------------------------ prepare()
@@ -161,7 +161,7 @@ class ShardedTraining:
     def in_training(self) -> bool:
         return any(root.training for root in self._roots)
 
-    def adopt(self, training: Training) -> None:
+    def adopt(self, training: OptimizerTraining) -> None:
         name = type(training.optimizer).__name__
         at = f" ({training.place})" if training.place else ""
         if training.loose:
@@ -251,7 +251,7 @@ class ShardedTraining:
             shard_state(optimizer, new_of)
         count = sum(each.numel() for each in root.parameters())
         name, kinds = ownership.named_plainly([root]), ownership.named_plainly(units)
-        self._deeds.sharded(name, count, len(units), kinds, source_location.here(self._run.filename))
+        self._summary.sharded(name, count, len(units), kinds, source_location.here(self._run.filename))
 
     def _note_root(self, root: nn.Module) -> None:
         steps.setdefault(root, Steps())
@@ -323,7 +323,7 @@ def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
             dist.broadcast(each.to_local().detach(), group=data.get_group(), group_src=0)
 
 
-def shard(root: nn.Module, units: Sequence[nn.Module], how: How) -> New:
+def shard(root: nn.Module, units: Sequence[nn.Module], how: ShardingPlan) -> New:
     """Shard in place, and tell which parameters have become which."""
     before = [
         (module, name, parameter)
@@ -368,7 +368,7 @@ def _reshard_after_evaluation(root: Any, *_: object) -> None:
         root.reshard()
 
 
-def _offload(how: How) -> OffloadPolicy:
+def _offload(how: ShardingPlan) -> OffloadPolicy:
     return (
         CPUOffloadPolicy()
         if how.offload and how.data is not None and how.data.device_type != "cpu"

@@ -15,7 +15,7 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Print:
+class WeightFingerprint:
     """What can be told of tensors without sending them."""
 
     form: tuple[tuple[object, ...], ...]
@@ -24,9 +24,9 @@ class Print:
     """Of each the sum of its bits, taken as whole numbers: equal for equal contents on whatever device."""
 
 
-def fingerprint(tensors: Sequence[torch.Tensor]) -> Print:
+def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
     sums = [_sum_of_bits(tensor.detach()) for tensor in tensors]
-    return Print(
+    return WeightFingerprint(
         form=tuple((*tensor.shape, str(tensor.dtype)) for tensor in tensors),
         sums=tuple(torch.stack([each.cpu() for each in sums]).tolist()) if sums else (),
     )
@@ -41,7 +41,7 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(whole).sum(dtype=torch.int64)
 
 
-def same_form(every: Sequence[Print]) -> bool:
+def same_form(every: Sequence[WeightFingerprint]) -> bool:
     return all(each.form == every[0].form for each in every)
 
 

@@ -62,7 +62,7 @@ test('a pool of several machines tells of each, and has a GPU if one of them has
     name: 'lab',
     kind: 'ray',
     origin: '',
-    crews: [],
+    groups: [],
     node: {
       at_s: 0,
       name: 'Ray at 10.0.0.7:6379',
@@ -151,17 +151,17 @@ test('states of ranks and names of GPUs go through the translator', () => {
 });
 
 test('the status bar is short, and empty without ranks', () => {
-  const pools: Pool[] = [{ name: 'local', kind: 'local', origin: 'built in', crews: [], node: null }];
+  const pools: Pool[] = [{ name: 'local', kind: 'local', origin: 'built in', groups: [], node: null }];
   const overview = { pools, runs: [] } as unknown as Overview;
   assert.equal(view.statusText(overview, 0, t), '');
   assert.equal(view.statusText({ ...overview, runs: [run()] }, 1041, t), '4 GPU ranks · 0:41');
 });
 
 test('what a stop of ranks would lose is named', () => {
-  const crew = { name: 'c', state: 'open' as const, size: 2, gpus: false, kept: ['model'], run: 'r', ranks: [] };
-  const pool: Pool = { name: 'local', kind: 'local', origin: '', crews: [crew], node: null };
+  const group = { name: 'c', state: 'open' as const, size: 2, gpus: false, kept: ['model'], run: 'r', ranks: [] };
+  const pool: Pool = { name: 'local', kind: 'local', origin: '', groups: [group], node: null };
   assert.match(view.lossText(pool, t), /cell that runs.*lost: model/);
-  assert.equal(view.lossText({ ...pool, crews: [] }, t), '');
+  assert.equal(view.lossText({ ...pool, groups: [] }, t), '');
 });
 
 test('a magic line goes on top of a cell, or in place of the one that is there', () => {

@@ -222,7 +222,7 @@ def test_type_parameters_hide_outer_names(program: str, expected: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="syntax of Python 3.14")
-def test_template_strings_are_read_at_once() -> None:
+def test_forkserver_strings_are_read_at_once() -> None:
     assert needs("t'{a} {b:{c}}'") == "a b c"
 
 

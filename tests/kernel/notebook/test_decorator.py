@@ -461,11 +461,11 @@ x = torch.ones(1)
 dist.all_reduce(x)
 x.item()
 """
-    meet = "import torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    use_store = "import torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
     for _ in range(2):
-        assert book.ok(DDP + meet).result == "ranks 0-1: 2.0"
+        assert book.ok(DDP + use_store).result == "ranks 0-1: 2.0"
         assert book.ok("%%distributed --ranks 2\n1;").text == ""
-        assert book.ok(DDP + meet).result == "ranks 0-1: 2.0"
+        assert book.ok(DDP + use_store).result == "ranks 0-1: 2.0"
         assert book.ok("%%distributed --ranks 2\n" + own).result == "ranks 0-1: 2.0"
 
 

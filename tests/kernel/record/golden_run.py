@@ -14,7 +14,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views.state import state_of
-from jupyter_distrib.kernel.views.state_delta import Pieces
+from jupyter_distrib.kernel.views.state_delta import StateDelta
 from jupyter_distrib.wire.messages import (
     Cleared,
     Displayed,
@@ -25,8 +25,8 @@ from jupyter_distrib.wire.messages import (
     Measured,
     Moved,
     Noted,
-    Place,
     Progressed,
+    RankPlace,
     Returned,
     RunEvent,
     Sampled,
@@ -123,7 +123,7 @@ def sampled(rank: int, *, at_s: float, rss_bytes: int, gpu_memory_bytes: int) ->
 
 
 def the_end() -> Iterator[RunEvent]:
-    where = Place(rank=0, where="waits in all_reduce #2", line=14, waiting=True)
+    where = RankPlace(rank=0, where="waits in all_reduce #2", line=14, waiting=True)
     yield Stalled(run=RUN, text="rank 1 has not reached all_reduce #2", places=(where,), at_s=108)
     yield Moved(run=RUN, at_s=109)
     frame = Frame(filename="Cell In[5]", line=9, function="<module>", text="config['lr']")
@@ -134,8 +134,8 @@ def the_end() -> Iterator[RunEvent]:
     )
     yield Returned(run=RUN, rank=0, value=None, kept={"model": "Net"}, at_s=111)
     places = (
-        Place(rank=0, where="has left the cell", line=None, waiting=False),
-        Place(rank=1, where="waits in all_reduce #3", line=14, waiting=True),
+        RankPlace(rank=0, where="has left the cell", line=None, waiting=False),
+        RankPlace(rank=1, where="waits in all_reduce #3", line=14, waiting=True),
     )
     text = "rank 0 has left the cell without all_reduce #3; rank 1 waits there (line 14)."
     yield Stalled(run=RUN, text=text, places=places, at_s=117)
@@ -167,7 +167,7 @@ def golden_text() -> str:
 
 
 def failures_text() -> str:
-    return _json(Pieces("local").changed(failing_record(), 0.0))
+    return _json(StateDelta("local").changed(failing_record(), 0.0))
 
 
 def _json(state: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ def a_value(**changes: Any) -> RankValue:
     given: dict[str, Any] = {
         "name": "model",
         "key": "k-1",
-        "crew": "c-1",
+        "group": "c-1",
         "ranks": (0, 1),
         "type_names": {0: "Net", 1: "Net"},
         "pool": "local",

@@ -207,14 +207,14 @@ def test_ranks_are_started_resized_and_stopped(book: Notebook) -> None:
     drain(book)
 
     def local(news: dict[str, Any]) -> list[dict[str, Any]]:
-        crews: list[dict[str, Any]] = news["overview"]["pools"][0]["crews"]
-        return crews
+        groups: list[dict[str, Any]] = news["overview"]["pools"][0]["groups"]
+        return groups
 
     def up(size: int, *, not_these: Any = None) -> list[dict[str, Any]]:
         def holds(news: dict[str, Any]) -> bool:
             if news["kind"] != "overview" or news["overview"]["doing"] is not None:
                 return False
-            there = [(crew["state"], crew["size"]) for crew in local(news)]
+            there = [(group["state"], group["size"]) for group in local(news)]
             return there == [("open", size)] and local(news)[0]["ranks"] != not_these
 
         ranks: list[dict[str, Any]] = local(news_until(book, holds))[0]["ranks"]
@@ -275,7 +275,7 @@ def test_restarted_ranks_are_on_the_same_type_of_gpu(book: Notebook) -> None:
         pytest.skip("this machine has GPUs")
     book.ok("%%distributed --ranks 2\nrank")
     book.ok(
-        "from jupyter_distrib.kernel.session import session\ncrew = session.current().crews()[-1]\ncrew.gpus, crew.gpu_type = True, 'A10'"
+        "from jupyter_distrib.kernel.session import session\ncrew = session.current().groups()[-1]\ncrew.gpus, group.gpu_type = True, 'A10'"
     )
     assert "--gpu-type A10, but" in refused(book, op="restart")
 

@@ -33,7 +33,7 @@ def golden_overview() -> dict[str, Any]:
         "cpus": 16,
         "memory_bytes": 128 * 2**30,
         "gpus": [{**gpu, "holder": ""}],
-        "crews": [{"session": "other", "holder": "b.ipynb (kernel 7)", "workers": [1, 2], "label": "Cell In[3]"}],
+        "groups": [{"session": "other", "holder": "b.ipynb (kernel 7)", "workers": [1, 2], "label": "Cell In[3]"}],
     }
     seen = overview(session, session.settings, {"local": answer})
     for run in seen["runs"]:
@@ -62,12 +62,12 @@ def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> N
     session = Session()
     node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}
     ranks = [WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2)]
-    crew = {"session": session.name, "workers": ranks}
+    group = {"session": session.name, "workers": ranks}
     answer = {
         "at_s": 0.0,
         "name": "Ray at 10.0.0.7:6379",
         "gpus": (),
-        "crews": (crew,),
+        "groups": (group,),
         "nodes": ({"name": "10.0.0.7", **node}, {"name": "10.0.0.8", **node}),
     }
 

@@ -20,7 +20,7 @@ from jupyter_distrib.kernel.views.state_delta import (
     NAMES,
     POINTS,
     RING,
-    Pieces,
+    StateDelta,
 )
 from jupyter_distrib.wire.messages import Cleared, Displayed, Measured, Sampled, Started, Wrote
 from tests.kernel.record import golden_run
@@ -42,13 +42,13 @@ def displayed(text: str, *, display_id: str = "", update: bool = False) -> Displ
     return Displayed(run="r-7", rank=0, data=data, metadata={}, display_id=display_id, update=update, at_s=2.0)
 
 
-def entries(pieces: Pieces) -> list[dict[str, Any]]:
+def entries(pieces: StateDelta) -> list[dict[str, Any]]:
     chunks = sorted((value for key, value in pieces.now.items() if key.startswith("lines_")), key=lambda c: c["chunk"])
     return [entry for chunk in chunks for entry in chunk["entries"]]
 
 
 def test_the_pieces_of_the_golden_run_are_its_state() -> None:
-    record, pieces = golden_run.golden_record(), Pieces("local")
+    record, pieces = golden_run.golden_record(), StateDelta("local")
     pieces.changed(record, 0.0)
     state = state_of(record)
 
@@ -64,7 +64,7 @@ def test_the_pieces_of_the_golden_run_are_its_state() -> None:
 
 
 def test_only_what_has_changed_is_sent() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     assert {"head", "rank_0", "rank_1"} <= pieces.changed(record, 0.0).keys()
 
     assert pieces.changed(record, 0.1) == {}
@@ -73,7 +73,7 @@ def test_only_what_has_changed_is_sent() -> None:
 
 
 def test_the_ring_of_lines_keeps_its_size_and_the_newest_lines() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     for number in range(3 * CHUNK * RING):
         record.apply(wrote(f"{number}\n"))
         if number % 7 == 0:
@@ -87,7 +87,7 @@ def test_the_ring_of_lines_keeps_its_size_and_the_newest_lines() -> None:
 
 
 def test_a_flood_is_cut_and_counted() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     record.apply(wrote("".join(f"{number}\n" for number in range(1000))))
     pieces.changed(record, 0.0)
 
@@ -97,7 +97,7 @@ def test_a_flood_is_cut_and_counted() -> None:
 
 
 def test_a_long_line_is_cut() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     record.apply(wrote("x" * 3000 + "\n"))
     pieces.changed(record, 0.0)
 
@@ -106,7 +106,7 @@ def test_a_long_line_is_cut() -> None:
 
 
 def test_histories_are_thinned_and_seldom() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     for step in range(900):
         for rank in range(2):
             record.apply(Measured(run="r-7", rank=rank, step=step, values={"loss": 1 / (step + 1)}, at_s=2.0))
@@ -121,7 +121,7 @@ def test_histories_are_thinned_and_seldom() -> None:
 
 
 def test_a_display_is_sent_once_and_again_when_it_is_updated() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     record.apply(displayed("one", display_id="a"))
     record.apply(displayed("two"))
     assert pieces.changed(record, 0.0)["display_0_1"]["data"] == {"text/plain": "two"}
@@ -137,7 +137,7 @@ def test_a_display_is_sent_once_and_again_when_it_is_updated() -> None:
 
 
 def test_displays_that_are_large_wait_for_the_next_message() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     for _ in range(3):
         record.apply(displayed("x" * 1_500_000))
 
@@ -147,7 +147,7 @@ def test_displays_that_are_large_wait_for_the_next_message() -> None:
 
 
 def test_any_thread_may_read_what_was_given_out() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     pieces.changed(record, 0.0)
     before = pieces.now
     copy = json.dumps(before)
@@ -162,7 +162,7 @@ def test_any_thread_may_read_what_was_given_out() -> None:
 
 @pytest.mark.parametrize(("ranks", "sent"), [(2, MOST_CHARTS), (512, FEWEST_CHARTS)])
 def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
-    record, pieces = a_record(ranks), Pieces("local")
+    record, pieces = a_record(ranks), StateDelta("local")
     for step in range(1, 200):
         values = {f"number {index}": float(step) for index in range(30)}
         record.apply(Measured(run="r-7", rank=1, step=step, values=values, at_s=2.0))
@@ -176,7 +176,7 @@ def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
 
 
 def test_metrics_that_are_not_sent_with_their_rank_are_counted() -> None:
-    record, pieces = a_record(1), Pieces("local")
+    record, pieces = a_record(1), StateDelta("local")
     values = {f"m{number}": float(number) for number in range(NAMES + 3)}
     record.apply(Measured(run="r-7", rank=0, step=1, values=values, at_s=2.0))
     row = pieces.changed(record, 0.0)["rank_0"]
@@ -185,7 +185,7 @@ def test_metrics_that_are_not_sent_with_their_rank_are_counted() -> None:
 
 
 def test_a_line_that_is_not_finished_is_with_its_rank() -> None:
-    record, pieces = a_record(), Pieces("local")
+    record, pieces = a_record(), StateDelta("local")
     record.apply(wrote("loading..."))
     pieces.changed(record, 0.0)
     (line,) = pieces.now["rank_0"]["unfinished"]

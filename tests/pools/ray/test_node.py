@@ -13,8 +13,8 @@ import pytest
 
 from jupyter_distrib.coordinator.worker_group import Share
 from jupyter_distrib.pools.ray.node import RayNode
-from jupyter_distrib.pools.ray.object_store import PART_BYTES, Part, Receive
-from jupyter_distrib.pools.ray.placement import Places, RayPlace
+from jupyter_distrib.pools.ray.object_store import PART_BYTES, ContentPart, Receive
+from jupyter_distrib.pools.ray.placement import Placements, RayPlacement
 from jupyter_distrib.pools.ray.placement_plan import Wanted
 from jupyter_distrib.serialization.shared_memory import GivenUp
 from jupyter_distrib.server.client import Client
@@ -22,14 +22,14 @@ from jupyter_distrib.wire.link import decode_frame, encode
 from jupyter_distrib.wire.messages import (
     PROTOCOL,
     Cell,
-    CloseCrew,
+    CloseWorkerGroup,
     Ended,
     Execute,
     Failed,
     Forget,
     Hello,
     Interrupted,
-    OpenCrew,
+    OpenWorkerGroup,
     Parcel,
     Setting,
     Stop,
@@ -39,13 +39,13 @@ from jupyter_distrib.wire.messages import (
 def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() -> None:
     heard: list[str] = []
     lost: list[str] = []
-    crew = SimpleNamespace(
+    group = SimpleNamespace(
         closed=False,
         heard=lambda number, event, fds=(): heard.append(event.run),
         lost=lambda number, why: lost.append(why),
     )
     about = {"host": "n", "interface": "eth0"}
-    place = SimpleNamespace(crew=crew, remark="", told=set(), over=False, lost=crew.lost)
+    place = SimpleNamespace(group=group, remark="", told=set(), over=False, lost=group.lost)
     node = RayNode(place, 0, None, about, shared=True)  # type: ignore[arg-type]
 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
@@ -84,13 +84,13 @@ class Sending:
         self.heard: list[object] = []
         self.actor = Asked()
         self.receive: Receive
-        crew = SimpleNamespace(closed=False, heard=lambda number, event, fds=(): self.heard.append(event))
+        group = SimpleNamespace(closed=False, heard=lambda number, event, fds=(): self.heard.append(event))
         calls = SimpleNamespace(put=lambda call: call())
-        self.place = SimpleNamespace(crew=crew, remark="", told=set(), over=False, put=self._put, calls=calls)
+        self.place = SimpleNamespace(group=group, remark="", told=set(), over=False, put=self._put, calls=calls)
         about = {"host": "n", "interface": "eth0"}
         self.node = RayNode(self.place, 0, self.actor, about, shared=True)  # type: ignore[arg-type]
         cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
-        self.node.send(Execute(crew="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0, 1])
+        self.node.send(Execute(group="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0, 1])
 
     def _put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         self.receive = receive
@@ -102,11 +102,11 @@ class Sending:
 
 def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> None:
     sending, size = Sending(), 2 * PART_BYTES + 1
-    assert sending.receive(Part("a", 0, size)) is not None
-    sending.node.send(Forget(crew="c", keys=()))
-    assert sending.receive(Part("b", PART_BYTES, size)) is not None
+    assert sending.receive(ContentPart("a", 0, size)) is not None
+    sending.node.send(Forget(group="c", keys=()))
+    assert sending.receive(ContentPart("b", PART_BYTES, size)) is not None
     assert sending.asked == ["take", "take"]
-    sending.receive(Part("c", 2 * PART_BYTES, size))
+    sending.receive(ContentPart("c", 2 * PART_BYTES, size))
     assert sending.asked == ["take", "take", "send", "send"]
     assert sending.actor.calls[1][1] == ("b", PART_BYTES, size)
     frame, *last = sending.actor.calls[2][1]
@@ -118,23 +118,23 @@ def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> 
 
 def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> None:
     sending, size = Sending(), 3 * PART_BYTES
-    sending.receive(Part("a", 0, size))
-    sending.node.send(Forget(crew="c", keys=()))
+    sending.receive(ContentPart("a", 0, size))
+    sending.node.send(Forget(group="c", keys=()))
     sending.node.send(Stop(run="other"))
     sending.node.send(Stop(run="r"))
     assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
     assert sending.asked == ["take", "discard", "send", "send"], "what was behind it goes on"
-    assert sending.receive(Part("b", PART_BYTES, size)) is None
+    assert sending.receive(ContentPart("b", PART_BYTES, size)) is None
     assert sending.receive(ValueError("full")) is None
     assert len(sending.actor.calls) == 4
 
 
-def test_a_crew_that_is_closed_takes_the_cell_that_is_on_its_way_along() -> None:
+def test_a_group_that_is_closed_takes_the_cell_that_is_on_its_way_along() -> None:
     sending = Sending()
-    sending.receive(Part("a", 0, 3 * PART_BYTES))
-    sending.node.send(CloseCrew(crew="c"))
-    sending.node.send(OpenCrew(crew="d", size=2, gpus=False))
-    assert sending.receive(Part("b", PART_BYTES, 3 * PART_BYTES)) is None
+    sending.receive(ContentPart("a", 0, 3 * PART_BYTES))
+    sending.node.send(CloseWorkerGroup(group="c"))
+    sending.node.send(OpenWorkerGroup(group="d", size=2, gpus=False))
+    assert sending.receive(ContentPart("b", PART_BYTES, 3 * PART_BYTES)) is None
     assert sending.asked == ["take", "discard", "send", "send"]
 
 
@@ -154,20 +154,20 @@ def test_a_cluster_that_has_gone_is_told_whichever_of_rays_calls_raises(tmp_path
     sending.place.lost = lambda number, reason: lost.append((number, reason))
     sending.node.listen()
     assert lost == [(0, "cut"), (0, "cut")]
-    sending.receive(Part("a", 0, 1))
-    sending.node.send(Forget(crew="c", keys=()))
+    sending.receive(ContentPart("a", 0, 1))
+    sending.node.send(Forget(group="c", keys=()))
     sending.node.fetch_logs("r", tmp_path, lambda: done.append(True))
     assert done == [True]
     assert not sending.heard, "who listens is told"
 
 
-SOME = OpenCrew(crew="a", size=2, gpus=False)
+SOME = OpenWorkerGroup(group="a", size=2, gpus=False)
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> Places:
-    monkeypatch.setattr(RayPlace, "_end", lambda *_: None)
-    return Places(None, Wanted(), Future(), Future())  # type: ignore[arg-type]
+def places(monkeypatch: pytest.MonkeyPatch) -> Placements:
+    monkeypatch.setattr(RayPlacement, "_end", lambda *_: None)
+    return Placements(None, Wanted(), Future(), Future())  # type: ignore[arg-type]
 
 
 def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
@@ -176,30 +176,30 @@ def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
     return Client(link=None, hello=hello)  # type: ignore[arg-type]
 
 
-def placed(places: Places, notebook: str = "") -> RayPlace:
-    """A crew's, which has been given its nodes."""
+def placed(places: Placements, notebook: str = "") -> RayPlacement:
+    """A worker group's, which has been given its nodes."""
     place = places.find(kernel(notebook=notebook), SOME)
     place._asked, place._found, place._folder = SOME, ([], False), os.getcwd()
     return place
 
 
-def test_nodes_that_are_given_back_are_for_the_next_crew_that_wants_the_same(places: Places) -> None:
+def test_nodes_that_are_given_back_are_for_the_next_group_that_wants_the_same(places: Placements) -> None:
     place, given = placed(places), list[object]()
-    assert places.find(kernel(), SOME) is not place, "a crew has it"
+    assert places.find(kernel(), SOME) is not place, "a group has it"
     place.give_back(useless=False, killed=False)
     assert places.find(kernel(), replace(SOME, size=3)) is not place
     assert places.find(kernel("another"), SOME) is not place
     assert place._found is not None
     place._asked, shares = replace(SOME, size=0, gpus=True), place._found[0]
     shares += [Share(node=None, size=1, gpus=False)] * 2  # type: ignore[arg-type]
-    again = replace(SOME, crew="b", load_env={"A": "1"}, wait_s=3.0)  # what it was given
+    again = replace(SOME, group="b", load_env={"A": "1"}, wait_s=3.0)  # what it was given
     assert places.find(kernel(), again) is place
     assert places.find(kernel(), again) is not place, "it is given once"
     place.start(again, SimpleNamespace(placed=lambda shares, has_gpus: given.append(shares)))  # type: ignore[arg-type]
     assert given == [shares]
 
 
-def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Places) -> None:
+def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Placements) -> None:
     place = placed(places, "a.ipynb")
     place.told.add("said to the first kernel")
     place.give_back(useless=False, killed=True)
@@ -214,10 +214,10 @@ def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(pla
     assert place._unwanted.is_set(), "it need not stay"
 
 
-def test_all_nodes_of_a_run_are_brought_the_same_files(places: Places, tmp_path: Path) -> None:
+def test_all_nodes_of_a_run_are_brought_the_same_files(places: Placements, tmp_path: Path) -> None:
     place, empty = placed(places), Parcel(data=b"", sizes=())
     cell = Execute(
-        crew="a",
+        group="a",
         run="r1",
         ranks=(0, 1),
         setting=Setting(directory=str(tmp_path)),
@@ -232,7 +232,7 @@ def test_all_nodes_of_a_run_are_brought_the_same_files(places: Places, tmp_path:
 
 
 @pytest.mark.parametrize("gone", ["over", "_lost"])
-def test_nodes_that_are_gone_are_not_given_again(places: Places, gone: str) -> None:
+def test_nodes_that_are_gone_are_not_given_again(places: Placements, gone: str) -> None:
     place = placed(places)
     place.give_back(useless=False, killed=False)
     setattr(place, gone, True)
@@ -241,7 +241,7 @@ def test_nodes_that_are_gone_are_not_given_again(places: Places, gone: str) -> N
 
 def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
     sending = Sending()
-    sending.receive(Part("a", 0, 3 * PART_BYTES))
+    sending.receive(ContentPart("a", 0, 3 * PART_BYTES))
     sending.receive(GivenUp())
     sending.node.send(Stop(run="r"))
     assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
@@ -250,8 +250,8 @@ def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
 
 def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
     sending = Sending()
-    sending.receive(Part("a", 0, 3 * PART_BYTES))
-    sending.node.send(Forget(crew="c", keys=()))
+    sending.receive(ContentPart("a", 0, 3 * PART_BYTES))
+    sending.node.send(Forget(group="c", keys=()))
     sending.receive(ValueError("the store is full"))
     assert [type(event) for event in sending.heard] == [Failed, Failed, Ended]
     assert "could not be put into Ray's object store: the store is full" in str(sending.heard[0])

@@ -10,10 +10,10 @@ import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray.__main__ import _wanted as wanted
-from jupyter_distrib.pools.ray.placement_plan import Need, Wanted
-from jupyter_distrib.wire.messages import OpenCrew
+from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted
+from jupyter_distrib.wire.messages import OpenWorkerGroup
 
-COMMAND = OpenCrew(crew="c", size=0, gpus=True)
+COMMAND = OpenWorkerGroup(group="c", size=0, gpus=True)
 
 
 def node(cpus: float, gpus: float = 0, kind: str = "") -> dict[str, Any]:
@@ -21,8 +21,8 @@ def node(cpus: float, gpus: float = 0, kind: str = "") -> dict[str, Any]:
     return {"NodeID": f"{cpus}{gpus}{kind}", "Resources": resources}
 
 
-def need(nodes: list[dict[str, Any]], wanted: Wanted | None = None, **command: Any) -> Need:
-    return Need.of(replace(COMMAND, **command), wanted or Wanted(), nodes)
+def need(nodes: list[dict[str, Any]], wanted: Wanted | None = None, **command: Any) -> PlacementRequest:
+    return PlacementRequest.of(replace(COMMAND, **command), wanted or Wanted(), nodes)
 
 
 CPUS = [node(4), node(8)]

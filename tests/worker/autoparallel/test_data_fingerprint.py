@@ -20,7 +20,7 @@ rank, world_size = 1, 2  # as a cell has them
 @pytest.fixture(autouse=True)
 def _on_a_rank() -> Iterator[None]:
     with identity.taken(
-        WorkerOrder(crew="", worker="", agent_pid=0, rank=1, world_size=2, local_rank=1, local_world_size=2)
+        WorkerOrder(group="", worker="", agent_pid=0, rank=1, world_size=2, local_rank=1, local_world_size=2)
     ):
         yield
 

@@ -7,46 +7,46 @@ import weakref
 import torch
 from torch import nn
 
-from jupyter_distrib.worker.autoparallel.gradient_reducer import Replica
-from jupyter_distrib.worker.autoparallel.replica_registry import Roster
+from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
+from jupyter_distrib.worker.autoparallel.replica_registry import ReplicaRegistry
 
 
-def trained() -> tuple[torch.optim.Optimizer, Replica]:
+def trained() -> tuple[torch.optim.Optimizer, GradientReducer]:
     model = nn.Linear(2, 1)
-    return torch.optim.SGD(model.parameters(), lr=0.1), Replica([model], [])
+    return torch.optim.SGD(model.parameters(), lr=0.1), GradientReducer([model], [])
 
 
-def test_a_replica_ends_with_its_optimizer_and_frees_the_model() -> None:
-    roster = Roster()
-    optimizer, replica = trained()
-    roster.put(optimizer, [replica])
-    assert list(roster.all()) == [replica]
-    assert list(roster.of(optimizer)) == [replica]
-    model = weakref.ref(replica.modules[0])
-    del optimizer, replica
+def test_a_reducer_ends_with_its_optimizer_and_frees_the_model() -> None:
+    registry = ReplicaRegistry()
+    optimizer, reducer = trained()
+    registry.put(optimizer, [reducer])
+    assert list(registry.all()) == [reducer]
+    assert list(registry.of(optimizer)) == [reducer]
+    model = weakref.ref(reducer.modules[0])
+    del optimizer, reducer
     assert model() is None  # at once, though nobody has asked since
-    assert list(roster.all()) == []
+    assert list(registry.all()) == []
 
 
 def test_one_that_was_asked_for_by_name_stays_to_the_end() -> None:
-    roster = Roster()
-    optimizer, replica = trained()
-    roster.keep([replica])
-    roster.put(optimizer, [replica])
+    registry = ReplicaRegistry()
+    optimizer, reducer = trained()
+    registry.keep([reducer])
+    registry.put(optimizer, [reducer])
     del optimizer
-    assert list(roster.all()) == [replica]
-    roster.clear()
-    assert list(roster.all()) == []
+    assert list(registry.all()) == [reducer]
+    registry.clear()
+    assert list(registry.all()) == []
 
 
-def test_a_larger_replica_takes_the_place_of_smaller_ones_for_every_optimizer() -> None:
-    roster = Roster()
+def test_a_larger_reducer_takes_the_place_of_smaller_ones_for_every_optimizer() -> None:
+    registry = ReplicaRegistry()
     (first, one), (second, other) = trained(), trained()
-    roster.put(first, [one])
-    roster.put(second, [other, one])
-    both = Replica([*one.modules, *other.modules], [])
-    roster.replace(lambda each: each in (one, other), by=[both])
-    assert list(roster.all()) == [both]
-    assert list(roster.of(first)) == list(roster.of(second)) == [both]
-    roster.replace(lambda each: each is both)
-    assert list(roster.all()) == list(roster.of(first)) == []
+    registry.put(first, [one])
+    registry.put(second, [other, one])
+    both = GradientReducer([*one.modules, *other.modules], [])
+    registry.replace(lambda each: each in (one, other), by=[both])
+    assert list(registry.all()) == [both]
+    assert list(registry.of(first)) == list(registry.of(second)) == [both]
+    registry.replace(lambda each: each is both)
+    assert list(registry.all()) == list(registry.of(first)) == []

@@ -1,0 +1,226 @@
+"""What crosses between kernel, coordinator, agent and worker: commands (imperative) and events (past tense).
+
+Plain data, no behaviour, standard library only; loaded in every process of the project. `wire/link.py` carries these
+classes as JSON plus raw bytes, so a field may only be one of: `None`, `bool`, `int`, `float`, `str`, `bytes`, a tuple
+of these, a `dict` with string keys, or another class of this folder. One file is one conversation:
+
+    kernel  --commands-->  agent  --commands-->  worker (one per rank)      kernel.py, worker.py
+    kernel  <---events---  agent  <---events---  worker
+    coordinator  <------>  agents of several nodes                          node.py
+
+Times named `at_s` are the node's monotonic clock in seconds; they order the events of one node.
+"""
+
+from __future__ import annotations
+
+from binascii import crc32
+
+from jupyter_distrib.wire.messages.kernel import (
+    KILL_AFTER_S,
+    Answered,
+    Ask,
+    Attach,
+    Attached,
+    Cleared,
+    CloseWorkerGroup,
+    Displayed,
+    Ended,
+    Execute,
+    Exited,
+    Failed,
+    Forget,
+    Hello,
+    Interrupted,
+    Leaving,
+    Measured,
+    Moved,
+    NotAttached,
+    Noted,
+    OpenWorkerGroup,
+    Progressed,
+    Returned,
+    Sampled,
+    Stalled,
+    Started,
+    Stop,
+    TimedOut,
+    Welcomed,
+    WorkerGroupChanged,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
+    Wrote,
+)
+from jupyter_distrib.wire.messages.node import (
+    Connected,
+    CutRemoteSockets,
+    GroupsReset,
+    MakeStore,
+    NodeSawRanks,
+    RankSighting,
+    UseStore,
+)
+from jupyter_distrib.wire.messages.shared import (
+    Cell,
+    Failure,
+    Frame,
+    GroupSighting,
+    Parcel,
+    RankPlace,
+    Setting,
+    WorkerInfo,
+)
+from jupyter_distrib.wire.messages.worker import (
+    CutSockets,
+    Fork,
+    Forked,
+    ForkserverReady,
+    Leave,
+    Preload,
+    Probe,
+    ProbeAnswer,
+    Ready,
+    ReplaceStreams,
+    ResetGroups,
+    StreamsReplaced,
+    WorkerOrder,
+)
+
+__all__ = [
+    "KILL_AFTER_S",
+    "PROTOCOL",
+    "Answered",
+    "Ask",
+    "Attach",
+    "Attached",
+    "Cell",
+    "Cleared",
+    "CloseWorkerGroup",
+    "Command",
+    "Connected",
+    "CutRemoteSockets",
+    "CutSockets",
+    "Displayed",
+    "Ended",
+    "Event",
+    "Execute",
+    "Exited",
+    "Failed",
+    "Failure",
+    "Forget",
+    "Fork",
+    "Forked",
+    "ForkserverReady",
+    "Frame",
+    "GroupSighting",
+    "GroupsReset",
+    "Hello",
+    "Interrupted",
+    "Leave",
+    "Leaving",
+    "MakeStore",
+    "Measured",
+    "Message",
+    "Moved",
+    "NodeSawRanks",
+    "NotAttached",
+    "Noted",
+    "OpenWorkerGroup",
+    "Parcel",
+    "Preload",
+    "Probe",
+    "ProbeAnswer",
+    "Progressed",
+    "RankPlace",
+    "RankSighting",
+    "Ready",
+    "ReplaceStreams",
+    "ResetGroups",
+    "Returned",
+    "RunEvent",
+    "Sampled",
+    "Setting",
+    "Stalled",
+    "Started",
+    "Stop",
+    "StreamsReplaced",
+    "TimedOut",
+    "UseStore",
+    "Welcomed",
+    "WorkerGroupChanged",
+    "WorkerGroupClosed",
+    "WorkerGroupOpened",
+    "WorkerGroupQueued",
+    "WorkerGroupRefused",
+    "WorkerInfo",
+    "WorkerOrder",
+    "Wrote",
+]
+
+Command = (
+    Hello
+    | OpenWorkerGroup
+    | Execute
+    | Stop
+    | Forget
+    | CloseWorkerGroup
+    | MakeStore
+    | UseStore
+    | CutRemoteSockets
+    | Ask
+    | Attach
+    | Fork
+    | Preload
+    | ResetGroups
+    | ReplaceStreams
+    | CutSockets
+    | Probe
+    | Leave
+)
+RunEvent = (
+    Started
+    | Wrote
+    | Progressed
+    | Measured
+    | Noted
+    | Sampled
+    | Displayed
+    | Cleared
+    | Stalled
+    | Moved
+    | Returned
+    | Failed
+    | Interrupted
+    | Exited
+    | TimedOut
+    | Ended
+)
+"""What a `RunRecord` folds."""
+Event = (
+    Welcomed
+    | Leaving
+    | ForkserverReady
+    | Forked
+    | Ready
+    | StreamsReplaced
+    | ProbeAnswer
+    | WorkerGroupOpened
+    | WorkerGroupRefused
+    | WorkerGroupQueued
+    | GroupsReset
+    | Connected
+    | NodeSawRanks
+    | WorkerGroupClosed
+    | WorkerGroupChanged
+    | RunEvent
+    | Answered
+    | Attached
+    | NotAttached
+)
+Message = Command | Event
+"""All that a link carries."""
+PROTOCOL = crc32(
+    repr([(one.__name__, one.__annotations__) for one in list(globals().values()) if isinstance(one, type)]).encode()
+)
+"""Differs whenever a class has other fields; part of the agent's fingerprint."""

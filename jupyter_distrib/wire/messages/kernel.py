@@ -1,0 +1,423 @@
+"""Between a kernel and the agent or coordinator that serves it: worker groups, runs, and what happens in a run.
+
+The coordinator passes most of it on to agents as it is, and agents pass cells on to ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from jupyter_distrib.wire.messages.shared import Cell, Failure, Frame, Parcel, RankPlace, Setting, WorkerInfo, message
+
+KILL_AFTER_S = 2.0
+"""How long after `Stop` a rank is killed."""
+
+
+@message
+class Hello:
+    """First frame on every link from a kernel. The agent answers `Welcomed` or closes the link."""
+
+    protocol: int
+    session: str
+    """Random name of this kernel's use of the extension; run ids begin with it."""
+    pid: int
+    label: str
+    """How other notebooks are told who holds something: `train.ipynb (kernel 4242)`."""
+    notebook: str = ""
+    """The notebook's path, the same after a restart of its kernel; empty if the front end does not tell."""
+    python: str
+    torch: str
+    cloudpickle: str
+
+
+@message
+class OpenWorkerGroup:
+    """Start `size` workers on this node. Answered by `WorkerGroupOpened` or `WorkerGroupRefused`."""
+
+    group: str
+    size: int
+    """Ranks on this node; 0: one for each visible GPU, or 2 CPU ranks on a node without any."""
+    gpus: bool
+    """True: one leased GPU per rank, or CPU ranks if the node has no GPU at all. False: CPU ranks."""
+    first_rank: int = 0
+    world_size: int = 0
+    """0: the same as `size`."""
+    node_rank: int = 0
+    host: str = "127.0.0.1"
+    """Where other nodes reach this one; rank 0's node binds the store to it."""
+    interface: str = "lo"
+    load_env: dict[str, str] = field(default_factory=dict)
+    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd
+    instead of forked from the forkserver."""
+    visible: tuple[str, ...] | None = None
+    """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
+    gpu_type: str = ""
+    """Only GPUs with this in their name, in any case: `A10`."""
+    wait_s: float = 0.0
+    """How long to wait for what others hold; `WorkerGroupQueued` says what that is. 0: refuse at once."""
+
+
+@message
+class Execute:
+    """Run a cell on the given ranks of a worker group; also what the agent hands to each worker."""
+
+    run: str
+    group: str
+    ranks: tuple[int, ...]
+    cell: Cell
+    inputs: Parcel
+    setting: Setting
+    run_size: int = 0
+    """Ranks of the run on all nodes, where `ranks` are those of one, and a coordinator looks after all; 0: there is
+    none."""
+    detached: bool = False
+    timeout_s: float | None = None
+    """The agent stops the run after this long and says so with `TimedOut`."""
+    hang_timeout_s: float | None = None
+    """The same when ranks have waited this long for others, in one and the same place."""
+    label: str = ""
+    """How the run is named in lists: `Cell In[5]`."""
+
+
+@message
+class Stop:
+    """Stop a run: interrupt, cut its collectives, and kill what does not end. Safe to send at any time, any number of
+    times."""
+
+    run: str
+    force: bool = False
+    """Kill at once (the second press of the button)."""
+
+
+@message
+class Forget:
+    """Drop kept values."""
+
+    group: str
+    keys: tuple[str, ...]
+
+
+@message
+class CloseWorkerGroup:
+    """End a worker group's workers, their children, and give its devices back. A run on them ends with them."""
+
+    group: str
+    reason: str = ""
+    """Why, for whoever waits for that run."""
+    force: bool = False
+    """Kill them, instead of giving exit handlers a second."""
+
+
+@message
+class Ask:
+    """Ask the agent for its state. Answered by `Answered` with the same `question`."""
+
+    question: int
+
+
+@message
+class Attach:
+    """Send a detached run's whole record again, then its events as they come. Answered by `Attached` or
+    `NotAttached`."""
+
+    run: str
+    """Empty: the newest detached run."""
+
+
+@message
+class Welcomed:
+    pid: int
+    python: str
+    torch: str
+    cloudpickle: str
+
+
+@message
+class Leaving:
+    """Whoever holds the pool cannot reach it any more, and takes no more worker groups: the next one is for its
+    successor."""
+
+
+@message
+class WorkerGroupOpened:
+    group: str
+    workers: tuple[WorkerInfo, ...]
+    gpus: bool
+    """One GPU for each of these ranks."""
+    node_has_gpus: bool = False
+    """There are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have any."""
+
+
+@message
+class WorkerGroupRefused:
+    """No worker of this worker group was started, or all were ended again."""
+
+    group: str
+    reason: str
+    """A sentence for the user: what is missing or who holds it, and what to do."""
+
+
+@message
+class WorkerGroupQueued:
+    """The worker group waits, because it was asked to; sent again when the reason changes."""
+
+    group: str
+    reason: str
+    """As in `WorkerGroupRefused`."""
+
+
+@message
+class WorkerGroupClosed:
+    """The worker group is gone: asked for, or (with a reason) taken away, for example for another notebook."""
+
+    group: str
+    reason: str = ""
+
+
+@message
+class WorkerGroupChanged:
+    """A rank of an idle worker group was replaced: what was kept on it is gone."""
+
+    group: str
+    workers: tuple[WorkerInfo, ...]
+    lost: tuple[int, ...]
+
+
+@message
+class Started:
+    """A rank begins to execute the cell."""
+
+    run: str
+    rank: int
+    pid: int
+    device: str
+    at_s: float
+
+
+@message
+class Wrote:
+    """A rank wrote to its standard output or error; batched by the agent."""
+
+    run: str
+    rank: int
+    stream: str
+    """`stdout` or `stderr`."""
+    text: str
+    """Decoded with replacement; ends anywhere, also inside a line."""
+    skipped_lines: int = 0
+    """Lines left out before `text` because there were too many to show; all of them are in the log."""
+    at_s: float = 0.0
+
+
+@message
+class Progressed:
+    """A rank moved on in a loop that it reports with `jupyter_distrib.progress`."""
+
+    run: str
+    rank: int
+    label: str
+    step: int
+    total: int | None
+    """None if the loop has no known end."""
+    at_s: float
+
+
+@message
+class Measured:
+    """A rank reported numbers with `jupyter_distrib.report`."""
+
+    run: str
+    rank: int
+    step: int
+    values: dict[str, float]
+    at_s: float
+
+
+@message
+class Noted:
+    """A sentence about a run or a rank that belongs in the view: `utils.py changed and was imported again`."""
+
+    run: str
+    rank: int | None
+    text: str
+
+
+@message
+class Sampled:
+    """What a rank's process and the children it started use; about once a second while a run is on, only then."""
+
+    run: str
+    rank: int
+    rss_bytes: int
+    cpu_percent: float
+    """Since the sample before; 100 is one core."""
+    gpu_memory_bytes: int | None
+    """Used by this rank on its GPU; None for a CPU rank, and where the driver does not tell."""
+    gpu_memory_total_bytes: int | None
+    gpu_percent: float | None
+    """How busy the whole GPU is."""
+    at_s: float
+
+
+@message
+class Displayed:
+    """A rank displayed something that is more than text: a MIME bundle, as in Jupyter's `display_data`."""
+
+    run: str
+    rank: int
+    data: dict[str, str]
+    """MIME type -> content: text as it is, images as base64, JSON types as JSON text."""
+    metadata: dict[str, object]
+    display_id: str = ""
+    update: bool = False
+    """It takes the place of what this rank displayed under the same `display_id`, and is nothing new."""
+    at_s: float
+
+
+@message
+class Cleared:
+    """A rank called `clear_output`: what it displayed goes. What it wrote stays."""
+
+    run: str
+    rank: int
+    at_s: float
+
+
+@message
+class Stalled:
+    """Nothing moves any more, and why; until `Moved` or another `Stalled`. The run goes on."""
+
+    run: str
+    text: str
+    """One or a few sentences: `rank 0 has not reached all_reduce #2; ranks 1-3 wait there (line 14)`."""
+    places: tuple[RankPlace, ...]
+    at_s: float
+
+
+@message
+class Moved:
+    """The stall is over."""
+
+    run: str
+    at_s: float
+
+
+@message
+class Returned:
+    """A rank reached the end of the cell."""
+
+    run: str
+    rank: int
+    value: Parcel | None
+    """None: the cell does not end with an expression, or its value is None."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
+    at_s: float = 0.0
+    exited_early: bool = False
+    """The cell called `sys.exit()` or `sys.exit(0)`."""
+    sharded: tuple[str, ...] = ()
+    """Those of the kept names whose values are sharded over the ranks."""
+    sequence: int = -1
+    """Collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no group."""
+    started: Started | None = None
+    """The beginning, if the cell was over before that was told."""
+
+
+@message
+class Failed:
+    """A rank raised."""
+
+    run: str
+    rank: int
+    failure: Failure
+    at_s: float
+
+
+@message
+class Interrupted:
+    """A rank stopped because it was asked to; its process and kept values live on."""
+
+    run: str
+    rank: int
+    frames: tuple[Frame, ...]
+    """Where it was."""
+    at_s: float
+
+
+@message
+class Exited:
+    """A rank's process ended during a run."""
+
+    run: str
+    rank: int
+    pid: int
+    exit_code: int | None
+    """As `waitpid` tells it: the status, or minus the signal's number; None if it cannot be known."""
+    asked: bool
+    """True if we killed it, because a stop was asked for, another rank had failed first, or for the `reason`."""
+    reason: str = ""
+    """Why the whole run had to end with its ranks; empty if it was not for that: `its ranks were stopped`."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what it wrote to standard error (and of the crash report for a fatal signal)."""
+    frames: tuple[Frame, ...] = ()
+    """Where it was when a fatal signal came, as far as the crash report tells."""
+    loading: str = ""
+    """The variable of the notebook that it was unpickling; empty if it was past that."""
+    out_of_memory: bool = False
+    """The system's own counter says that its out-of-memory killer was at work."""
+    memory_limit_bytes: int = 0
+    """What all processes of its control group together may use; 0: there is no limit, or it does not matter here."""
+    peak_rss_bytes: int = 0
+    at_s: float = 0.0
+
+
+@message
+class TimedOut:
+    """The run was given `limit_s` and is being stopped because it took longer; `Interrupted` or `Exited` follow."""
+
+    run: str
+    limit_s: float
+    at_s: float
+    stalled: bool = False
+    """The limit is that for a stall; the last `Stalled` says what it is."""
+
+
+@message
+class Ended:
+    """Every rank of the run has ended and all its output was read. The last event of a run."""
+
+    run: str
+    at_s: float
+    log_directory: str = ""
+    """Where the ranks' logs are; empty if nobody wrote anything."""
+    clean: bool = True
+    """False: the groups of these ranks are not fit for another run."""
+    sequences: tuple[int, ...] = ()
+    """See `Returned.sequence`: those that differ between ranks need a new group too."""
+
+
+@message
+class Answered:
+    question: int
+    answer: dict[str, object]
+
+
+@message
+class Attached:
+    """What the run is; its events follow."""
+
+    run: str
+    label: str
+    ranks: tuple[int, ...]
+    world_size: int
+    gpus: bool
+    strategy: str
+    started_wall_s: float
+    """Seconds since 1970."""
+    elapsed_s: float
+
+
+@message
+class NotAttached:
+    run: str
+    reason: str

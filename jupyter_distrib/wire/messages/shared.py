@@ -1,0 +1,165 @@
+"""What the messages of several conversations are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def message(cls: type[T]) -> type[T]:
+    """A dataclass of keywords that is not changed once it is made: type checkers see to that.
+
+    All share how they are compared and shown. A class for which `dataclass` generates that, and what freezes it at run
+    time, takes three times as long to make, and each process of the project begins with these sixty.
+    """
+    made: Any = dataclass(slots=True, kw_only=True, eq=False, repr=False, match_args=False)(cls)
+    made.__eq__, made.__hash__, made.__repr__ = _is_equal, _hash, _shown
+    return made  # type: ignore[no-any-return]
+
+
+def _values(one: Any) -> tuple[object, ...]:
+    return tuple([getattr(one, name) for name in one.__slots__])
+
+
+def _is_equal(one: object, other: object) -> bool:
+    return _values(one) == _values(other) if type(one) is type(other) else NotImplemented
+
+
+def _hash(one: object) -> int:
+    return hash(_values(one))
+
+
+def _shown(one: Any) -> str:
+    fields = ", ".join(f"{name}={getattr(one, name)!r}" for name in one.__slots__)
+    return f"{type(one).__name__}({fields})"
+
+
+@message
+class Parcel:
+    """Pickled bytes and where their out-of-band buffers are (pickle protocol 5)."""
+
+    data: bytes
+    """The pickle stream; empty if it is so long that it is the first of the buffers."""
+    sizes: tuple[int, ...] = ()
+    """Length of each buffer in bytes, in pickle order."""
+    inline: tuple[bytes, ...] = ()
+    """The buffers themselves when they are small; else empty, and the frame carries one file descriptor of shared
+    memory in which they lie one after another, each at the next multiple of `payload.ALIGNMENT`."""
+
+
+@message
+class Frame:
+    """One line of a traceback, outermost first; only frames of the user's code and of libraries they called."""
+
+    filename: str
+    line: int
+    function: str
+    text: str = ""
+    """The source line, stripped, where the rank could read it; the kernel prefers its own copy."""
+    first_column: int = -1
+    last_column: int = -1
+    """0-based columns of the failing expression in that line, -1 if unknown."""
+
+
+@message
+class Failure:
+    """An exception on one rank, as data: readable whatever happens to the object itself."""
+
+    type_name: str
+    """Qualified name, without the module for builtins and `__main__`: `KeyError`, `torch.OutOfMemoryError`."""
+    message: str
+    """What `str(exception)` gave, or a sentence that says it failed."""
+    frames: tuple[Frame, ...] = ()
+    notes: tuple[str, ...] = ()
+    parcel: Parcel | None = None
+    """The exception object, for the kernel to raise as its own type; None if it cannot be pickled."""
+    cause: Failure | None = None
+    """What it was raised from (`__cause__`, or `__context__` unless suppressed)."""
+    code: int | None = None
+    """For `SystemExit`: the exit status the user asked for."""
+
+
+@message
+class Cell:
+    """The program that every rank executes."""
+
+    source: str
+    """Python source, IPython syntax already translated, padded with empty lines so that its line numbers are those of
+    the front end (the magic line is line 1)."""
+    filename: str
+    """How tracebacks name it: `Cell In[5]`."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Names that the notebook has or had, and in a sentence why the ranks do not: a `NameError` tells it."""
+
+
+@message
+class Setting:
+    """The surroundings a rank takes over before it executes a cell."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    """The kernel's whole environment plus `--env`; the rank's own variables (RANK, ...) are added by the worker."""
+    directory: str = ""
+    path: tuple[str, ...] = ()
+    """`sys.path` of the kernel, notebook folder first."""
+    own_libraries: bool = False
+    """The ranks run under another interpreter than the kernel: its own library folders follow `path`."""
+    own_environment: bool = False
+    """The ranks run on another machine: `env` goes on top of that machine's own environment."""
+    strategy: str = "none"
+    strategy_options: dict[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    """Names of the cell's namespace that stay on the rank."""
+    by_value: bool = False
+    """True for detached runs: values must be readable by another kernel, so nothing is sent as a reference."""
+
+
+@message
+class WorkerInfo:
+    """One rank of a worker group, as the agent knows it."""
+
+    rank: int
+    pid: int
+    device: str
+    """`cpu`, `cuda:0` (as the rank itself names it) or `mps`."""
+    device_name: str = ""
+    """`NVIDIA H200 (GPU 3)`; empty for CPU ranks."""
+    state: str = "idle"
+    """`starting`, `idle`, `running` or `gone`."""
+    rss_bytes: int = 0
+    node: str = ""
+    """The machine that it is on, by the name or address that its pool knows it by; empty if there is only one."""
+
+
+@message
+class RankPlace:
+    """Where one rank is while nothing moves."""
+
+    rank: int
+    where: str
+    """What it does there, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
+    line: int | None
+    """Of the cell; None if it is not known, or the rank is in no line of the cell."""
+    waiting: bool
+    """It waits for other ranks, so it is not the one to look at."""
+
+
+@message
+class GroupSighting:
+    """How far one rank is in one process group, by torch's flight recorder."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Its members, as numbers of the whole world."""
+    entered: int
+    """Number of the last collective that the rank has called in it, counted from 1 in each run."""
+    number: int = 0
+    """The first one that has not ended for this rank; 0: none."""
+    op: str = ""
+    """Its kind, `all_reduce`."""
+    tensors: str = ""
+    """Shapes and types of what it was given: `[4] Float`."""
+    spins: bool = False
+    """A thread that waits for it keeps its core busy (NCCL)."""

@@ -1,0 +1,142 @@
+"""Between an agent and its forkserver and ranks."""
+
+from __future__ import annotations
+
+from jupyter_distrib.wire.messages.shared import GroupSighting, message
+
+
+@message
+class WorkerOrder:
+    """Who a new worker is; fixed for its life."""
+
+    group: str
+    worker: str
+    """Unique name of the process, put into its environment so that everything it starts can be found and ended."""
+    agent_pid: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int = 0
+    device: str = "cpu"
+    visible_devices: str | None = None
+    """CUDA_VISIBLE_DEVICES for the process; None for CPU ranks, which see no GPU."""
+    threads: int = 1
+    """Intra-op threads (cores / ranks of the node)."""
+    agent: str = ""
+    """The agent's mark; in the environment too, for when the agent itself is gone. Empty: there is no agent."""
+    interface: str = "lo"
+    """Through which ranks reach one another: loopback, or for worker groups of several nodes the one that routes
+    between them."""
+
+
+@message
+class Fork:
+    """Agent to forkserver: fork one worker per rank. The frame carries four descriptors for each: its link, its
+    standard output and its standard error. Answered by `Forked`."""
+
+    orders: tuple[WorkerOrder, ...]
+
+
+@message
+class Preload:
+    """Agent to forkserver: fork the preloaded one, which goes on to import what an optimizer or FSDP needs."""
+
+
+@message
+class ResetGroups:
+    """Agent to worker: the store is a new one; drop every process group made with the old one.
+
+    For the worker group's rank 0 the frame carries the store's listening socket."""
+
+    port: int
+    host: str = "127.0.0.1"
+
+
+@message
+class ReplaceStreams:
+    """Agent to worker: what an earlier run has left keeps the rank's pipes, and is not its child. Answered by
+    `StreamsReplaced`."""
+
+    run: str
+
+
+@message
+class CutSockets:
+    """Agent to worker: shut down these connected sockets, so that a blocked collective returns."""
+
+    run: str
+    inodes: tuple[int, ...]
+    stop: bool = True
+    """The run is being stopped; False: only its far ends have gone."""
+
+
+@message
+class Probe:
+    """Agent to worker: where is the main thread? Answered at once by `ProbeAnswer`, from the control thread. From the
+    coordinator to an agent: have all of the run's ranks look deep, since ranks of other nodes seem to wait."""
+
+    run: str
+    deep: bool = False
+    """Look into the process groups in any case; else only if the main thread has not moved for a while."""
+
+
+@message
+class Leave:
+    """Agent to worker: run the exit handlers and end."""
+
+
+@message
+class ProbeAnswer:
+    """Worker to agent: where its main thread is."""
+
+    run: str
+    rank: int
+    line: int | None
+    """Of the cell."""
+    function: str
+    """What runs at that line: the cell's function, or the library's that it has called: `load()`,
+    `wait() (threading.py)`; empty for the cell's own level."""
+    call: str
+    """The function of `torch.distributed` that it is in: `all_reduce`; empty if it is in none."""
+    unmoved_s: float
+    """For so long it has been seen at exactly this place, with no collective in between."""
+    idle_s: float
+    """For so long the main thread has used no processor time."""
+    groups: tuple[GroupSighting, ...] | None
+    """None if it has not looked."""
+
+
+@message
+class Ready:
+    """Worker to agent: it is up and waits for commands."""
+
+    rank: int
+    pid: int
+    early: bool = False
+    """Forked before the forkserver had imported everything an optimizer or FSDP needs."""
+
+
+@message
+class ForkserverReady:
+    """Forkserver to agent: torch is imported; from now on it forks. `early` if a preloaded one is still on its way."""
+
+    pid: int
+    early: bool
+
+
+@message
+class Forked:
+    """Forkserver to agent: the pids, in the order asked for."""
+
+    pids: tuple[int, ...]
+
+
+@message
+class StreamsReplaced:
+    """Worker to agent: processes that the run's cell started go on after it and keep the rank's pipes.
+
+    With it come the read ends of the rank's new ones: standard output, standard error.
+    """
+
+    run: str
