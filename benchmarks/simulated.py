@@ -115,7 +115,7 @@ class LightPlace:
 
 def main(socket_fd: int, directory: str, name: str) -> None:
     coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=600.0)
-    coordinator.make_place = lambda client, command: LightPlace(coordinator.loop)
+    coordinator.find_nodes = lambda client, command: LightPlace(coordinator.loop)
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()
 

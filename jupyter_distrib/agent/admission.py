@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system.event_loop import Loop, Timer
@@ -16,7 +17,7 @@ LOOK_AGAIN_S = 1.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
-    client: Client
+    client: Client[Any]
     command: OpenWorkerGroup
     until_s: float
 
@@ -32,8 +33,8 @@ class WaitingGroups:
     def __init__(
         self,
         loop: Loop,
-        reopen: Callable[[Client, OpenWorkerGroup], None],
-        tell: Callable[[Client, WorkerGroupQueued], None],
+        reopen: Callable[[Client[Any], OpenWorkerGroup], None],
+        tell: Callable[[Client[Any], WorkerGroupQueued], None],
     ) -> None:
         self._loop, self._reopen, self._tell = loop, reopen, tell
         self._waiting: list[_Waiting] = []
@@ -44,7 +45,7 @@ class WaitingGroups:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, client: Client, command: OpenWorkerGroup, reason: str) -> None:
+    def add(self, client: Client[Any], command: OpenWorkerGroup, reason: str) -> None:
         """Try again whenever a GPU may have become free, until the time of the command is over. Without a reason there
         is nothing to be told."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
@@ -61,7 +62,7 @@ class WaitingGroups:
         self._told.pop(group, None)
         self._waiting = [each for each in self._waiting if each.command.group != group]
 
-    def gone(self, client: Client) -> None:
+    def gone(self, client: Client[Any]) -> None:
         for each in [each for each in self._waiting if each.client is client]:
             self.over(each.command.group)
 

@@ -18,6 +18,7 @@ from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system import control_groups, reap
 from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.messages import (
     KILL_AFTER_S,
     Connected,
@@ -131,7 +132,7 @@ class NodeRun:
             self.later(delay_s + CUT_AFTER_S, self._cut)
         self.later(KILL_AFTER_S, self._kill)
 
-    def part(self, command: CutRemoteSockets) -> None:
+    def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
         """Ranks of another node are gone, or on their way: free those here that wait for them."""
         if inodes := reap.sockets_towards(self._pids, command.ends):
             for rank in self.running():
@@ -176,18 +177,9 @@ class NodeRun:
         for rank in ranks:
             rank.drain()
         self.output.flush()
-        now = time.monotonic()
-        for rank in ranks:
-            ended = Exited(
-                run=self.command.run,
-                rank=rank.number,
-                pid=rank.pid,
-                exit_code=None,
-                asked=True,
-                reason=reason,
-                at_s=now,
-            )
-            self.tell(ended, ())
+        pids = {rank.number: rank.pid for rank in ranks}
+        for event in endings.exits(self.command.run, pids, asked=True, reason=reason):
+            self.tell(event, ())
         self.clean = False
         self.pending.clear()
 

@@ -23,6 +23,7 @@ from jupyter_distrib.agent.output import RunOutput, write_late
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system import control_groups, reap
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import encode
@@ -58,7 +59,7 @@ LEAVE_AFTER_S = 0.3
 """CPU ranks that are not needed any more leave the processor to their successors first."""
 
 
-class NodeWorkerGroup:
+class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     """The workers that one `OpenWorkerGroup` asked for."""
 
     def __init__(
@@ -72,14 +73,10 @@ class NodeWorkerGroup:
         logs: Path,
         tell: Tell,
     ) -> None:
-        self.command, self.gpus, self.tell = command, gpus, tell
+        super().__init__(command, tell)
+        self.gpus = gpus
         self._node_has_gpus = node_has_gpus
-        self.kept: dict[str, float] = {}
-        """Keys of values that live on the ranks, and since when (seconds since 1970)."""
-        self.run: NodeRun | None = None
-        self.ran_s = 0.0
-        self.closed, self.closed_s = False, 0.0
-        self.on_ended: Callable[[NodeRun], None] = lambda run: None
+        self.closed_s = 0.0
         self.on_refused: Callable[[], None] = lambda: None
         """Called to close the worker group."""
         self._loop, self._forkservers, self._logs = loop, forkservers, logs
@@ -87,7 +84,6 @@ class NodeWorkerGroup:
         self._ranks: dict[int, Rank] = {}
         self._exchanged: list[Rank] = []
         """Others are in their places, and their exit handlers may still be at work."""
-        self._queued: PendingCell | None = None
         self._last_output: RunOutput | None = None
         self._opened = False
         self._lost: set[int] = set()
@@ -95,10 +91,6 @@ class NodeWorkerGroup:
         """Of this process, ranks and others, at the last look."""
         self._count_kills()
         self._count = 0
-
-    @property
-    def name(self) -> str:
-        return self.command.group
 
     @property
     def pids(self) -> list[int]:
@@ -109,28 +101,12 @@ class NodeWorkerGroup:
         return {rank.order.worker for rank in self._there()}
 
     @property
-    def idle(self) -> bool:
-        return self.run is None and self._queued is None
-
-    @property
     def _leave_after_s(self) -> float:
         return 0.0 if self.gpus else LEAVE_AFTER_S
 
     @property
     def living(self) -> bool:
         return any(rank.pid and not rank.reaped for rank in self._there())
-
-    @property
-    def current(self) -> Execute | None:
-        """What this worker group executes, or is about to."""
-        return self.run.command if self.run else self._queued.command if self._queued else None
-
-    @property
-    def detached(self) -> bool:
-        return self.current is not None and self.current.detached
-
-    def is_for(self, run: str) -> bool:
-        return self.current is not None and self.current.run == run
 
     @property
     def spans(self) -> bool:
@@ -247,9 +223,8 @@ class NodeWorkerGroup:
         if self._lost:
             lost, self._lost = tuple(sorted(self._lost)), set()
             self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
-        if self._queued is not None:
-            queued, self._queued = self._queued, None
-            self.execute(queued.command, queued.fds, queued.tell)
+        if (pending := self.take_pending()) is not None:
+            self.execute(pending.command, pending.fds, pending.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -257,7 +232,7 @@ class NodeWorkerGroup:
         """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it
         came."""
         if any(rank.state == "starting" for rank in self._ranks.values()):
-            self._queued = PendingCell(command=command, fds=fds, tell=tell)
+            self.pending = PendingCell(command=command, fds=fds, tell=tell)
             return
         for rank in self._ranks.values():
             rank.drain()  # what has come so far is of the run before
@@ -286,16 +261,15 @@ class NodeWorkerGroup:
 
     def stop(self, *, force: bool = False) -> None:
         """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
-        if self._queued is not None:
-            queued, self._queued = self._queued, None
-            queued.cancel()
+        if (pending := self.take_pending()) is not None:
+            pending.cancel()
         elif self.run is not None:
             self.run.stop(force=force)
 
-    def part(self, command: CutRemoteSockets) -> None:
-        """See `NodeRun.part`."""
+    def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
+        """See `NodeRun.cut_remote_sockets`."""
         if self.run is not None:
-            self.run.part(command)
+            self.run.cut_remote_sockets(command)
 
     # ------------------------------------------------------------------------------------------------ what ranks say
 
@@ -427,8 +401,8 @@ class NodeWorkerGroup:
     def close(self, *, force: bool, reason: str = "") -> None:
         """End every rank: at once, or after its exit handlers. The run on them ends now, for that reason."""
         self.closed, self.closed_s = True, time.monotonic()
-        if self._queued is not None:
-            self._queued.cancel()
+        if self.pending is not None:
+            self.pending.cancel()
         if self.run is not None:
             self.run.give_up(reason or "its ranks were stopped")
             self._finish_if_over(self.run)

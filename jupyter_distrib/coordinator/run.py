@@ -6,6 +6,7 @@ the far ends of cut connections are cut, who waits for whom is told, and the run
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Protocol
 from jupyter_distrib.coordinator.watch import SpreadWatch
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.messages import (
     Command,
     Connected,
@@ -41,7 +43,7 @@ LOST_LOGS_S = 1.0
 """The same for that one, which may have lost its agent only and be there itself."""
 
 
-class RemoteNode(Protocol):
+class SpreadNode(Protocol):
     """The agent of one node, reachable. Nothing here blocks."""
 
     name: str
@@ -72,7 +74,7 @@ class SpreadRun:
         tell: Tell,
         *,
         ranks: dict[int, set[int]],
-        nodes: Sequence[RemoteNode],
+        nodes: Sequence[SpreadNode],
         loop: Loop,
         logs: Path,
         on_over: Callable[[SpreadRun], None],
@@ -207,18 +209,10 @@ class SpreadRun:
 
     def _give_up(self, node: int, pids: Mapping[int, int], *, lost: str = "", stopped: str = "") -> None:
         self._going.discard(node)
-        for rank in sorted(self.ranks[node]):
-            gone = Exited(
-                run=self.command.run,
-                rank=rank,
-                pid=pids.get(rank, 0),
-                exit_code=None if lost else -9,
-                asked=not lost,
-                reason=stopped,
-                last_lines=(lost,) if lost else (),
-                at_s=time.monotonic(),
-            )
-            self.tell(gone, ())
+        gone = {rank: pids.get(rank, 0) for rank in sorted(self.ranks[node])}
+        code = None if lost else -signal.SIGKILL
+        for event in endings.exits(self.command.run, gone, asked=not lost, exit_code=code, lost=lost, reason=stopped):
+            self.tell(event, ())
         self.ranks[node].clear()
 
 

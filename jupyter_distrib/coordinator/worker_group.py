@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from jupyter_distrib.coordinator.run import RemoteNode, SpreadRun
+from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire.messages import (
     CloseWorkerGroup,
@@ -46,12 +47,12 @@ MAKE_STORE_LIMIT_S = 20.0
 class Share:
     """One node's part of a worker group."""
 
-    node: RemoteNode
+    node: SpreadNode
     size: int
     gpus: bool
 
 
-class Placement(Protocol):
+class NodeSource(Protocol):
     """Where the nodes of one worker group come from."""
 
     def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
@@ -67,23 +68,11 @@ class Placement(Protocol):
         """
 
 
-class SpreadWorkerGroup:
+class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     """The workers that one `OpenWorkerGroup` asked for, on as many nodes as it takes."""
 
-    early = False
-    gpus: tuple[()] = ()
-    """Leased by whoever places worker groups, not by the coordinator."""
-    living = False
-    pids: tuple[int, ...] = ()
-    marks: frozenset[str] = frozenset()
-
-    def __init__(self, command: OpenWorkerGroup, *, loop: Loop, place: Placement, logs: Path, tell: Tell) -> None:
-        self.command, self.tell = command, tell
-        self.kept: dict[str, float] = {}
-        self.run: SpreadRun | None = None
-        self.ran_s = 0.0
-        self.closed = False
-        self.on_ended: Callable[[SpreadRun], None] = lambda run: None
+    def __init__(self, command: OpenWorkerGroup, *, loop: Loop, place: NodeSource, logs: Path, tell: Tell) -> None:
+        super().__init__(command, tell)
         self.on_closed: Callable[[], None] = lambda: None
         self._loop, self._place, self._logs = loop, place, logs
         self._shares: list[Share] = []
@@ -94,26 +83,6 @@ class SpreadWorkerGroup:
         self._useless = False
         """What was given to it, for another one."""
         self._place_has_gpus = False
-        self._queued: PendingCell | None = None
-
-    @property
-    def name(self) -> str:
-        return self.command.group
-
-    @property
-    def idle(self) -> bool:
-        return self.run is None and self._queued is None
-
-    @property
-    def current(self) -> Execute | None:
-        return self.run.command if self.run else self._queued.command if self._queued else None
-
-    @property
-    def detached(self) -> bool:
-        return self.current is not None and self.current.detached
-
-    def is_for(self, run: str) -> bool:
-        return self.current is not None and self.current.run == run
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
@@ -126,9 +95,6 @@ class SpreadWorkerGroup:
             for node in sorted(self._infos)
             for info in self._infos[node]
         )
-
-    def find(self, pid: int) -> None:
-        """Ranks are no children of the coordinator."""
 
     # ------------------------------------------------------------------------------------------------ starting
 
@@ -216,16 +182,15 @@ class SpreadWorkerGroup:
         if self._store_timer is not None:
             self._store_timer.cancel()
             self._store_timer = None
-        if self._queued is not None:
-            queued, self._queued = self._queued, None
-            self.execute(queued.command, queued.fds, queued.tell)
+        if (pending := self.take_pending()) is not None:
+            self.execute(pending.command, pending.fds, pending.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
     def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks. Takes `fds`."""
         if self._store_timer is not None:
-            self._queued = PendingCell(command=command, fds=fds, tell=tell)
+            self.pending = PendingCell(command=command, fds=fds, tell=tell)
             return
         ranks = {
             node: mine
@@ -246,9 +211,8 @@ class SpreadWorkerGroup:
             os.close(fd)
 
     def stop(self, *, force: bool = False) -> None:
-        if self._queued is not None:
-            queued, self._queued = self._queued, None
-            return queued.cancel()
+        if (pending := self.take_pending()) is not None:
+            return pending.cancel()
         if self.run is not None:
             self.run.stop(force=force)
 
@@ -289,9 +253,8 @@ class SpreadWorkerGroup:
         if not self._infos or len(self._infos) < len(self._shares):
             return self.refuse(reason)
         self._ending = self._ending or reason
-        if self._queued is not None:
-            queued, self._queued = self._queued, None
-            queued.cancel()
+        if (pending := self.take_pending()) is not None:
+            pending.cancel()
         if self.run is None:
             return self._close()
         self.run.lose(reason, dead, self._pids())
@@ -314,8 +277,8 @@ class SpreadWorkerGroup:
     def close(self, *, force: bool, reason: str = "") -> None:
         self.closed = True
         self._ending = self._ending or reason or "its ranks were stopped"
-        if self._queued is not None:
-            self._queued.cancel()
+        if self.pending is not None:
+            self.pending.cancel()
         if self.run is not None:
             self.run.give_up(self._pids(), self._ending)
         if self._store_timer is not None:

@@ -1,25 +1,28 @@
-"""A kernel, as the agent sees it."""
+"""A kernel, as the process that serves it sees it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
+from jupyter_distrib.server.worker_group import ServedWorkerGroup
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Hello
 
+G = TypeVar("G", bound=ServedWorkerGroup)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Client:
+class Client(Generic[G]):
     """One kernel."""
 
     link: Link
     hello: Hello | None = None
     pidfd: int = -1
-    groups: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, G] = field(default_factory=dict)
 
     def described(self) -> list[dict[str, object]]:
-        """Its worker groups, for the status."""
+        """Describe its worker groups, for the status."""
         if self.hello is None:
             return []
         return [
@@ -28,8 +31,8 @@ class Client:
                 "holder": self.hello.label,
                 "session": self.hello.session,
                 "workers": group.infos(),
-                "run": group.run.command.run if group.run else "",
-                "label": group.run.command.label if group.run else "",
+                "run": group.current.run if group.current else "",
+                "label": group.current.label if group.current else "",
                 "kept": dict(group.kept),
             }
             for group in self.groups.values()

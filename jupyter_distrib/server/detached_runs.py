@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
@@ -12,7 +13,7 @@ from jupyter_distrib.wire.messages import Attach, Attached, Event, Execute, NotA
 KEEP_S = 24 * 3600
 """How long the record of a run that has ended stays."""
 
-Tell = Callable[[Client, Event, tuple[int, ...]], None]
+Tell = Callable[[Client[Any], Event, tuple[int, ...]], None]
 
 
 class DetachedRuns:
@@ -34,7 +35,7 @@ class DetachedRuns:
         return any(not journal.ended for journal in self._journals.values())
 
     def begin(
-        self, client: Client, command: Execute, world_size: int, *, gpus: bool
+        self, client: Client[Any], command: Execute, world_size: int, *, gpus: bool
     ) -> Callable[[Event, tuple[int, ...]], None]:
         """Record a run, which this kernel follows; what comes back is to be told of each event."""
         assert client.hello is not None
@@ -49,7 +50,7 @@ class DetachedRuns:
 
         return tell
 
-    def attach(self, client: Client, command: Attach) -> None:
+    def attach(self, client: Client[Any], command: Attach) -> None:
         """Tell a kernel all of a run, the end of its name or nothing being enough, and have it follow."""
         run = command.run or self._newest(client)
         matches = [name for name in self._journals if name == run or name.endswith(f"-{run}")] if run else []
@@ -73,7 +74,7 @@ class DetachedRuns:
             if journal.ended and time.monotonic() - journal.ended_s > KEEP_S:
                 self._journals.pop(run).close()
 
-    def _newest(self, client: Client) -> str:
+    def _newest(self, client: Client[Any]) -> str:
         """The newest run of the client's notebook, else of any; empty if there is none."""
         assert client.hello is not None
         notebook, newest_first = client.hello.notebook, [*reversed(self._journals)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.compaction import Entry, thinned
@@ -23,7 +24,7 @@ class Journal:
         self.notebook = notebook
         self._entries: list[Entry] = []
         self._started_s, self._started_wall_s = time.monotonic(), time.time()
-        self.listeners: list[Client] = []
+        self.listeners: list[Client[Any]] = []
         """The kernels that follow it."""
         self.ended_s = 0.0
         self._display_bytes = 0

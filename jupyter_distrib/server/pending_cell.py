@@ -4,11 +4,11 @@ coordinator."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jupyter_distrib.wire.messages import Ended, Event, Execute, Interrupted
+from jupyter_distrib.wire import endings
+from jupyter_distrib.wire.messages import Event, Execute
 
 Tell = Callable[[Event, tuple[int, ...]], None]
 
@@ -26,7 +26,5 @@ class PendingCell:
         """Tell that it was stopped before it began."""
         for fd in self.fds:
             os.close(fd)
-        now = time.monotonic()
-        for number in self.command.ranks:
-            self.tell(Interrupted(run=self.command.run, rank=number, frames=(), at_s=now), ())
-        self.tell(Ended(run=self.command.run, at_s=now), ())
+        for event in endings.interrupted(self.command.run, self.command.ranks):
+            self.tell(event, ())

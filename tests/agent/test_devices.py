@@ -19,6 +19,7 @@ from jupyter_distrib.agent.devices import Gpu, Leases, visible
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
+from jupyter_distrib.server.server import Server
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     PROTOCOL,
@@ -124,7 +125,7 @@ class Stage:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(folder / "a.sock"))
         self.told: list[object] = []
-        monkeypatch.setattr(Agent, "_tell", lambda agent, client, event, fds=(): self.told.append(event))
+        monkeypatch.setattr(Server, "tell", lambda agent, client, event, fds=(): self.told.append(event))
         self.agent = Agent(self.listener, folder, "a")
         self.ends: list[socket.socket] = []
 
@@ -133,7 +134,7 @@ class Stage:
         self.ends.append(theirs)
         hello = Hello(protocol=PROTOCOL, session=label, pid=1, label=label, python="", torch="", cloudpickle="")
         client = Client(link=Link(ours), hello=hello)
-        self.agent._clients.append(client)
+        self.agent.server.clients.append(client)
         return client
 
     def open(
@@ -146,7 +147,7 @@ class Stage:
         visible: tuple[str, ...] | None = None,
         gpu_type: str = "",
     ) -> NodeWorkerGroup | str:
-        self.agent._open(client, OpenWorkerGroup(group=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
+        self.agent.open(client, OpenWorkerGroup(group=name, size=size, gpus=gpus, visible=visible, gpu_type=gpu_type))
         if self.told and isinstance(self.told[-1], WorkerGroupRefused):
             return self.told.pop().reason  # type: ignore[attr-defined, no-any-return]
         return client.groups[name]
@@ -156,9 +157,9 @@ class Stage:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     here = Stage(tmp_path, monkeypatch)
     yield here
-    for group in list(here.agent._groups):
-        here.agent._close(group, force=True)
-    for client in here.agent._clients:
+    for group in list(here.agent.server.groups):
+        here.agent.server.close(group, force=True)
+    for client in here.agent.server.clients:
         client.link.close()
     for end in (*here.ends, here.listener):
         end.close()
@@ -231,11 +232,11 @@ def test_a_running_cell_does_not_yield(stage: Stage) -> None:
     group = stage.open(stage.client("a"), "c1", 4)
     assert isinstance(group, NodeWorkerGroup)
     command = SimpleNamespace(run="a1-1", label="Cell In[3]")
-    group._queued = SimpleNamespace(command=command)  # type: ignore[assignment]
+    group.pending = SimpleNamespace(command=command)  # type: ignore[assignment]
     reason = stage.open(stage.client("b"), "c2", 1)
     assert isinstance(reason, str)
     assert "(run a1-1 of Cell In[3] is on)" in reason
-    group._queued = None
+    group.pending = None
 
 
 def test_gpus_of_another_agent_are_left_alone(stage: Stage) -> None:
@@ -255,7 +256,7 @@ def test_a_group_that_ends_gives_its_gpus_back(stage: Stage) -> None:
     group = stage.open(me, "c1", 4)
     assert isinstance(group, NodeWorkerGroup)
     group.kept = {"x-1/model": 0.0}
-    stage.agent._gone(me)
+    stage.agent.server._gone(me)
     assert group.closed
     assert indices(stage.open(stage.client("b"), "c2", 4)) == [0, 1, 2, 3]
     assert os.listdir(stage.folder)
@@ -293,7 +294,7 @@ def test_only_gpus_of_the_type_are_given(stage: Stage, monkeypatch: pytest.Monke
 
 
 def ask(stage: Stage, client: Client, name: str, wait_s: float) -> None:
-    stage.agent._open(client, OpenWorkerGroup(group=name, size=3, gpus=True, wait_s=wait_s))
+    stage.agent.open(client, OpenWorkerGroup(group=name, size=3, gpus=True, wait_s=wait_s))
 
 
 def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
@@ -307,8 +308,8 @@ def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
     assert isinstance(queued, WorkerGroupQueued)
     assert "GPUs 0-2: a.ipynb (kernel 1) since" in queued.reason
     assert not second.groups
-    stage.agent._close(group, force=True)
-    for call in stage.agent._loop._soon:
+    stage.agent.server.close(group, force=True)
+    for call in stage.agent.server.loop._soon:
         call()
     assert indices(second.groups["c2"]) == [0, 1, 2]
     assert len(stage.agent._waiting) == 0
@@ -333,6 +334,6 @@ def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
     gone, stopped = stage.client("b"), stage.client("c")
     ask(stage, gone, "c2", 60)
     ask(stage, stopped, "c3", 60)
-    stage.agent._gone(gone)
-    stage.agent._obey(stopped, CloseWorkerGroup(group="c3"), [])
+    stage.agent.server._gone(gone)
+    stage.agent.server._obey(stopped, CloseWorkerGroup(group="c3"), [])
     assert len(stage.agent._waiting) == 0

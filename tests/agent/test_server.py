@@ -535,23 +535,23 @@ def test_a_kernel_that_comes_as_the_name_goes_is_kept(tmp_path: Path, monkeypatc
         listener.listen()
         listener.setblocking(False)
         agent = Agent(listener, tmp_path, "a")
-        unlink = agent._unlink
+        server, give_up_name = agent.server, agent.server.give_up_name
 
         def connected_just_before() -> None:
             kernel.connect(str(path))
-            unlink()
+            give_up_name()
 
-        monkeypatch.setattr(agent, "_unlink", connected_just_before)
-        agent._retire()
-        assert agent._loop._running, "it serves the kernel"
+        monkeypatch.setattr(server, "give_up_name", connected_just_before)
+        server._retire()
+        assert server.loop._running, "it serves the kernel"
         assert not path.exists()
         path.write_text("the next agent's")
-        agent._gone(agent._clients[0])
-        monkeypatch.setattr(agent, "_unlink", unlink)
-        agent._retire()
-        assert not agent._loop._running
+        server._gone(server.clients[0])
+        monkeypatch.setattr(server, "give_up_name", give_up_name)
+        server._retire()
+        assert not server.loop._running
         assert path.read_text() == "the next agent's", "the name is not its own any more"
-        agent._loop._selector.close()
+        server.loop._selector.close()
         agent._forkservers._log.close()
 
 

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
-    "pools/ray": {"agent", "coordinator", "errors", "pools", "serialization", "server", "system", "wire"},
+    "pools/ray": {"coordinator", "errors", "pools", "serialization", "server", "system", "wire"},
     # the notebook's kernel
     "kernel/record": {"errors", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},

@@ -9,7 +9,6 @@ import itertools
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.pools.base import Node, open_pool
 from jupyter_distrib.system import interrupts
-from jupyter_distrib.wire import versions
+from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.messages import (
     Answered,
     Ask,
@@ -28,7 +27,6 @@ from jupyter_distrib.wire.messages import (
     Attached,
     Ended,
     Event,
-    Exited,
     Hello,
     Leaving,
     NotAttached,
@@ -239,20 +237,9 @@ class Connection:
             self._give_up(run)
 
     def _give_up(self, run: Run) -> None:
-        now = time.monotonic()
-        for rank in run.record.ranks.values():
-            if not rank.finished:
-                gone = Exited(
-                    run=run.id,
-                    rank=rank.rank,
-                    pid=rank.pid,
-                    exit_code=None,
-                    asked=False,
-                    last_lines=(self.lost,),
-                    at_s=now,
-                )
-                self._run_event(gone, ())
-        self._run_event(Ended(run=run.id, at_s=now, log_directory=run.record.log_directory), ())
+        pids = {rank.rank: rank.pid for rank in run.record.ranks.values() if not rank.finished}
+        for event in endings.lost(run.id, pids, self.lost, log_directory=run.record.log_directory):
+            self._run_event(event, ())
 
     def leave(self) -> None:
         """Have this kernel's ranks end, and follow runs that go on without it to their end."""

@@ -43,7 +43,7 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
     coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
     calls, wanted = CallSoon(coordinator.loop), _wanted(options)
     joined = _join(looking, coordinator, calls)
-    coordinator.make_place = Placements(calls, wanted, joined, archive).find
+    coordinator.find_nodes = Placements(calls, wanted, joined, archive).find
     coordinator.ask_nodes = Nodes(coordinator.loop, calls, joined).ask
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()

@@ -59,7 +59,7 @@ class Placements:
         self._calls, self._wanted, self._joined, self._package = calls, wanted, joined, package
         self._places: list[RayPlacement] = []
 
-    def find(self, client: Client, command: OpenWorkerGroup) -> RayPlacement:
+    def find(self, client: Client[Any], command: OpenWorkerGroup) -> RayPlacement:
         """Nodes, or who will look for them."""
         assert client.hello is not None
         self._places = [place for place in self._places if not place.over]

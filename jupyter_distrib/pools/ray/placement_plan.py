@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_distrib.agent.server import DEFAULT_CPU_RANKS
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, OpenWorkerGroup
 
 _TYPE = "accelerator_type:"
 """What Ray's names of GPU types begin with."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from binascii import crc32
 
 from jupyter_distrib.wire.messages.kernel import (
+    DEFAULT_CPU_RANKS,
     KILL_AFTER_S,
     Answered,
     Ask,
@@ -88,6 +89,7 @@ from jupyter_distrib.wire.messages.worker import (
 )
 
 __all__ = [
+    "DEFAULT_CPU_RANKS",
     "KILL_AFTER_S",
     "PROTOCOL",
     "Answered",

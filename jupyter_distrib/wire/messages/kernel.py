@@ -9,6 +9,8 @@ from dataclasses import field
 
 from jupyter_distrib.wire.messages.shared import Cell, Failure, Frame, Parcel, RankPlace, Setting, WorkerInfo, message
 
+DEFAULT_CPU_RANKS = 2
+"""The size of a worker group without GPUs, if none was asked for."""
 KILL_AFTER_S = 2.0
 """How long after `Stop` a rank is killed."""
 

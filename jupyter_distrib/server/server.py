@@ -1,0 +1,332 @@
+"""A process that serves the user's kernels and outlives them. The agent has one, and so has the coordinator.
+
+    kernel A --link--\\          /-- worker group of A
+                       server --+
+    kernel B --link--/          \\-- worker group of B
+
+A kernel that goes away, by the end of its link or of its process, takes its worker groups with it, except one that
+executes a detached run. What a worker group is, and how one is opened, is the `Service`'s. Single-threaded, in one
+`Loop`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, Protocol
+
+from jupyter_distrib.server import detached_runs
+from jupyter_distrib.server.client import Client, G
+from jupyter_distrib.server.detached_runs import DetachedRuns
+from jupyter_distrib.system import process_environment
+from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire import endings
+from jupyter_distrib.wire.link import Link, LinkError, encode, peer_uid
+from jupyter_distrib.wire.messages import (
+    PROTOCOL,
+    Answered,
+    Ask,
+    Attach,
+    CloseWorkerGroup,
+    Event,
+    Execute,
+    Forget,
+    Hello,
+    Message,
+    OpenWorkerGroup,
+    Stop,
+    Welcomed,
+    WorkerGroupClosed,
+)
+
+IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
+"""How long a server without kernels and runs stays, so that the next kernel starts at once."""
+
+Answer = dict[str, object]
+
+
+class Service(Protocol[G]):
+    """What the agent and the coordinator do differently. Every method is called in the loop, and returns at once."""
+
+    def welcome(self, client: Client[G]) -> None:
+        """Get ready for a kernel, which has just been welcomed."""
+
+    def open(self, client: Client[G], command: OpenWorkerGroup) -> None:
+        """Open a worker group, refuse it, or have it wait; what is opened is given to `Server.add`."""
+
+    def close_waiting(self, group: str) -> None:
+        """Forget a worker group that waits to be opened."""
+
+    def closed(self, group: G, *, force: bool) -> None:
+        """Give back what a worker group had, which is closed now."""
+
+    def gone(self, client: Client[G]) -> None:
+        """Forget what a kernel, which has gone, was waiting for."""
+
+    def obey(self, client: Client[G], command: Message) -> None:
+        """Follow a command that the server does not know."""
+
+    def before_cell(self) -> None:
+        """Take notice of all that has happened to ranks, before a cell is given to them."""
+
+    def answer(self, tell: Callable[[Answer], None]) -> None:
+        """Tell, soon, what the status says beside the server's own part."""
+
+    def rest(self) -> None:
+        """Give up what costs memory: no kernel is there, only records of detached runs."""
+
+
+class Server(Generic[G]):
+    """The kernels that are served, and their worker groups.
+
+    Args:
+        listener: A bound unix socket, by which kernels come.
+        directory: The folder of sockets and locks.
+        name: This server's, in that folder.
+    """
+
+    def __init__(self, service: Service[G], listener: socket.socket, directory: Path, name: str) -> None:
+        self._service = service
+        self._listener, self._lock, self._socket = listener, directory / f"{name}.lock", directory / f"{name}.sock"
+        self.loop = Loop()
+        self.clients: list[Client[G]] = []
+        self.groups: list[G] = []
+        self._detached = DetachedRuns(self.tell)
+        self._idle_timer: Timer | None = None
+        self._named = True
+        self._started_s = time.monotonic()
+
+    def serve(self) -> None:
+        """Take kernels in until nobody needs this process any more."""
+        self._listener.setblocking(False)
+        self.loop.watch(self._listener.fileno(), self._accept)
+        self._prune()
+        self.count_idle()
+        self.loop.run()
+
+    def stop(self) -> None:
+        """End every rank, and the process."""
+        for group in self.groups:
+            group.close(force=True)
+        self.give_up_name()
+        self.loop.stop()
+
+    def give_up_name(self) -> None:
+        """Take no new kernels. Once: afterwards the name may be another server's."""
+        if self._named:
+            self._named = False
+            self._socket.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------ kernels
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # nobody there any more, or no descriptor left for anybody
+            return
+        if peer_uid(sock) not in (None, os.getuid()):
+            sock.close()
+            return
+        sock.setblocking(False)
+        client: Client[G] = Client(link=Link(sock))
+        self.clients.append(client)
+        self._watch(client)
+        self.count_idle()
+
+    def _watch(self, client: Client[G]) -> None:
+        self.loop.watch(
+            client.link.fileno(),
+            lambda: self._readable(client),
+            (lambda: self._flush(client)) if client.link.unsent else None,
+        )
+
+    def _flush(self, client: Client[G]) -> None:
+        try:
+            if client in self.clients:
+                client.link.flush()
+                self._watch(client)
+        except OSError:
+            self._gone(client)
+
+    def tell(self, client: Client[G] | None, event: Event, fds: tuple[int, ...] = ()) -> None:
+        """Send an event to a kernel, if it is still there; takes no descriptor."""
+        if client is None or client not in self.clients:
+            return
+        if not client.link.unsent:
+            self.loop.soon(lambda: self._flush(client))
+        client.link.post(encode(event, len(fds)), fds)
+
+    def _readable(self, client: Client[G]) -> None:
+        try:
+            for message, fds in client.link.read():
+                self._obey(client, message, fds)
+        except (EOFError, OSError, LinkError):
+            self._gone(client)
+        except Exception:  # noqa: BLE001 - whatever one kernel sends, the ranks of the others live on
+            traceback.print_exc()  # into the process's log
+            self._gone(client)
+
+    def _gone(self, client: Client[G]) -> None:
+        """End the ranks of a kernel that has left or died, so that its GPU memory is free."""
+        if client not in self.clients:
+            return
+        self.clients.remove(client)
+        self._service.gone(client)
+        self.loop.watch(client.link.fileno(), None)
+        client.link.close()
+        if client.pidfd >= 0:
+            self.loop.watch(client.pidfd, None)
+            os.close(client.pidfd)
+        for group in list(client.groups.values()):
+            if not group.detached:
+                self.close(group, force=True)
+        self.count_idle()
+
+    def _obey(self, client: Client[G], command: Message, fds: list[int]) -> None:
+        if not isinstance(command, Execute) or client.hello is None:
+            for fd in fds:  # only a cell comes with any
+                os.close(fd)
+        if client.hello is None and not isinstance(command, Hello):
+            return self._gone(client)
+        match command:
+            case Hello():
+                self._welcome(client, command)
+            case OpenWorkerGroup():
+                self._service.open(client, command)
+            case Execute():
+                self._execute(client, command, fds)
+            case Stop():
+                self._stop_run(command)
+            case Forget():
+                if (group := client.groups.get(command.group)) is not None:
+                    group.forget(command)
+            case CloseWorkerGroup():
+                self._service.close_waiting(command.group)
+                if (group := client.groups.get(command.group)) is not None:
+                    self.close(group, force=command.force, reason=command.reason)
+                    self.tell(client, WorkerGroupClosed(group=command.group))
+            case Ask():
+                self._answer(client, command)
+            case Attach():
+                self._detached.attach(client, command)
+            case _:
+                self._service.obey(client, command)
+
+    def _welcome(self, client: Client[G], hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            return self._gone(client)
+        client.hello = hello
+        if hasattr(os, "pidfd_open"):
+            with suppress(OSError):
+                client.pidfd = os.pidfd_open(hello.pid)
+                self.loop.watch(client.pidfd, lambda: self._gone(client))
+        versions = {name: process_environment.version(name) for name in ("torch", "cloudpickle")}
+        self.tell(client, Welcomed(pid=os.getpid(), python=platform.python_version(), **versions))
+        self._service.welcome(client)
+
+    # ------------------------------------------------------------------------------------------------ worker groups
+
+    def add(self, client: Client[G], group: G) -> None:
+        """Serve a worker group of this kernel."""
+        client.groups[group.name] = group
+        self.groups.append(group)
+
+    def close(self, group: G, *, force: bool, reason: str = "") -> None:
+        """Close a worker group, if it is not closed yet."""
+        if group.closed:
+            return
+        group.close(force=force, reason=reason)
+        self.groups.remove(group)
+        for client in self.clients:
+            client.groups.pop(group.name, None)
+        self._service.closed(group, force=force)
+        self.count_idle()
+
+    # ------------------------------------------------------------------------------------------------ runs
+
+    def _execute(self, client: Client[G], command: Execute, fds: list[int]) -> None:
+        self._service.before_cell()
+        group = client.groups.get(command.group)
+        if group is None:  # it went away while the cell was on its way
+            for fd in fds:
+                os.close(fd)
+            for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
+                self.tell(client, event)
+            return
+        if command.detached:
+            size = group.command.world_size or group.command.size
+            group.execute(command, fds, self._detached.begin(client, command, size, gpus=group.command.gpus))
+        else:
+            group.execute(command, fds, lambda event, out: self.tell(client, event, out), client.link.frame)
+
+    def _stop_run(self, command: Stop) -> None:
+        for group in list(self.groups):
+            if group.is_for(command.run):
+                group.stop(force=command.force)
+                self.close_if_left(group)
+
+    def run_ended(self, client: Client[G], group: G, run: Execute) -> None:
+        """Close a worker group whose kernel has gone, when the detached run for which it stayed has ended."""
+        if run.detached and client not in self.clients:
+            self.loop.later(0, lambda: self.close_if_left(group))
+
+    def close_if_left(self, group: G) -> None:
+        if group.idle and not any(group in client.groups.values() for client in self.clients):
+            self.close(group, force=False)
+
+    # ------------------------------------------------------------------------------------------------ housekeeping
+
+    def _answer(self, client: Client[G], ask: Ask) -> None:
+        def tell(more: Answer) -> None:
+            self.tell(client, Answered(question=ask.question, answer={**self._own_answer(), **more}))
+
+        self._service.answer(tell)
+
+    def _own_answer(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "up_s": time.monotonic() - self._started_s,
+            "groups": tuple(group for client in self.clients for group in client.described()),
+            "detached": self._detached.described(),
+        }
+
+    def count_idle(self) -> None:
+        """Start or stop counting the idle minutes."""
+        busy = self.clients or self.groups or self._detached.going_on
+        if busy and self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        elif not busy and self._idle_timer is None:
+            self._idle_timer = self.loop.later(IDLE_S, self._rest if self._detached else self._retire)
+
+    def _rest(self) -> None:
+        """Stay for the records of detached runs, at little cost."""
+        self._service.rest()
+        self._idle_timer = self.loop.later(detached_runs.KEEP_S, self._retire)
+
+    def _retire(self) -> None:
+        """End, unless a kernel connects at this very moment.
+
+        Kernels connect without the lock, so one may have come just before the name went: it is served to its end, while
+        the next ones start a process of their own.
+        """
+        self._idle_timer = None
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._accept()
+            if not self.clients:
+                self.give_up_name()
+                self._accept()
+            if not self.clients:
+                self.loop.stop()
+
+    def _prune(self) -> None:
+        self._detached.prune()
+        self.loop.later(detached_runs.KEEP_S / 24, self._prune)

@@ -1,0 +1,104 @@
+"""A worker group as the process that serves it sees it: the ranks that one kernel has asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.wire.messages import Execute, Forget, OpenWorkerGroup, WorkerInfo
+
+
+class RunOfGroup(Protocol):
+    """A run that a worker group executes."""
+
+    @property
+    def command(self) -> Execute: ...
+
+
+R = TypeVar("R", bound=RunOfGroup)
+
+
+class ServedWorkerGroup(Protocol):
+    """What a `Server` asks of each worker group that it serves."""
+
+    command: OpenWorkerGroup
+    """What was asked for; `gpus` and `size` as they were given in the end."""
+    kept: dict[str, float]
+    """Keys of values that live on the ranks, and since when (seconds since 1970)."""
+    closed: bool
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it executes no cell, and none waits for its ranks."""
+
+    @property
+    def current(self) -> Execute | None:
+        """The cell that it executes, or is about to."""
+
+    @property
+    def detached(self) -> bool:
+        """Whether that cell goes on without its kernel."""
+
+    def is_for(self, run: str) -> bool:
+        """Tell whether the current cell is this run."""
+
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        """Describe the ranks, in their order."""
+
+    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
+        """Execute a cell, now or when its ranks are ready. Takes `fds`; `frame` is the command as it came."""
+
+    def stop(self, *, force: bool = False) -> None:
+        """Stop the current cell: step by step, or with `force` by killing its ranks."""
+
+    def forget(self, command: Forget) -> None:
+        """Drop kept values."""
+
+    def close(self, *, force: bool, reason: str = "") -> None:
+        """End every rank: at once, or after its exit handlers. The current cell ends now, for that reason."""
+
+
+class WorkerGroupState(Generic[R]):
+    """What the worker groups of an agent and of the coordinator have in common: who has asked, and what they execute.
+
+    Args:
+        command: What was asked for.
+        tell: Sends an event to the kernel.
+    """
+
+    def __init__(self, command: OpenWorkerGroup, tell: Tell) -> None:
+        self.command, self.tell = command, tell
+        self.kept: dict[str, float] = {}
+        self.run: R | None = None
+        self.pending: PendingCell | None = None
+        self.ran_s = 0.0
+        self.closed = False
+        self.on_ended: Callable[[R], Any] = lambda run: None
+
+    @property
+    def name(self) -> str:
+        return self.command.group
+
+    @property
+    def idle(self) -> bool:
+        return self.run is None and self.pending is None
+
+    @property
+    def current(self) -> Execute | None:
+        return self.run.command if self.run else self.pending.command if self.pending else None
+
+    @property
+    def detached(self) -> bool:
+        return self.current is not None and self.current.detached
+
+    def is_for(self, run: str) -> bool:
+        return self.current is not None and self.current.run == run
+
+    def take_pending(self) -> PendingCell | None:
+        """Return the cell that waits for the ranks, which waits no more."""
+        pending, self.pending = self.pending, None
+        return pending

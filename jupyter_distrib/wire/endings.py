@@ -1,0 +1,54 @@
+"""Events that end a run for ranks that do not tell of their end themselves. Any process; pure but for the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from jupyter_distrib.wire.messages import Ended, Exited, Failed, Failure, Interrupted, RunEvent
+
+
+def interrupted(run: str, ranks: Sequence[int]) -> list[RunEvent]:
+    """End a run that was stopped before it came to its ranks."""
+    now_s = time.monotonic()
+    return [*(Interrupted(run=run, rank=rank, frames=(), at_s=now_s) for rank in ranks), Ended(run=run, at_s=now_s)]
+
+
+def failed(run: str, ranks: Sequence[int], failure: Failure) -> list[RunEvent]:
+    """End a run that did not come to its ranks, which are there for the next."""
+    now_s = time.monotonic()
+    return [*(Failed(run=run, rank=rank, failure=failure, at_s=now_s) for rank in ranks), Ended(run=run, at_s=now_s)]
+
+
+def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: str = "") -> list[RunEvent]:
+    """End a run whose ranks, by number with their processes (0: not known), are gone or out of reach."""
+    ended = Ended(run=run, at_s=time.monotonic(), log_directory=log_directory)
+    return [*exits(run, pids, lost=reason, asked=False), ended]
+
+
+def exits(
+    run: str, pids: Mapping[int, int], *, asked: bool, exit_code: int | None = None, lost: str = "", reason: str = ""
+) -> list[Exited]:
+    """Tell that processes of ranks have ended, or count as ended.
+
+    Args:
+        run: Its id.
+        pids: The process of each rank; 0 if it is not known.
+        asked: They were killed, for the `reason` or because another rank had failed.
+        exit_code: As in `Exited`.
+        lost: Why they are out of reach; empty if they are not.
+        reason: As in `Exited`.
+    """
+    return [
+        Exited(
+            run=run,
+            rank=rank,
+            pid=pid,
+            exit_code=exit_code,
+            asked=asked,
+            reason=reason,
+            last_lines=(lost,) if lost else (),
+            at_s=time.monotonic(),
+        )
+        for rank, pid in pids.items()
+    ]
