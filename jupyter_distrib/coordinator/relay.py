@@ -1,7 +1,7 @@
 """One node's side of a worker group that spans nodes: starts an agent there, and passes frames between it and the
 coordinator. Runs in a process of the engine on that node; knows no engine.
 
-    coordinator ==engine's own calls==> Host --link--> agent --> ranks
+    coordinator ==engine's own calls==> Relay --link--> agent --> ranks
 
 `send` and `receive` block and are called in one thread each; what comes of a cell is the answer to either.
 """
@@ -59,7 +59,8 @@ class Relay:
         address: By which the engine knows this node.
         python: The interpreter of the agent and its ranks; empty: this process's own.
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
-        plain: The engine pickles large contents again on their way, as Ray Client does: they must be plain bytes.
+        plain: The engine pickles large contents again on their way: they must be plain bytes.
+        left_out: Prefixes of variables that the engine has set for its own process.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Relay:
         python: str = "",
         plain: bool = False,
         env: Mapping[str, str] | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
         self._folder, self._address, self._python = Path(folder), address, os.path.expanduser(python)
-        self._env = _expanded(env or {})
+        self._env, self._left_out = _expanded(env or {}), tuple(left_out)
         sweep(self._folder)
         self._link = Link(self._start())
         self._lock = threading.Lock()
@@ -334,7 +336,7 @@ class Relay:
     def _environment(self) -> dict[str, str]:
         """The node's own, without what the engine set for its own process."""
         source = str(Path(__file__).parent.parent.parent)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OMP_NUM_THREADS"))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(self._left_out)}
         before = self._env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         return {
             **kept,
@@ -399,7 +401,7 @@ def _machine() -> str:
 
 
 def _expanded(env: Mapping[str, str]) -> dict[str, str]:
-    """As Ray expands the variables of a runtime environment, one after another (`ray._private.utils.update_envs`)."""
+    """Expand `${NAME}` in the values by this process's variables, one after another."""
     known = dict(os.environ)
     for name, value in env.items():
         known[name] = re.sub(r"\$\{(\w+)\}", lambda match: known.get(match[1], ""), value)

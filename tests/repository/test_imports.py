@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
-    "pools/ray": {"coordinator", "errors", "pools", "serialization", "server", "system", "wire"},
+    "pools/ray": {"coordinator", "errors", "pools", "serialization", "system", "wire"},
     # the notebook's kernel
     "kernel/record": {"errors", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
@@ -313,3 +314,10 @@ print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - befor
     loaded = set(json.loads(done.stdout))
     assert loaded - set(sys.stdlib_module_names) == {PACKAGE}
     assert not loaded & {"asyncio", "multiprocessing"}  # the standard library's own slow ones
+
+
+def test_the_coordinator_names_no_engine() -> None:
+    """In its code: comments may say where something comes from."""
+    for file in (FOLDER / "coordinator").glob("*.py"):
+        code = ast.unparse(ast.parse(file.read_text(encoding="utf-8")))
+        assert not re.search(r"\bray\b|Ray|RAY", code), file.name

@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.coordinator.placement import Placements
 from jupyter_distrib.coordinator.run import LOST_LOGS_S
 from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.pools.ray.nodes import Nodes
-from jupyter_distrib.pools.ray.placement import Placements
 from jupyter_distrib.pools.ray.placement_plan import Wanted
+from jupyter_distrib.pools.ray.reservation import RayCluster
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.subprocess_future import subprocess_future
 
@@ -43,7 +44,8 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
     coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
     calls, wanted = CallSoon(coordinator.loop), _wanted(options)
     joined = _join(looking, coordinator, calls)
-    coordinator.find_nodes = Placements(calls, wanted, joined, archive).find
+    reserve = RayCluster(calls, wanted, joined, archive).reserve
+    coordinator.find_nodes = Placements(calls, reserve, copy_files=wanted.copy_files).find
     coordinator.ask_nodes = Nodes(coordinator.loop, calls, joined).ask
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()

@@ -305,38 +305,50 @@ def actor_class() -> Any:
                 del sys.modules[name]
             cls = importlib.import_module("jupyter_distrib.coordinator.relay").Relay
             try:
-                self._host = cls(folder, label, session, address=ray.util.get_node_ip_address(), **more)
+                address = ray.util.get_node_ip_address()
+                own = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its own processes
+                self._relay = cls(folder, label, session, address=address, left_out=own, **more)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
 
         def describe(self, others: list[str], directory: str) -> str:
-            return str(self._host.describe(others, directory))
+            return str(self._relay.describe(others, directory))
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def send(self, frame: bytes, *part: Any) -> Any:
-            return self._host.send(frame, *part)
+            return self._relay.send(frame, *part)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def take(self, part: Any, start: int, size_bytes: int) -> None:
-            self._host.take(part, start, size_bytes)
+            self._relay.take(part, start, size_bytes)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def discard(self) -> None:
-            self._host.discard()
+            self._relay.discard()
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def bring(self, files: Any, gone: Any) -> Any:
-            return self._host.bring(files, gone)
+            return self._relay.bring(files, gone)
 
         @ray.method(concurrency_group="events")  # type: ignore[untyped-decorator]
         def receive(self) -> Any:
-            return self._host.receive()
+            return self._relay.receive()
 
         def logs(self, run: str) -> Any:
-            return self._host.logs(run)
+            return self._relay.logs(run)
 
         def end(self) -> None:
-            self._host.end()
+            self._relay.end()
 
     return ray.remote(concurrency_groups={"commands": 1, "events": 1}, max_restarts=0)(HostActor)
+
+
+def cause(error: BaseException) -> str:
+    """Return what an exception is about in Ray's own words, without its frames; or in ours, from a node."""
+    if ours := str(error).rpartition("PoolError: ")[2].strip() if "PoolError: " in str(error) else "":
+        return ours.splitlines()[0]
+    if isinstance(raised := getattr(error, "cause", None), BaseException):  # what a node has raised
+        return f"{type(raised).__name__}: {raised}"[:500]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if "Traceback" in str(error) else lines[0] if lines else type(error).__name__)[:500]

@@ -14,9 +14,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+from jupyter_distrib.coordinator.engine import ContentPart, Receive
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.ray.cluster import cause
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system.call_soon import CallSoon
 
@@ -28,25 +31,8 @@ ROOM_S = 3.0
 AGAIN_S = 0.1
 
 
-class ContentPart(NamedTuple):
-    """Of the content: what Ray knows it by, where it begins, and how long the whole is."""
-
-    reference: Any
-    start: int
-    size_bytes: int
-
-    @property
-    def last(self) -> bool:
-        return self.start + PART_BYTES >= self.size_bytes
-
-
-Receive = Callable[[ContentPart | Exception], Any]
-"""What a node does with a part, or with the reason why there will be no more. Called in the loop. Returns what Ray will
-have when the node has taken a part that is not the last; None if it does not want it."""
-
-
-class Transfer:
-    """Of the content of one run.
+class RayTransfer:
+    """The content of one run; see `coordinator.engine.Transfer`.
 
     Args:
         fds: Of the content, see `shared_memory.Arriving`; duplicated.
@@ -74,7 +60,8 @@ class Transfer:
                 for start in range(0, size, PART_BYTES):
                     arriving.wait(start + PART_BYTES)
                     with view[start : start + PART_BYTES] as buffer:
-                        part = ContentPart(_into_store(buffer, taking), start, size)
+                        last = start + PART_BYTES >= size
+                        part = ContentPart(_into_store(buffer, taking), start, size, last)
                     self._calls.put(lambda part=part: self._hand_over(part))  # type: ignore[misc]
                     if part.last:
                         return
@@ -84,8 +71,13 @@ class Transfer:
                         return
                     if len(taking) > AHEAD:
                         _wait(taking.popleft())
+        except shared_memory.GivenUp as error:
+            self._fail(error)
         except Exception as error:  # noqa: BLE001 - Ray raises all kinds
-            self._calls.put(lambda error=error: self._hand_over(error))  # type: ignore[misc]
+            self._fail(PoolError(f"the values for this cell could not be put into Ray's object store: {cause(error)}"))
+
+    def _fail(self, error: Exception) -> None:
+        self._calls.put(lambda: self._hand_over(error))
 
     def _hand_over(self, part: ContentPart | Exception) -> None:
         asked = [receive(part) for receive in self._nodes]

@@ -1,0 +1,272 @@
+"""Gives a worker group its nodes, whichever engine they come from, and keeps them a while for the next one.
+
+A placement is used in the coordinator's loop; what blocks is done in a thread of its own, and comes back to the loop
+through `CallSoon`. Its nodes are looked for, held by a worker group, free for another one, or ended:
+
+    looking --> held --> free --> ended
+                 ^________|  claimed
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from jupyter_distrib.coordinator import file_sync
+from jupyter_distrib.coordinator.delivery import Delivery
+from jupyter_distrib.coordinator.engine import Nodes, Reserve
+from jupyter_distrib.coordinator.relay import stamp
+from jupyter_distrib.coordinator.remote_node import RemoteNode
+from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.system import network_interfaces
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.wire import versions
+from jupyter_distrib.wire.messages import Event, Hello, OpenWorkerGroup, Welcomed
+
+TELL_S = 5.0
+"""A kernel that still waits after this is told what for."""
+START_S = 300.0
+"""How long the processes of a node may take to start, and a runtime environment that has to be made first."""
+AGAIN_S = 0.5
+"""How often free nodes look whether somebody waits for room."""
+LEAVING_S = 2.0
+"""Ranks that are told to leave are given a second for exit handlers."""
+STAY_S = 10.0
+"""Nodes that are given back stay for so long, as long as nobody waits for room: another worker group may claim them."""
+
+
+class Placements:
+    """The placements of one coordinator.
+
+    A worker group that asks for what its notebook has just given back, by `--fresh` or when its kernel was restarted,
+    is given those nodes, where agents and forkservers are up, so that its ranks are forked at once.
+
+    Args:
+        copy_files: Nodes have copies of the notebook's files even if they share its folder.
+    """
+
+    def __init__(self, calls: CallSoon, reserve: Reserve, *, copy_files: bool = False) -> None:
+        self._calls, self._reserve, self._copy_files = calls, reserve, copy_files
+        self._placements: list[Placement] = []
+
+    def find(self, client: Client[SpreadWorkerGroup], command: OpenWorkerGroup) -> Placement:
+        """Return free nodes that fit, or a placement that will look for some."""
+        assert client.hello is not None
+        self._placements = [each for each in self._placements if not each.ended]
+        for each in self._placements:
+            if each.claim(client.hello, command):
+                return each
+        for each in self._placements:
+            each.make_room(client.hello)
+        placement = Placement(self._calls, self._reserve, client.hello, command, copy_files=self._copy_files)
+        self._placements.append(placement)
+        return placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The nodes of a placement, ready for ranks."""
+
+    shares: tuple[Share, ...]
+    gpus: bool
+    engine_has_gpus: bool
+    folder: str
+    """The notebook's, which they share or have copies of."""
+
+
+class Placement:
+    """Nodes for one worker group, and for the next one that claims them."""
+
+    def __init__(
+        self, calls: CallSoon, reserve: Reserve, hello: Hello, command: OpenWorkerGroup, *, copy_files: bool = False
+    ) -> None:
+        self.group: SpreadWorkerGroup
+        """The one that has it, or had it last."""
+        self.ended = False
+        """Its nodes are given back to the engine, or will be."""
+        self.delivery = Delivery(calls, reserve(command, hello, self._say))
+        self._reservation = self.delivery.reservation
+        self._hello, self._command, self._copy_files = hello, command, copy_files
+        self._found: _Found | None = None
+        self._lost = False
+        """A node is out of reach: nobody is to claim it."""
+        self._lock = threading.Lock()
+        """Held to end it, and to claim it."""
+        self._unwanted = threading.Event()
+        """Set when its notebook wants other nodes."""
+
+    # ------------------------------------------------------------------------------------------------ for nodes
+
+    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+        """Pass on what came from a node; `fds` stay the caller's."""
+        self.group.heard(node, event, fds)
+
+    def tell(self, event: Event) -> None:
+        """Tell the kernel something about a run."""
+        self.group.tell(event, ())
+
+    def lost(self, node: int, reason: str) -> None:
+        """Take notice that a node is out of reach."""
+        self._lost = True
+        self.group.lost(node, reason)
+
+    # ------------------------------------------------------------------------------------------------ claiming
+
+    def claim(self, hello: Hello, command: OpenWorkerGroup) -> bool:
+        """Tell whether it is free, and is what this kernel wants now: the kernel has it then."""
+        with self._lock:
+            if self.ended or self._lost or self._found is None or not self.delivery.given_back.is_set():
+                return False
+            if not self._fits(self._found, hello, command):
+                return False
+            if hello.session != self._hello.session:
+                self._hello = hello
+                self.delivery.forget_told()
+            self.delivery.renew()
+            self._unwanted.clear()
+            return True
+
+    def _fits(self, found: _Found, hello: Hello, command: OpenWorkerGroup) -> bool:
+        if command.gpus and not found.gpus:
+            return False  # there may be some now
+        if not _is_same(hello, self._hello) or found.folder != file_sync.directory(hello):
+            return False
+        given = replace(self._command, size=sum(share.size for share in found.shares), gpus=found.gpus)
+        return _wish(command) in (_wish(self._command), _wish(given))
+
+    def make_room(self, hello: Hello) -> None:
+        """Let nodes that its notebook has given back and not claimed go at once."""
+        if self.delivery.given_back.is_set() and _is_same(hello, self._hello):
+            self._unwanted.set()
+
+    # ------------------------------------------------------------------------------------------------ looking
+
+    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
+        """Give the group its nodes, now or when they are found."""
+        self.group, self._command = group, command
+        if self._found is not None:
+            return group.placed(self._found.shares, has_gpus=self._found.engine_has_gpus)
+        threading.Thread(target=self._look, name="jupyter_distrib-place", daemon=True).start()
+
+    def _look(self) -> None:
+        """Find nodes; in a thread of its own."""
+        name = f"the {self._reservation.engine} cluster"
+        try:
+            nodes = self._reservation.acquire()
+            folder = file_sync.directory(self._hello)
+            remotes = self._remote_nodes(nodes, folder)
+        except PoolError as refusal:
+            return self._call(partial(self.group.refuse, str(refusal)))
+        except TimeoutError as error:
+            return self._call(partial(self.group.refuse, str(error) or f"{name} did not answer in time."))
+        except Exception as error:  # noqa: BLE001 - engines raise all kinds
+            reason = f"{name} could not start the ranks: {self._reservation.cause(error)}"
+            return self._call(partial(self.group.refuse, reason))
+        found = _Found(
+            shares=tuple(
+                Share(node=node, size=size, gpus=nodes.gpus) for node, size in zip(remotes, nodes.sizes, strict=True)
+            ),
+            gpus=nodes.gpus,
+            engine_has_gpus=nodes.engine_has_gpus,
+            folder=folder,
+        )
+
+        def begin() -> None:
+            for node in remotes:
+                node.listen()
+            self._found = found
+            self.group.placed(found.shares, has_gpus=found.engine_has_gpus)
+
+        self._call(begin)
+
+    def _remote_nodes(self, nodes: Nodes, folder: str) -> list[RemoteNode]:
+        """Ask the relays about their nodes, which must be fit for what the kernel sends."""
+        before = stamp(folder)
+        asked = [
+            channel.ask("describe", [*nodes.addresses[:number], *nodes.addresses[number + 1 :]], folder)
+            for number, channel in enumerate(nodes.channels)
+        ]
+        if wait(asked, TELL_S).not_done:
+            self._say(f"{self._reservation.engine} starts processes on the nodes.")
+        until_s = time.monotonic() + START_S
+        abouts = [json.loads(future.result(max(0.0, until_s - time.monotonic()))) for future in asked]
+        after = None if self._copy_files else stamp(folder)
+        differing = list(map(self._check_versions, abouts))
+        self.delivery.remark = " ".join(filter(None, (*differing, no_way(abouts, self._reservation.address_advice))))
+        return [
+            RemoteNode(self, number, channel, about, shared=file_sync.is_shared(about["folder"], before, after))
+            for number, (channel, about) in enumerate(zip(nodes.channels, abouts, strict=True))
+        ]
+
+    def _check_versions(self, about: Mapping[str, Any]) -> str:
+        """Say what differs and mostly works. Raises `PoolError` if it does not."""
+        there = Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
+        if refusal := versions.refusal(self._hello, there, self._reservation.engine):
+            raise PoolError(refusal)
+        remark = versions.remark(self._hello, there)
+        return f"node {about['host']} has {remark}." if remark else ""
+
+    def _say(self, reason: str) -> None:
+        """Tell the kernel what it waits for; in any thread."""
+        self._call(partial(self.group.queued, reason))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        self.delivery.calls.put(lambda: None if self.group.closed else call())
+
+    # ------------------------------------------------------------------------------------------------ giving back
+
+    def give_back(self, *, useless: bool, killed: bool) -> None:
+        """Free the nodes, also while they are still being looked for; see `worker_group.NodeSource`."""
+        self.delivery.given_back.set()
+        leaving_s = 0.0 if killed else LEAVING_S
+        stay_s = 0.0 if useless or self._lost or self._found is None else STAY_S
+        if not stay_s:
+            self._reservation.give_up()
+        threading.Thread(
+            target=self._end,
+            args=(leaving_s, stay_s, self.delivery.given_back),
+            name="jupyter_distrib-end",
+            daemon=True,
+        ).start()
+
+    def _end(self, leaving_s: float, stay_s: float, given_back: threading.Event) -> None:
+        until_s = time.monotonic() + stay_s
+        time.sleep(leaving_s)
+        while given_back is self.delivery.given_back and not self._lost and time.monotonic() < until_s:
+            if self._unwanted.wait(AGAIN_S) or self._reservation.is_room_wanted():
+                break
+        with self._lock:
+            if given_back is not self.delivery.given_back:
+                return  # another worker group has claimed it
+            self.ended = True
+        self._reservation.release()
+
+
+def _is_same(hello: Hello, before: Hello) -> bool:
+    """Tell whether this is the kernel that was there before, or the next one of its notebook with the same packages."""
+    one, other = (replace(each, session="", pid=0, label="") for each in (hello, before))
+    return hello.session == before.session or (bool(hello.notebook) and one == other)
+
+
+def _wish(command: OpenWorkerGroup) -> OpenWorkerGroup:
+    """Reduce a command to what its nodes depend on."""
+    return replace(command, group="", load_env={}, wait_s=0.0)
+
+
+def no_way(abouts: Sequence[Mapping[str, Any]], advice: str) -> str:
+    """Return a sentence if nodes on several machines would meet on their loopback interfaces."""
+    stuck = [str(about["host"]) for about in abouts if about["interface"] == network_interfaces.LOOPBACK]
+    if not stuck or len({about["machine"] for about in abouts}) == 1:
+        return ""
+    return (
+        f"node {stuck[0]} has no network interface by which it reaches the other nodes, so that ranks will not meet: "
+        f"{advice}, or name the interface by --env NCCL_SOCKET_IFNAME=NAME and GLOO_SOCKET_IFNAME=NAME."
+    )

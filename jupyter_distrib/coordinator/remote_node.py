@@ -1,0 +1,230 @@
+"""One node, as the coordinator holds it: a channel to its relay, and through that one agent. Passes frames on.
+
+Used in the coordinator's loop; what the engine reports arrives in other threads and comes back to the loop through
+`CallSoon`.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from jupyter_distrib.coordinator.delivery import Delivery
+from jupyter_distrib.coordinator.engine import Channel, ContentPart
+from jupyter_distrib.coordinator.file_sync import FileSync
+from jupyter_distrib.coordinator.relay import Answer, Entry, opened
+from jupyter_distrib.serialization import shared_memory
+from jupyter_distrib.wire import endings
+from jupyter_distrib.wire.link import decode_frame, encode
+from jupyter_distrib.wire.messages import CloseWorkerGroup, Command, Event, Execute, Failure, Noted, Stop
+
+AHEAD = 2
+"""Questions for events that each node has at a time."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A cell whose content is on its way, and what is to be sent behind it."""
+
+    command: Execute
+    behind: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Holder(Protocol):
+    """The placement that has a node."""
+
+    delivery: Delivery
+    ended: bool
+
+    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None: ...
+    def tell(self, event: Event) -> None: ...
+    def lost(self, node: int, reason: str) -> None: ...
+
+
+class RemoteNode:
+    """One relay, and through it one agent.
+
+    Args:
+        number: The node's, in its placement.
+        about: What `Relay.describe` says.
+        shared: The node has the notebook's folder; if not, its files are brought there.
+    """
+
+    def __init__(
+        self, holder: Holder, number: int, channel: Channel, about: Mapping[str, Any], *, shared: bool
+    ) -> None:
+        self._holder, self._number, self._channel = holder, number, channel
+        self._delivery = holder.delivery
+        self.host, self.interface = str(about["host"]), str(about["interface"])
+        self.name = f"node {self.host}"
+        self._file_sync = None if shared else FileSync()
+        self._has_files = False
+        self._answers: dict[int, list[Entry]] = {}
+        """Answers of which the engine told before earlier ones, by their number."""
+        self._heard = 0
+        """How many answers were heard."""
+        self._held: _Held | None = None
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        if isinstance(command, Execute):
+            self._delivery.tell_once(command.run, self._delivery.remark, self._holder.tell)
+            if self._file_sync is not None:
+                self._bring(command, self._file_sync)
+        if isinstance(command, Stop) and self._held is not None and self._held.command.run == command.run:
+            return self._cancel(self._held)
+        if isinstance(command, CloseWorkerGroup) and self._held is not None:
+            self._cancel(self._held)
+        frame = encode(command, int(bool(fds)))  # what tells how much is there does not travel
+        if fds:
+            assert isinstance(command, Execute)
+            self._held = held = _Held(command)
+            self._delivery.put(command.run, fds, lambda part: self._take_over(held, frame, part))
+        elif self._held is not None:
+            self._held.behind.append(lambda: self._hand_over(command, frame))
+        else:
+            self._hand_over(command, frame)
+
+    def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
+        """Take a part of the content of a cell; see `engine.Receive`."""
+        if self._held is not held:
+            return None  # it was stopped
+        if isinstance(part, shared_memory.GivenUp):
+            return self._cancel(held)
+        if isinstance(part, Exception):
+            self._order("discard")
+            self._fail(held.command, str(part))
+        elif part.last:
+            self._hand_over(held.command, frame, *part.arguments)
+        else:
+            return self._order("take", *part.arguments)
+        self._release(held)
+        return None
+
+    def _cancel(self, held: _Held) -> None:
+        """Stop a cell that is still on its way."""
+        self._order("discard")
+        events = endings.interrupted(held.command.run, held.command.ranks)
+        self._delivery.calls.put(lambda: self._tell_all(events))  # not in the midst of what stops it
+        self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        self._held = None
+        for hand_over in held.behind:
+            hand_over()
+
+    def _hand_over(self, command: Command, frame: bytes, *part: Any) -> None:
+        if isinstance(command, Execute):
+            self._call("send", frame, *part, then=lambda future: self._handed_over(command, future))
+        else:
+            self._order("send", frame, *part)
+
+    def _order(self, method: str, *arguments: Any) -> Any:
+        return self._channel.order(method, *arguments)
+
+    def _call(self, method: str, *arguments: Any, then: Callable[[Future[Any]], None]) -> None:
+        """Have a method called, and hear in the loop what came of it."""
+        answer = self._channel.ask(method, *arguments)
+        answer.add_done_callback(lambda future: self._delivery.calls.put(lambda: then(future)))
+
+    def _handed_over(self, command: Execute, future: Future[Any]) -> None:
+        error, engine = future.exception(), self._delivery.reservation
+        if error is None:
+            self._take(future.result())
+        elif engine.was_raised_on_node(error):  # else the node is out of reach, which its listener says
+            self._fail(command, f"{self.name} could not take this cell: {engine.cause(error)}")
+
+    def _fail(self, command: Execute, reason: str) -> None:
+        """The cell has not come to the ranks, which are there for the next."""
+        failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
+        self._tell_all(endings.failed(command.run, command.ranks, failure))
+
+    def _tell_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._holder.heard(self._number, event)
+
+    def _bring(self, command: Execute, file_sync: FileSync) -> None:
+        """The notebook's files that are new or changed, before the first cell also if there are none; says what is not
+        there then."""
+        found = self._delivery.files_for(command)
+        files, gone = file_sync.changes(found)
+        first, self._has_files = not self._has_files, True
+        if first or files or gone:
+            self._call("bring", files, gone, then=lambda future: self._brought(command.run, file_sync, files, future))
+        self._delivery.tell_once(command.run, found.left_out, self._holder.tell)
+
+    def _brought(self, run: str, file_sync: FileSync, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
+        try:
+            failed = future.result()
+        except Exception as error:  # noqa: BLE001 - engines raise all kinds
+            failed = [(name, self._delivery.reservation.cause(error)) for name, _, _ in files]
+        if not failed:
+            return
+        file_sync.forget([name for name, _ in failed])
+        name, reason = failed[0]
+        more = f", nor could {len(failed) - 1} others" if len(failed) > 1 else ""
+        self._note(run, f"{name.partition('/')[2]} could not be brought to {self.name} ({reason}){more}.")
+
+    def _note(self, run: str, text: str) -> None:
+        self._holder.tell(Noted(run=run, rank=None, text=text))
+
+    def listen(self) -> None:
+        """Ask for what comes next, and for what comes after that, so that a question is always there already."""
+        for _ in range(AHEAD):
+            self._ask()
+
+    def _ask(self) -> None:
+        self._call("receive", then=self._received)
+
+    def _received(self, future: Any) -> None:
+        if self._holder.ended:
+            return
+        try:
+            answer = future.result()
+        except Exception as error:  # noqa: BLE001 - whatever the engine raises, the node is out of reach
+            return self._holder.lost(self._number, self._delivery.reservation.cause(error))
+        if self._take(answer):
+            self._ask()
+
+    def _take(self, answer: Answer | None) -> bool:
+        """Hear what has come, in its order. Whether there was anything."""
+        there = False
+        if answer is not None:
+            number, self._answers[number] = opened(answer)
+            there = bool(self._answers[number])
+        while not self._holder.ended and (entries := self._answers.pop(self._heard, None)) is not None:
+            self._heard += 1
+            if not entries:
+                self._holder.lost(self._number, "its agent has ended")
+            for frame, content in entries:
+                self._hear(frame, content)
+        return there
+
+    def _hear(self, frame: bytes, content: Any) -> None:
+        event, _ = decode_frame(frame)
+        if content is None:
+            return self._holder.heard(self._number, event)  # type: ignore[arg-type]
+        fd = shared_memory.write([memoryview(content).cast("B")])
+        try:
+            self._holder.heard(self._number, event, (fd,))  # type: ignore[arg-type]
+        finally:
+            os.close(fd)
+
+    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
+        self._call("logs", run, then=lambda future: _write_logs(future, directory, done))
+
+
+def _write_logs(future: Any, directory: Path, done: Callable[[], None]) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content in future.result():
+            fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                file.write(memoryview(content))
+    except Exception:  # noqa: BLE001 - engines raise all kinds: the node is gone, which its own listener says
+        traceback.print_exc()  # into the coordinator's log; the run ends all the same
+    done()

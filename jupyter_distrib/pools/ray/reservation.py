@@ -1,0 +1,274 @@
+"""Nodes of a Ray cluster for one worker group: a placement group with one bundle a node, and one actor in each.
+
+`RayReservation.acquire` and `release` run in threads of their own, what Ray reports arrives in threads of Ray's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from jupyter_distrib.coordinator.engine import Nodes, Transfer
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.ray import cluster
+from jupyter_distrib.pools.ray.object_store import RayTransfer
+from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+
+TELL_S = 5.0
+"""A kernel that still waits for the cluster after this is told so."""
+JOIN_S = 1.5 * cluster.JOIN_S
+"""The last attempt to join begins before `cluster.JOIN_S` and may take its time."""
+READY_S = 5.0
+"""A placement group that the cluster has room for is ready within this."""
+START_S = 300.0
+"""How long the processes of a node may take to start, and a runtime environment that has to be made first."""
+LOOK_S = 2.0
+"""How often to look for new nodes while waiting for some."""
+
+
+class RayChannel:
+    """The actor on one node, which hands calls on to its relay; see `coordinator.engine.Channel`."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def order(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.actor, method).remote(*arguments)
+        except Exception:  # noqa: BLE001 - Ray Client raises at once when the cluster has gone; its listener is told too
+            traceback.print_exc()  # into the coordinator's log
+            return None
+
+    def ask(self, method: str, *arguments: Any) -> Future[Any]:
+        try:
+            answer: Future[Any] = getattr(self.actor, method).remote(*arguments).future()
+        except Exception as error:  # noqa: BLE001 - Ray raises all kinds, in either call
+            answer = Future()
+            answer.set_exception(error)
+        return answer
+
+
+class RayCluster:
+    """The cluster of one coordinator.
+
+    Args:
+        wanted: How worker groups are spread.
+        joined: The cluster, when it has been joined.
+        package: This package as a file, for the nodes.
+    """
+
+    def __init__(
+        self, calls: CallSoon, wanted: Wanted, joined: Future[cluster.Address], package: Future[bytes]
+    ) -> None:
+        self.calls, self.wanted, self.package = calls, wanted, package
+        self._joined = joined
+
+    def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> RayReservation:
+        """See `coordinator.engine.Reserve`."""
+        return RayReservation(self, command, hello, say)
+
+    def wait_until_joined(self, say: Callable[[str], None]) -> cluster.Address:
+        try:
+            return self._joined.result(TELL_S)
+        except TimeoutError:
+            say("the Ray cluster is being joined.")
+        try:
+            return self._joined.result(JOIN_S)
+        except TimeoutError:
+            raise TimeoutError(f"the Ray cluster did not answer within {JOIN_S:g} s.") from None
+
+
+class RayReservation:
+    """See `coordinator.engine.Reservation`.
+
+    Args:
+        hello: The kernel's, for whose notebook the nodes are.
+    """
+
+    engine = "Ray"
+    address_advice = "start Ray there with --node-ip-address and an address that the others reach"
+
+    def __init__(self, of: RayCluster, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+        self._cluster, self._command, self._hello, self._tell = of, command, hello, say
+        self._wanted = of.wanted
+        self._given_up = threading.Event()
+        self._lock = threading.Lock()
+        """Held to make the placement group or an actor, and to take note that there will be none any more."""
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._attempts = 0
+        self._said = ""
+
+    def acquire(self) -> Nodes:
+        address = self._cluster.wait_until_joined(self._say)
+        cluster.check_port(address)
+        need = PlacementRequest.of(self._command, self._wanted, _alive())
+        sizes = self._reserve(need)
+        self._start_actors(sizes, gpus=need.gpus, client=address.client)
+        return Nodes(
+            channels=list(map(RayChannel, self._actors)),
+            addresses=self._addresses(len(self._actors)),
+            sizes=sizes,
+            gpus=need.gpus,
+            engine_has_gpus=have_gpus(_alive()),
+        )
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
+        return RayTransfer(run, fds, self._cluster.calls, given_up)
+
+    def cause(self, error: BaseException) -> str:
+        return cluster.cause(error)
+
+    def was_raised_on_node(self, error: BaseException) -> bool:
+        from ray.exceptions import RayTaskError
+
+        return isinstance(error, RayTaskError)
+
+    # ------------------------------------------------------------------------------------------------ acquiring
+
+    def _reserve(self, need: PlacementRequest) -> list[int]:
+        """The best shape that there is room for now; else, if it may take its time, the best there will be room for."""
+        until_s = time.monotonic() + need.command.wait_s
+        while True:
+            nodes = _alive()
+            there = need.there(nodes)
+            shapes = need.shapes(there)
+            if not shapes and not need.command.wait_s:
+                raise PoolError(need.too_few(there))
+            for shape in shapes[:3]:
+                if self._try(shape, need, time.monotonic() + READY_S):
+                    return shape
+            # Left standing, it is what an autoscaler looks at.
+            shape = shapes[0] if shapes else need.grown(there)
+            if need.command.wait_s and self._try(shape, need, until_s, known=nodes):
+                return shape
+            if time.monotonic() >= until_s:
+                raise PoolError(_busy(need, nodes))
+
+    def _try(self, shape: list[int], need: PlacementRequest, until_s: float, known: list[Any] | None = None) -> bool:
+        """Whether the nodes were had in this shape and in time. If nodes are `known`, say what is missing, and give up
+        when others are there."""
+        import ray
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        strategy = need.strategy(shape, need.there(_alive() if known is None else known))
+        self._attempts += 1
+        who = os.path.basename(self._hello.notebook) or self._hello.label  # its next kernel may have it, too
+        name = f"jupyter_distrib: {who} #{need.command.group}.{self._attempts}"  # Ray wants them unique
+        with self._lock:
+            if self._given_up.is_set():
+                raise PoolError("the ranks were given up while they were waited for.")
+            group = self._group = placement_group([need.bundle(size) for size in shape], strategy=strategy, name=name)
+        ready = group.ready()
+        while True:
+            done, _ = ray.wait([ready], timeout=max(0.1, min(LOOK_S, until_s - time.monotonic())))
+            if done:
+                ray.get(ready)
+                if strategy == "STRICT_SPREAD" or len(shape) == 1:
+                    return True
+            nodes = _alive()
+            changed = known is not None and {node["NodeID"] for node in nodes} != {node["NodeID"] for node in known}
+            if done or changed or self._given_up.is_set() or time.monotonic() >= until_s:
+                remove_placement_group(group)
+                return False
+            if known is not None:
+                self._say(_busy(need, nodes))
+
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._tell(reason)
+
+    def _start_actors(self, sizes: Sequence[int], *, gpus: bool, client: bool) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        package, cls = ray.put(self._cluster.package.result()), cluster.actor_class()
+        probes = []
+        with self._lock:
+            if self._given_up.is_set():
+                raise PoolError("the ranks were given up while they were starting.")
+            for number, size in enumerate(sizes):
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+                options = {
+                    "num_cpus": size * self._wanted.cpus_per_rank,
+                    "num_gpus": size if gpus else 0,
+                    "scheduling_strategy": place,
+                }
+                if self._wanted.runtime_env:
+                    options["runtime_env"] = dict(self._wanted.runtime_env)
+                # `env` is expanded there as Ray expands its own, see `ray._private.utils.update_envs`.
+                more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
+                actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
+                self._actors.append(actor)
+                if self._wanted.executable:
+                    probe = cluster.probe().options(scheduling_strategy=place)
+                    probes.append(probe.remote(self._wanted.executable))
+        if unfit := next(filter(None, ray.get(probes, timeout=START_S)), ""):
+            raise PoolError(unfit)
+
+    def _addresses(self, count: int) -> list[str]:
+        """Of the nodes that have the bundles, in their order."""
+        from ray.util import placement_group_table
+
+        of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _alive()}
+        there = placement_group_table(self._group)["bundles_to_node_id"]
+        return [of_nodes[there[number]] for number in range(count) if there[number] in of_nodes]
+
+    # ------------------------------------------------------------------------------------------------ releasing
+
+    def is_room_wanted(self) -> bool:
+        """Tell whether any placement group in the cluster is pending, of this notebook or of others."""
+        from ray.util import placement_group_table
+
+        try:
+            return any(group["state"] in ("PENDING", "RESCHEDULING") for group in placement_group_table().values())
+        except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone
+            return True
+
+    def release(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        self._given_up.set()
+        with self._lock:
+            group, actors = self._group, list(self._actors)
+        try:
+            ended = [actor.end.remote() for actor in actors]
+            ray.wait(ended, num_returns=len(ended), timeout=1.0) if ended else None
+            for actor in actors:
+                ray.kill(actor)
+            if group is not None:
+                remove_placement_group(group)
+        except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone, and all that was there with it
+            traceback.print_exc()  # into the coordinator's log
+
+
+def _alive() -> list[Any]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What is free, and which notebooks have the rest."""
+    import ray
+    from ray.util import placement_group_table
+
+    names = {
+        str(group["name"]).partition(": ")[2].partition(" #")[0]
+        for group in placement_group_table().values()
+        if str(group.get("name", "")).startswith("jupyter_distrib: ") and group["state"] == "CREATED"
+    }
+    holders = f" {', '.join(sorted(names))} have ranks there." if names else ""
+    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders

@@ -1,0 +1,113 @@
+"""Nodes of a worker group: how they are found, given back and claimed again. No engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
+from jupyter_distrib.coordinator.worker_group import Share
+from jupyter_distrib.server.client import Client
+from jupyter_distrib.wire.messages import PROTOCOL, Cell, Execute, Hello, OpenWorkerGroup, Parcel, Setting
+
+SOME = OpenWorkerGroup(group="a", size=2, gpus=False)
+
+
+class NoNodes:
+    """A reservation that nobody has to wait for."""
+
+    engine = "the engine"
+    address_advice = ""
+
+    def give_up(self) -> None: ...
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> Placements:
+    monkeypatch.setattr(Placement, "_end", lambda *_: None)
+    return Placements(None, lambda command, hello, say: NoNodes())  # type: ignore[arg-type, return-value]
+
+
+def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
+    versions = {"python": "3", "torch": torch, "cloudpickle": "3"}
+    hello = Hello(protocol=PROTOCOL, session=session, pid=os.getpid(), label=session, notebook=notebook, **versions)
+    return Client(link=None, hello=hello)  # type: ignore[arg-type]
+
+
+def placed(places: Placements, notebook: str = "") -> Placement:
+    """A worker group's, which has been given its nodes."""
+    place = places.find(kernel(notebook=notebook), SOME)
+    place._found = _Found(shares=(), gpus=False, engine_has_gpus=False, folder=os.getcwd())
+    return place
+
+
+def test_nodes_that_are_given_back_are_for_the_next_group_that_wants_the_same(places: Placements) -> None:
+    place, given = placed(places), list[object]()
+    assert places.find(kernel(), SOME) is not place, "a group has it"
+    place.give_back(useless=False, killed=False)
+    assert places.find(kernel(), replace(SOME, size=3)) is not place
+    assert places.find(kernel("another"), SOME) is not place
+    assert place._found is not None
+    place._command, shares = replace(SOME, size=0, gpus=True), (Share(node=None, size=1, gpus=False),) * 2  # type: ignore[arg-type]
+    place._found = replace(place._found, shares=shares)
+    again = replace(SOME, group="b", load_env={"A": "1"}, wait_s=3.0)  # what it was given
+    assert places.find(kernel(), again) is place
+    assert places.find(kernel(), again) is not place, "it is given once"
+    place.start(again, SimpleNamespace(placed=lambda shares, has_gpus: given.append(shares)))  # type: ignore[arg-type]
+    assert given == [shares]
+
+
+def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Placements) -> None:
+    place = placed(places, "a.ipynb")
+    told: list[object] = []
+    place.delivery.tell_once("r", "said to the first kernel", told.append)
+    place.give_back(useless=False, killed=True)
+    assert places.find(kernel("other", "b.ipynb"), SOME) is not place
+    assert places.find(kernel("next", "a.ipynb", torch="3"), SOME) is not place, "it was restarted for another torch"
+    assert places.find(kernel("next", "a.ipynb"), SOME) is place
+    place.delivery.tell_once("r", "said to the first kernel", told.append)
+    assert len(told) == 2
+    place.give_back(useless=False, killed=True)
+    places.find(kernel("other", "b.ipynb"), SOME)
+    assert not place._unwanted.is_set()
+    places.find(kernel("next", "a.ipynb"), replace(SOME, size=3))
+    assert place._unwanted.is_set(), "it need not stay"
+
+
+def test_all_nodes_of_a_run_are_brought_the_same_files(places: Placements, tmp_path: Path) -> None:
+    place, empty = placed(places), Parcel(data=b"", sizes=())
+    cell = Execute(
+        group="a",
+        run="r1",
+        ranks=(0, 1),
+        setting=Setting(directory=str(tmp_path)),
+        cell=Cell(source="", filename="cell"),
+        inputs=empty,
+    )
+    (tmp_path / "a.py").touch()
+    assert list(place.delivery.files_for(cell).files) == ["0/a.py"]
+    (tmp_path / "b.py").touch()
+    assert list(place.delivery.files_for(cell).files) == ["0/a.py"]
+    assert list(place.delivery.files_for(replace(cell, run="r2")).files) == ["0/a.py", "0/b.py"]
+
+
+@pytest.mark.parametrize("gone", ["ended", "_lost"])
+def test_nodes_that_are_gone_are_not_given_again(places: Placements, gone: str) -> None:
+    place = placed(places)
+    place.give_back(useless=False, killed=False)
+    setattr(place, gone, True)
+    assert places.find(kernel(), SOME) is not place
+
+
+def test_nodes_of_several_machines_that_have_only_loopback_are_named() -> None:
+    one, other = {"host": "10.0.0.1", "interface": "eth0", "machine": "a"}, {"host": "10.0.0.2", "machine": "b"}
+    assert no_way([one, {**other, "interface": "eth1"}], "") == ""
+    assert no_way([one, {**other, "interface": "lo"}], "start it with an address").startswith(
+        "node 10.0.0.2 has no network interface by which it reaches the other nodes, so that ranks will not meet: "
+        "start it with an address, or name the interface by"
+    )
+    assert no_way([{**one, "interface": "lo"}, {**other, "machine": "a", "interface": "lo"}], "") == ""

@@ -1,0 +1,160 @@
+"""One node as the coordinator holds it: what is sent to it and heard from it. No engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+from jupyter_distrib.coordinator.engine import ContentPart, Receive
+from jupyter_distrib.coordinator.remote_node import RemoteNode
+from jupyter_distrib.serialization.shared_memory import GivenUp
+from jupyter_distrib.wire.link import decode_frame, encode
+from jupyter_distrib.wire.messages import (
+    Cell,
+    CloseWorkerGroup,
+    Ended,
+    Execute,
+    Failed,
+    Forget,
+    Interrupted,
+    OpenWorkerGroup,
+    Parcel,
+    Setting,
+    Stop,
+)
+
+ABOUT = {"host": "n", "interface": "eth0"}
+PART_BYTES = 1000
+
+
+def part(reference: str, number: int, size_bytes: int) -> ContentPart:
+    start = number * PART_BYTES
+    return ContentPart(reference, start, size_bytes, start + PART_BYTES >= size_bytes)
+
+
+def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() -> None:
+    heard: list[str] = []
+    lost: list[str] = []
+    holder = SimpleNamespace(
+        delivery=None,
+        ended=False,
+        heard=lambda number, event, fds=(): heard.append(event.run),
+        lost=lambda number, why: lost.append(why),
+    )
+    node = RemoteNode(holder, 0, None, ABOUT, shared=True)  # type: ignore[arg-type]
+
+    def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
+        return number, [(encode(Ended(run=run, at_s=0.0), 0), None) for run in runs]
+
+    node._take(answer(1, "c"))
+    node._take(None)  # a call that had nothing to tell
+    assert heard == []
+    node._take(answer(0, "a", "b"))
+    assert heard == ["a", "b", "c"]
+    node._take(answer(3))
+    assert not lost
+    node._take(answer(2, "d"))
+    assert heard == ["a", "b", "c", "d"]
+    assert lost == ["its agent has ended"]
+
+
+class NotedChannel:
+    """Notes what is asked of a node, by name and arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+
+    def order(self, method: str, *arguments: object) -> object:
+        self.calls.append((method, arguments))
+        return "ordered"
+
+    def ask(self, method: str, *arguments: object) -> Future[Any]:
+        self.calls.append((method, arguments))
+        return Future()
+
+
+class Sending:
+    """A node, and a cell on its way to it whose content comes in parts."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.channel = NotedChannel()
+        self.receive: Receive
+        self.delivery = SimpleNamespace(
+            put=self._put, tell_once=lambda *_: None, remark="", calls=SimpleNamespace(put=lambda call: call())
+        )
+        holder = SimpleNamespace(
+            delivery=self.delivery,
+            ended=False,
+            tell=self.heard.append,
+            heard=lambda number, event, fds=(): self.heard.append(event),
+        )
+        self.node = RemoteNode(holder, 0, self.channel, ABOUT, shared=True)  # type: ignore[arg-type]
+        cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
+        self.node.send(Execute(group="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0, 1])
+
+    def _put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
+        self.receive = receive
+
+    @property
+    def asked(self) -> list[str]:
+        return [name for name, _ in self.channel.calls]
+
+
+def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> None:
+    sending, size = Sending(), 2 * PART_BYTES + 1
+    assert sending.receive(part("a", 0, size)) is not None
+    sending.node.send(Forget(group="c", keys=()))
+    assert sending.receive(part("b", 1, size)) is not None
+    assert sending.asked == ["take", "take"]
+    sending.receive(part("c", 2, size))
+    assert sending.asked == ["take", "take", "send", "send"]
+    assert sending.channel.calls[1][1] == ("b", PART_BYTES, size)
+    frame, *last = sending.channel.calls[2][1]
+    assert last == ["c", 2 * PART_BYTES, size]
+    assert isinstance(frame, bytes)
+    assert decode_frame(frame)[1] == 1, "what tells of the parts does not travel"
+    assert not sending.heard
+
+
+def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> None:
+    sending, size = Sending(), 3 * PART_BYTES
+    sending.receive(part("a", 0, size))
+    sending.node.send(Forget(group="c", keys=()))
+    sending.node.send(Stop(run="other"))
+    sending.node.send(Stop(run="r"))
+    assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
+    assert sending.asked == ["take", "discard", "send", "send"], "what was behind it goes on"
+    assert sending.receive(part("b", 1, size)) is None
+    assert sending.receive(ValueError("full")) is None
+    assert len(sending.channel.calls) == 4
+
+
+def test_a_group_that_is_closed_takes_the_cell_that_is_on_its_way_along() -> None:
+    sending = Sending()
+    sending.receive(part("a", 0, 3 * PART_BYTES))
+    sending.node.send(CloseWorkerGroup(group="c"))
+    sending.node.send(OpenWorkerGroup(group="d", size=2, gpus=False))
+    assert sending.receive(part("b", 1, 3 * PART_BYTES)) is None
+    assert sending.asked == ["take", "discard", "send", "send"]
+
+
+def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
+    sending = Sending()
+    sending.receive(part("a", 0, 3 * PART_BYTES))
+    sending.receive(GivenUp())
+    sending.node.send(Stop(run="r"))
+    assert [type(event) for event in sending.heard] == [Interrupted, Interrupted, Ended]
+    assert sending.asked == ["take", "discard", "send"]
+
+
+def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
+    sending = Sending()
+    sending.receive(part("a", 0, 3 * PART_BYTES))
+    sending.node.send(Forget(group="c", keys=()))
+    sending.receive(ValueError("the values could not be put: the store is full"))
+    assert [type(event) for event in sending.heard] == [Failed, Failed, Ended]
+    assert "the values could not be put: the store is full" in str(sending.heard[0])
+    assert sending.asked == ["take", "discard", "send"]
