@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import pkgutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Declared
+from jupyter_distrib.options import Declared, Option
 from jupyter_distrib.wire.messages import Command, Event, Hello
 
 Sink = Callable[[Event, Sequence[int]], None]
@@ -24,14 +26,38 @@ Sink = Callable[[Event, Sequence[int]], None]
 Lost = Callable[[str], None]
 """Called once, with a sentence, when the node cannot be reached any more."""
 
-GROUP = "jupyter_distrib.pools"
-_BUILT_IN = {
-    "local": "jupyter_distrib.pools.local:LocalPool",
-    "inline": "jupyter_distrib.pools.inline.pool:InlinePool",
-    "ray": "jupyter_distrib.pools.ray.pool:RayPool",
-}
-ECHOING = frozenset({"inline"})
-"""Kinds whose ranks print straight into the notebook: there is nothing left for a live view to draw."""
+ENTRY_POINTS = "jupyter_distrib.pools"
+DEFAULT_KIND = "local"
+_PACKAGE = "jupyter_distrib.pools"
+_NO_KINDS = frozenset({"base"})
+"""Modules of `pools/` that are no kind of pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a kernel has to know of a kind of pool before it uses one."""
+
+    remote: bool = True
+    """Its ranks may be on other machines: they have an environment of their own, and more nodes may come."""
+    nameable: bool = True
+    """Settings may give pools of this kind names; if not, there is nothing to set for one."""
+    streams_content: bool = False
+    """It begins with the large values of a cell before all of them are there (`shared_memory.Content.early`)."""
+    echoes_output: bool = False
+    """Ranks print straight into the notebook: there is nothing left for a live view to draw."""
+    runs_in_send: bool = False
+    """`Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot do."""
+    ignored_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of a cell that change nothing there, by `Option.name`, and why."""
+
+
+PYTHON = Option(
+    flag="--python",
+    metavar="PATH",
+    meaning="the interpreter of the ranks, with a torch of its own",
+    default="the kernel's",
+)
+"""An option of several kinds."""
 
 
 class Node(Protocol):
@@ -40,8 +66,7 @@ class Node(Protocol):
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """Deliver a command, from any thread, without blocking on the peer; takes the descriptors over.
 
-        The inline pool is an exception: there `Execute` blocks until the run has ended, and raises `PoolError` for what
-        it cannot do.
+        With `Capabilities.runs_in_send`, `Execute` blocks instead.
         """
 
     def close(self) -> None:
@@ -52,36 +77,68 @@ class Pool(Protocol):
     """A place where ranks can be had."""
 
     kind: str
-    """A pool may also have `meaningless`: options of a cell that change nothing there, by name, and why; and `early`:
-    it can begin with the content of a cell before all of it is there (`shared_memory.Content.early`)."""
+    options: ClassVar[tuple[Option, ...]]
+    """What it can be told: flags of cells, keys of settings files. May be missing."""
+    capabilities: ClassVar[Capabilities]
+    """May be missing: then those of `Capabilities()` hold."""
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
 
 
-def kinds(own: Declared) -> Declared:
-    """Our own kinds, and those that installed packages bring, by name, with the options of each."""
-    return {**own, **{name: tuple(getattr(cls, "options", ())) for name, cls in _brought().items() if name not in own}}
+def kinds() -> Declared:
+    """Return the options of every kind of pool, by the kind's name: the default kind first, then our own ones."""
+    return {kind: _options(_class_of(kind)) for kind in (*_built_in(), *_brought())}
+
+
+def capabilities_of(kind: str) -> Capabilities:
+    """Return what a kind of pool can do; the default if there is no such kind."""
+    known = kind in _built_in() or kind in _brought()
+    return getattr(_class_of(kind), "capabilities", Capabilities()) if known else Capabilities()
 
 
 def open_pool(kind: str, options: Mapping[str, str]) -> Pool:
-    """A pool of this kind, not yet connected; `options` are those that the kind declares, as far as given."""
-    if kind in _BUILT_IN:
-        module, _, name = _BUILT_IN[kind].partition(":")
-        built_in: Pool = getattr(importlib.import_module(module), name)(**options)
-        return built_in
-    if (cls := _brought().get(kind)) is not None:
-        pool: Pool = cls(**options)
-        return pool
-    raise PoolError(f"there is no pool of the kind {kind!r}.")
+    """Make a pool of this kind, not yet connected.
+
+    Args:
+        kind: The kind's name.
+        options: Those that the kind declares, as far as given, by `Option.name`.
+    """
+    if kind not in _built_in() and kind not in _brought():
+        raise PoolError(f"there is no pool of the kind {kind!r}.")
+    pool: Pool = _class_of(kind)(**options)
+    return pool
+
+
+@cache
+def _built_in() -> Mapping[str, str]:
+    """Return the modules of the kinds in this package, by name: a kind is a module, or `pool` in a folder."""
+    found = {
+        module.name: f"{_PACKAGE}.{module.name}" + (".pool" if module.ispkg else "")
+        for module in pkgutil.iter_modules(importlib.import_module(_PACKAGE).__path__)
+        if module.name not in _NO_KINDS
+    }
+    return dict(sorted(found.items(), key=lambda item: (item[0] != DEFAULT_KIND, item[0])))
+
+
+def _class_of(kind: str) -> Any:
+    if kind not in _built_in():
+        return _brought()[kind]
+    module = importlib.import_module(_built_in()[kind])
+    return next(value for value in vars(module).values() if getattr(value, "kind", None) == kind)
+
+
+def _options(cls: Any) -> tuple[Option, ...]:
+    return tuple(getattr(cls, "options", ()))
 
 
 @cache
 def _brought() -> dict[str, Any]:
+    """Return the classes that installed packages bring, by the names of their entry points; ours win."""
     found = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             found[entry.name] = entry.load()
         except Exception as error:  # noqa: BLE001 - foreign code; the other pools must stay usable
             warnings.warn(f"the pool kind {entry.name} ({entry.value}) cannot be loaded: {error}", stacklevel=2)
-    return found
+    return {name: cls for name, cls in found.items() if name not in _built_in()}

@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.base import Lost, Sink
+from jupyter_distrib.pools.base import PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.system import interrupts, paths, process_environment, reap
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.link import Link, encode, peer_uid
@@ -68,6 +69,8 @@ class LocalPool:
     """
 
     kind = "local"
+    options: ClassVar = (PYTHON,)
+    capabilities: ClassVar = Capabilities(remote=False)
 
     def __init__(self, python: str = "") -> None:
         self._python = python

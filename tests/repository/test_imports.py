@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.pools import base
+
 PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
@@ -29,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "options": {"errors"},
     "testing": {"pools", "serialization", "wire"},
+    "extend": {"errors", "options", "pools", "wire", "worker"},
     # shared layers
     "system": {"errors"},
     "wire": set(),
@@ -45,12 +48,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
-    "pools/ray": {"coordinator", "errors", "pools", "serialization", "system", "wire"},
+    "pools/ray": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
     # the notebook's kernel
     "kernel/record": {"errors", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
-    "kernel/settings": {"errors", "options", "worker"},
+    "kernel/settings": {"errors", "options", "pools", "worker"},
     "kernel/session": {
         "errors",
         "kernel/capture",
@@ -61,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "system",
         "wire",
     },
-    "kernel/sidebar": {"errors", "kernel/record", "kernel/session", "kernel/settings", "pools", "system", "wire"},
+    "kernel/sidebar": {"errors", "kernel/record", "kernel/session", "kernel/settings", "system", "wire"},
     "kernel/notebook": {
         "errors",
         "kernel/capture",
@@ -71,7 +74,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/sidebar",
         "kernel/views",
         "options",
-        "pools",
         "serialization",
         "system",
         "wire",
@@ -321,3 +323,17 @@ def test_the_coordinator_names_no_engine() -> None:
     for file in (FOLDER / "coordinator").glob("*.py"):
         code = ast.unparse(ast.parse(file.read_text(encoding="utf-8")))
         assert not re.search(r"\bray\b|Ray|RAY", code), file.name
+
+
+def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
+    kinds = set(base.kinds())
+    assert kinds >= {"local", "inline", "ray"}
+    compared = []
+    for file in FOLDER.rglob("*.py"):
+        if is_in(name_of(file, FOLDER), "pools"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare | ast.match_case):
+                words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                compared += [f"{file.name}: {word}" for word in words & kinds]
+    assert compared == []

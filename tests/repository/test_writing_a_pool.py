@@ -74,7 +74,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_package_brings_it_by_an_entry_point(wrapped: Any, brought: Any) -> None:
     brought(wrapped)
-    known = base.kinds(POOLS)
+    known = base.kinds()
     assert [option.flag for option in known["wrapped"]] == ["--through"]
     pool: Pool = base.open_pool("wrapped", {"through": "nice"})
     assert pool.through == ["nice"]  # type: ignore[attr-defined]
@@ -83,4 +83,4 @@ def test_a_package_brings_it_by_an_entry_point(wrapped: Any, brought: Any) -> No
 def test_one_that_is_broken_does_not_take_the_others_along(brought: Any) -> None:
     brought(ImportError("no module named engine"))
     with pytest.warns(UserWarning, match="the pool kind wrapped .* cannot be loaded: no module named engine"):
-        assert set(base.kinds(POOLS)) == set(POOLS)
+        assert set(base.kinds()) == set(POOLS)

@@ -28,7 +28,6 @@ from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import html as html_view
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.state_delta import StateDelta
-from jupyter_distrib.pools.base import ECHOING
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
@@ -66,7 +65,7 @@ class LiveView:
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
         """How this run is shown; None for not at all."""
-        if self._run.pool in ECHOING:
+        if self._run.echoes_output:
             return None
         return {"lines": self._stream, "widget": self._push, "html": self._draw_html}[route()]
 

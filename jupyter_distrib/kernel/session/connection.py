@@ -17,7 +17,7 @@ from typing import Any
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.pools.base import Node, open_pool
+from jupyter_distrib.pools.base import Node, capabilities_of, open_pool
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.messages import (
@@ -135,12 +135,8 @@ class Connection:
         self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
         self._questions = itertools.count(1)
         self._attaching: Callable[[Attached], Run] | None = None
-        there = open_pool(kind, options)
-        self.meaningless: Mapping[str, str] = getattr(there, "meaningless", {})
-        """Options that change nothing there, by name, and why."""
-        self.early: bool = getattr(there, "early", False)
-        """It takes content that is still being written."""
-        self.node: Node = there.connect(hello, self.take, self._lose)
+        self.capabilities = capabilities_of(kind)
+        self.node: Node = open_pool(kind, options).connect(hello, self.take, self._lose)
 
     def look_through(self, visible: tuple[str, ...] | None) -> None:
         """The kernel's CUDA_VISIBLE_DEVICES is this now."""
@@ -155,7 +151,7 @@ class Connection:
     @property
     def remote(self) -> bool:
         """Its ranks may be on other machines."""
-        return self.kind not in ("local", "inline")
+        return self.capabilities.remote
 
     def take(self, event: Event, fds: Sequence[int]) -> None:
         """Sort an event to whom it concerns; in the node's thread."""

@@ -24,7 +24,6 @@ from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.config_files import NOTEBOOK, NamedPool, Settings
-from jupyter_distrib.pools.base import kinds
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.system import interrupts, process_environment
 from jupyter_distrib.system.formatting import duration
@@ -68,7 +67,7 @@ class PoolManager:
         if self._loaded is None or self._loaded[0] != state:
             from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 
-            self._loaded = state, config_files.load(kinds(POOLS), STRATEGIES)
+            self._loaded = state, config_files.load(POOLS, STRATEGIES)
         found = self._loaded[1]
         if self.added:
             found = replace(found, pools=found.pools | self.added)

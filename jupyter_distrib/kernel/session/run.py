@@ -59,6 +59,7 @@ class Run:
         stop: Asks the pool to stop the run; with True, to kill it.
         cell: Source lines by file name, for tracebacks.
         cell_id: By which the front end finds the cell again.
+        echoes_output: Its ranks print straight into the notebook.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class Run:
         age_s: float = 0.0,
         detached: bool = False,
         cell_id: str = "",
+        echoes_output: bool = False,
     ) -> None:
         self.record = record
         self.pool = pool
+        self.echoes_output = echoes_output
         self.detached = detached
         self.cell_id = cell_id
         self.began_at_s = time.time() - age_s

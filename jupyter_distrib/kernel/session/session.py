@@ -81,7 +81,7 @@ class Session(PoolManager):
             parcel, views = payload.laid_out(packed)
             content = shared_memory.Content(views) if views else None
             with content or nullcontext():
-                if content is not None and not group.connection.early:
+                if content is not None and not group.connection.capabilities.streams_content:
                     content.fill()
                 self.wait_open(group)
                 run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
@@ -94,11 +94,11 @@ class Session(PoolManager):
     def _send(self, run: Run, group: WorkerGroup, command: Execute, content: shared_memory.Content | None) -> None:
         """Ranks that have the cell, or some of its content, are told of an interrupt by the run."""
         connection = group.connection
-        inline = connection.kind == "inline"  # there `send` is the run
-        early = content is not None and connection.early
+        capabilities = connection.capabilities
+        early = content is not None and capabilities.streams_content
         guard = interrupts.Uninterrupted(run.cancel)
         try:
-            with nullcontext() if inline else guard:
+            with nullcontext() if capabilities.runs_in_send else guard:
                 fds = [] if content is None else content.early() if early else [content.finish()]
                 group.run = run
                 self._remember(run)
@@ -150,6 +150,7 @@ class Session(PoolManager):
             cell=lines,
             detached=options.detach,
             cell_id=cell_id,
+            echoes_output=group.connection.capabilities.echoes_output,
         )
         run.on_ended.append(lambda: self._after(group, run))
         return run
@@ -251,8 +252,8 @@ class Session(PoolManager):
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
     """What of a cell's options changes nothing where it runs."""
     for option in OPTIONS:
-        if option.name in connection.meaningless and getattr(options, option.name):
-            why = connection.meaningless[option.name]
+        if option.name in connection.capabilities.ignored_options and getattr(options, option.name):
+            why = connection.capabilities.ignored_options[option.name]
             yield f"{option.flag} has no meaning on the {connection.kind} pool: {why}"
 
 

@@ -39,10 +39,11 @@ from jupyter_distrib.options import (
     unknown_option,
     variable,
 )
+from jupyter_distrib.pools.base import DEFAULT_KIND
 
 MAGIC = "%%distributed"
 DEFAULT_STRATEGY = "none"
-DEFAULT_POOL = "local"
+DEFAULT_POOL = DEFAULT_KIND
 
 
 def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: Any) -> Any:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, parse_line
 from jupyter_distrib.options import Declared, Option, any_of, check_choice, gather, unknown_option
+from jupyter_distrib.pools.base import capabilities_of
 
 LOOK_ROUND_S = 5.0
 """A repository, or another owner, may be seen this much later; a new file with pools is seen at once."""
@@ -43,8 +44,6 @@ _OF_A_POOL = ("gpus", "ranks", "gpu_type", "strategy", "wait_s")
 _OF_SIZE = ("gpus", "ranks", "gpu_type")
 _TOP = ("pool", "strategy", "pools")
 _VARIABLES = ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")
-_UNNAMED = ("inline",)
-"""Kinds with nothing to set, so that another name for them would only hide what they are."""
 
 
 class _File(NamedTuple):
@@ -341,13 +340,13 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
 
 
 def _named(kinds: Declared) -> list[str]:
-    return [kind for kind in kinds if kind not in _UNNAMED]
+    return [kind for kind in kinds if capabilities_of(kind).nameable]
 
 
 def _check_name(name: str, kind: str, kinds: Declared) -> None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
         raise OptionsError(f"{name!r} cannot name a pool: use letters, digits, _, . and -, a letter first")
-    if name in _UNNAMED:
+    if name in kinds and not capabilities_of(name).nameable:
         raise OptionsError(f"{name} has nothing to set: choose another name for this pool")
     if name in kinds and kind and name != kind:
         raise OptionsError(f"{name} is a kind of pool itself: choose another name for one of the kind {kind}")

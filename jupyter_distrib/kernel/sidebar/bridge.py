@@ -26,7 +26,6 @@ from jupyter_distrib.kernel.settings.config_files import SIDEBAR
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.kernel.sidebar.overview import overview
-from jupyter_distrib.pools.base import kinds
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
@@ -40,7 +39,7 @@ class FrontEnd:
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
         self._answers: dict[str, dict[str, Any]] = {}
-        self._settings = config_files.without_files(kinds(POOLS), STRATEGIES)
+        self._settings = config_files.without_files(POOLS, STRATEGIES)
         """As they were when they could last be read."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None

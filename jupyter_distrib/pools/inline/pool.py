@@ -6,58 +6,37 @@ no torch, no waiting. A cell sees copies of what it captured and the same surrou
 no process group, so ranks cannot meet in a collective.
 
     send(Execute) -> for each rank: Started, the cell, Returned | Failed | Interrupted -> Ended -> send returns
-
-How one cell is executed is in `inline_run.py`.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import threading
-import time
-from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.base import Lost, Sink
-from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
-from jupyter_distrib.wire.messages import (
-    Answered,
-    Ask,
-    Attach,
-    CloseWorkerGroup,
-    Command,
-    Ended,
-    Execute,
-    Exited,
-    Forget,
-    Hello,
-    NotAttached,
-    OpenWorkerGroup,
-    Stop,
-    Welcomed,
-    WorkerGroupClosed,
-    WorkerGroupOpened,
-    WorkerGroupRefused,
-    WorkerOrder,
-)
-
-DEFAULT_RANKS = 2
-MAX_RANKS = 1000
+from jupyter_distrib.pools.base import Capabilities, Lost, Node, Sink
+from jupyter_distrib.wire.messages import Hello, Welcomed
 
 
 class InlinePool:
     """This process."""
 
     kind = "inline"
-    meaningless: ClassVar = {
-        "hang_timeout_s": "its ranks run one after another, so none waits for another",
-        "check": "its ranks run one after another, so there are no collectives",
-        "wait_s": "its ranks are never busy with something else",
-    }
+    capabilities: ClassVar = Capabilities(
+        remote=False,
+        nameable=False,
+        echoes_output=True,
+        runs_in_send=True,
+        ignored_options={
+            "hang_timeout_s": "its ranks run one after another, so none waits for another",
+            "check": "its ranks run one after another, so there are no collectives",
+            "wait_s": "its ranks are never busy with something else",
+        },
+    )
 
-    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> InlineNode:
+    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
+        from jupyter_distrib.pools.inline.node import InlineNode  # what runs cells is not needed to know of the pool
+
         node = InlineNode(hello, sink)
         sink(
             Welcomed(
@@ -66,143 +45,3 @@ class InlinePool:
             (),
         )
         return node
-
-
-class InlineNode:
-    """Executes cells in the thread that calls `send`, which returns when the run has ended."""
-
-    def __init__(self, hello: Hello, sink: Sink) -> None:
-        self._hello, self._sink = hello, sink
-        self._groups: dict[str, InlineWorkerGroup] = {}
-        self._busy = threading.Lock()
-        self._run: InlineRun | None = None
-        self._started_s = time.monotonic()
-
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """See `Node.send`; an `Execute` blocks.
-
-        Raises:
-            PoolError: This pool cannot do what the cell asks for; nothing was executed, and the run has ended.
-        """
-        match command:
-            case OpenWorkerGroup():
-                self._sink(self._open(command), ())
-            case Execute():
-                self._execute(command, fds)
-            case Stop():
-                if (run := self._run) is not None and run.command.run == command.run:
-                    run.stop()
-            case Forget():
-                self._forget(command)
-            case CloseWorkerGroup():
-                if (run := self._run) is not None and run.command.group == command.group:
-                    run.stop()
-                if self._groups.pop(command.group, None) is not None:
-                    self._sink(WorkerGroupClosed(group=command.group), ())
-            case Ask():
-                self._sink(Answered(question=command.question, answer=self._answer()), ())
-            case Attach():
-                self._sink(NotAttached(run=command.run, reason="the inline pool has no detached runs."), ())
-
-    def close(self) -> None:
-        self._groups.clear()
-
-    def _open(self, command: OpenWorkerGroup) -> WorkerGroupOpened | WorkerGroupRefused:
-        size = command.size or DEFAULT_RANKS
-        if command.load_env:
-            names = ", ".join(command.load_env)
-            reason = f"{names}: read when a program loads, too late for this process. Use --pool local."
-            return WorkerGroupRefused(group=command.group, reason=reason)
-        if command.gpu_type:
-            reason = f"--gpu-type {command.gpu_type}, but the inline pool has no GPU; use another pool."
-            return WorkerGroupRefused(group=command.group, reason=reason)
-        if not 0 < size <= MAX_RANKS:
-            return WorkerGroupRefused(
-                group=command.group, reason=f"the inline pool has 1 to {MAX_RANKS} ranks, not {size}."
-            )
-        group = InlineWorkerGroup(orders={order.rank: order for order in _orders(command, size)})
-        self._groups[command.group] = group
-        return WorkerGroupOpened(group=command.group, workers=group.infos(), gpus=False)
-
-    def _execute(self, command: Execute, fds: Sequence[int]) -> None:
-        try:
-            group = self._groups.get(command.group)
-            if group is None:
-                return self._tell_no_group(command)
-            run = InlineRun(command, group, self._sink, fds)
-            if reason := self._cannot(command):
-                run.end()
-                raise PoolError(reason)
-            if not self._busy.acquire(blocking=False):
-                run.end()
-                raise PoolError("the inline pool runs one cell at a time, and one is still running.")
-            try:
-                self._run = run
-                run.execute()
-            finally:
-                self._run = None
-                self._busy.release()
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _cannot(self, command: Execute) -> str:
-        strategy = command.setting.strategy
-        if strategy != "none":
-            return (
-                f"--strategy {strategy} needs ranks that run at the same time, and the inline pool runs one after "
-                "another: use --pool local, or --strategy none."
-            )
-        if command.detached:
-            return (
-                "the inline pool runs a cell in the notebook's own thread, so it cannot go on without it: "
-                "leave out --detach, or use --pool local."
-            )
-        return ""
-
-    def _tell_no_group(self, command: Execute) -> None:
-        now = time.monotonic()
-        for rank in command.ranks:
-            self._sink(Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now), ())
-        self._sink(Ended(run=command.run, at_s=now), ())
-
-    def _forget(self, command: Forget) -> None:
-        if (group := self._groups.get(command.group)) is not None:
-            for kept in group.kept.values():
-                for key in command.keys:
-                    kept.pop(key, None)
-
-    def _answer(self) -> dict[str, object]:
-        run = self._run.command if self._run else None
-        return {
-            "pid": os.getpid(),
-            "up_s": time.monotonic() - self._started_s,
-            "state": "no forkserver needed",
-            "groups": tuple(
-                {
-                    "group": name,
-                    "holder": self._hello.label,
-                    "session": self._hello.session,
-                    "workers": group.infos(),
-                    "run": run.run if run and run.group == name else "",
-                    "label": run.label if run and run.group == name else "",
-                    "kept": {key: 0.0 for kept in group.kept.values() for key in kept},
-                }
-                for name, group in self._groups.items()
-            ),
-            "detached": (),
-            "gpus": (),
-        }
-
-
-def _orders(command: OpenWorkerGroup, size: int) -> Iterator[WorkerOrder]:
-    for local_rank in range(size):
-        yield WorkerOrder(
-            group=command.group,
-            worker=f"{command.group}.{local_rank}",
-            agent_pid=os.getpid(),
-            rank=command.first_rank + local_rank,
-            world_size=command.world_size or size,
-            local_rank=local_rank,
-            local_world_size=size,
-        )

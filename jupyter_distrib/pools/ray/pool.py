@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.base import Lost, Sink
+from jupyter_distrib.options import Option, at_least_zero, count, json_object, seconds
+from jupyter_distrib.pools.base import PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.local import Home, LocalNode, fingerprint
-from jupyter_distrib.pools.ray.cluster import resolve
 from jupyter_distrib.wire.link import Link, peer_uid
 from jupyter_distrib.wire.messages import Hello
 
@@ -17,10 +18,45 @@ INSTALL = 'pip install "jupyter_distrib[ray]"'
 
 
 class RayPool:
-    """A Ray cluster; the options are those of `strategies.POOLS`."""
+    """A Ray cluster."""
 
     kind = "ray"
-    early = True
+    options: ClassVar = (
+        Option(
+            flag="--address",
+            metavar="WHERE",
+            meaning="the cluster: auto, HOST:PORT or ray://HOST:10001",
+            default="auto: the one that runs here",
+        ),
+        Option(
+            flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as can be"
+        ),
+        Option(
+            flag="--cpus-per-rank",
+            metavar="N",
+            meaning="CPUs that each rank takes, and threads that it uses then",
+            read=at_least_zero,
+            default="1",
+        ),
+        Option(flag="--insecure", meaning="use a cluster that asks for no token", default="refuse it"),
+        Option(
+            flag="--idle",
+            metavar="S",
+            meaning="give idle ranks that keep nothing back after S seconds",
+            read=seconds,
+            default="600",
+        ),
+        Option(
+            flag="--copy-files",
+            meaning="give the nodes copies of the notebook's files",
+            default="where they do not share its folder",
+        ),
+        Option(
+            flag="--runtime-env", metavar="JSON", meaning="Ray's runtime environment for the ranks", read=json_object
+        ),
+        PYTHON,
+    )
+    capabilities: ClassVar = Capabilities(streams_content=True)
 
     def __init__(self, **options: str) -> None:
         self._options = options
@@ -28,6 +64,8 @@ class RayPool:
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if importlib.util.find_spec("ray") is None:
             raise PoolError(f"the ray pool needs Ray, which is not installed here: {INSTALL}.")
+        from jupyter_distrib.pools.ray.cluster import resolve
+
         address = resolve(self._options.get("address", "auto")).shown  # a coordinator is of one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
         home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", told=options)

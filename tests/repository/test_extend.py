@@ -1,0 +1,103 @@
+"""`jupyter_distrib.extend` is all that other packages need: the examples of the docs import nothing else, and they run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib import extend
+from tests.notebook import ROOT, Notebook
+
+PAGES = ("writing-a-pool.md", "strategies.md")
+FOR_AUTHORS = {"jupyter_distrib.extend", "jupyter_distrib.testing"}
+
+
+def code_of(page: str) -> list[str]:
+    """The Python of a page, without cells."""
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
+    return [code for code in found if not code.startswith("%")]
+
+
+def test_all_of_it_is_named() -> None:
+    found = {name for name, value in vars(extend).items() if not name.startswith("_") and name != "annotations"}
+    assert found == set(extend.__all__)
+    assert list(extend.__all__) == sorted(extend.__all__)
+
+
+def test_it_loads_neither_torch_nor_ipython() -> None:
+    code = "import sys, jupyter_distrib.extend; print(*({'torch', 'ray', 'IPython'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_import_nothing_else_of_this_package(page: str) -> None:
+    imported = set()
+    for code in code_of(page):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom):
+                names = (
+                    [node.module]
+                    if node.module != "jupyter_distrib"
+                    else [f"{node.module}.{each.name}" for each in node.names]
+                )
+                imported |= {name for name in names if name and name.startswith("jupyter_distrib")}
+            elif isinstance(node, ast.Import):
+                imported |= {each.name for each in node.names if each.name.startswith("jupyter_distrib.")}
+    assert "jupyter_distrib.extend" in imported
+    assert imported <= FOR_AUTHORS
+
+
+def bring(folder: Path, entry_points: str, **modules: str) -> dict[str, str]:
+    """An installed package with these modules and entry points; returns the environment that has it."""
+    for name, code in modules.items():
+        (folder / f"{name}.py").write_text(code)
+    info = folder / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+
+
+def test_the_strategy_of_the_docs_trains_in_a_cell(tmp_path: Path) -> None:
+    (code,) = (block for block in code_of("strategies.md") if "class Averaged" in block)
+    env = bring(tmp_path, "[jupyter_distrib.strategies]\naveraged = theirs:Averaged\n", theirs=code)
+    with Notebook(tmp_path, env=env) as book:
+        book.ok("%load_ext jupyter_distrib\nimport torch, jupyter_distrib\nmodel = torch.nn.Linear(1, 1, bias=False)")
+        outcome = book.ok(
+            "%%distributed --ranks 2 --strategy averaged --buffers --keep model\n"
+            "with torch.no_grad(): model.weight.fill_(1.0 + 2 * rank)\njupyter_distrib.prepare(model);"
+        )
+        assert "models are averaged at the end" in outcome.view
+        assert book.ok("%%distributed --strategy averaged\nmodel.weight.item()").result == "ranks 0-1: 2.0"
+        assert "--buffers" in book.ok("%%distributed?").page
+
+
+def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
+    """Options, help, settings files, the status and the sidebar know it, though nothing here names it."""
+    (code,) = (block for block in code_of("writing-a-pool.md") if "class WrappedPool" in block)
+    (tmp_path / "jupyter_distrib.toml").write_text(
+        'pool = "gentle"\n[pools.gentle]\nkind = "wrapped"\nthrough = "nice -n 1"\n'
+    )
+    env = bring(tmp_path, "[jupyter_distrib.pools]\nwrapped = theirs:WrappedPool\n", theirs=code)
+    with Notebook(tmp_path, env=env) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os")
+        assert book.ok("%%distributed --ranks 2\nos.nice(0)").result == "ranks 0-1: 1"
+        assert (
+            book.ok("%%distributed --ranks 2 --pool wrapped --through 'nice -n 2'\nos.nice(0)").result == "ranks 0-1: 2"
+        )
+        assert "--through COMMAND" in book.ok("%%distributed?").page
+        assert "did you mean --through" in book.fails("%%distributed --pool wrapped --throgh x\n1").traceback
+        row = next(line for line in book.ok("%distributed_pool").result.splitlines() if line.startswith("gentle"))
+        assert "wrapped" in row
+        overview = book.ok(
+            "from jupyter_distrib.kernel.sidebar import bridge\n"
+            "[(p['name'], p['kind']) for p in bridge.handle({'op': 'overview'})['overview']['pools']]"
+        ).result
+        assert "('gentle', 'wrapped')" in overview
