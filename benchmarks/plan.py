@@ -14,7 +14,7 @@ _READY = """\
 import time
 import jupyter_distrib.kernel.session.session
 _connection = jupyter_distrib.kernel.session.session.current().connect("local")
-while _connection.ask()["forkserver"] != "ready":
+while _connection.ask()["state"] != "forkserver ready":
     time.sleep(0.1)
 """
 
