@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parent / "README.md"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +109,10 @@ def peer_table(peers: Sequence[dict[str, str]]) -> str:
     return markdown([[name, *(peer.get(name, "") for peer in peers)] for name in names])
 
 
-def write_readme(body: str) -> None:
+def write_page(body: str) -> None:
     """Put the figures between their markers."""
-    before, start, rest = README.read_text("utf-8").partition("<!-- figures -->\n")
+    before, start, rest = PAGE.read_text("utf-8").partition("<!-- figures -->\n")
     _, end, after = rest.partition("<!-- /figures -->")
     if not start or not end:
-        raise SystemExit(f"{README} has no figures markers")
-    README.write_text(f"{before}{start}{body}\n{end}{after}", "utf-8")
+        raise SystemExit(f"{PAGE} has no figures markers")
+    PAGE.write_text(f"{before}{start}{body}\n{end}{after}", "utf-8")

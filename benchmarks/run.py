@@ -1,6 +1,6 @@
-"""Measure everything that the README claims, print a table, and keep it in `results/`.
+"""Measure everything that README and docs claim, print a table, and keep it in `results/`.
 
-python benchmarks/run.py [--quick] [--only ROW ...] [--peers | --no-peers] [--package FOLDER] [--write-readme]
+python benchmarks/run.py [--quick] [--only ROW ...] [--peers | --no-peers] [--package FOLDER] [--write-page]
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def main() -> None:
     body = report.text(about, figures, side_by_side)
     print(f"\n{body}")
     print(f"\n{report.save(options.results, about, figures, side_by_side)}")
-    if options.write_readme:
-        report.write_readme(body)
+    if options.write_page:
+        report.write_page(body)
     if broken:
         sys.exit(f"broken: {', '.join(broken)}")
 
@@ -101,7 +101,7 @@ def _options() -> argparse.Namespace:
     add("--only-peers", nargs="+", choices=list(peers.PEERS), metavar="PEER", help=f"of {', '.join(peers.PEERS)}")
     add("--package", type=Path, default=Plan().package, help="measure the jupyter_distrib in this folder")
     add("--results", type=Path, default=report.HERE / "results", help="folder for what was measured")
-    add("--write-readme", action="store_true", help="put the tables into README.md")
+    add("--write-page", action="store_true", help="put the tables into docs/benchmarks.md")
     options = parser.parse_args()
     if options.peers is None:
         options.peers = not options.quick and options.only is None

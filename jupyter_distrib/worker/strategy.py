@@ -50,7 +50,7 @@ class Strategy:
     """How the ranks of one run work together; one instance in each rank for each run."""
 
     options: ClassVar[tuple[Option, ...]] = ()
-    """Its own options: they are part of the help, of completion and of the README's table."""
+    """Its own options: they are part of the help, of completion and of the table in docs/options.md."""
     shards: ClassVar[bool] = False
     """Whether values of its cells may be sharded over the ranks."""
     summary: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""The README is true: its options are those that exist, its code runs, and what it prints is what it says."""
+"""README and docs are true: the options are those that exist, the code runs, and what it prints is what they say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import markdown_table
 from tests.notebook import ROOT, Notebook
 
-README = ROOT / "README.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 _BLOCK = re.compile(r"```python\n(?P<code>.*?)\n```(?:\n+<!-- output -->\n```text\n(?P<output>.*?)\n```)?", re.DOTALL)
 
 
@@ -24,7 +24,13 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    return [Block(found["code"], found["output"] or "") for found in _BLOCK.finditer(README.read_text("utf-8"))]
+    """The cells that a reader can run, in the order in which they would."""
+    pages = (README, DOCS / "python-api.md")
+    return [
+        Block(found["code"], found["output"] or "")
+        for page in pages
+        for found in _BLOCK.finditer(page.read_text("utf-8"))
+    ]
 
 
 def comparable(output: str) -> list[str]:
@@ -39,8 +45,14 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         yield notebook
 
 
-def test_the_table_of_options_is_the_one_made_from_the_options() -> None:
+def test_the_readme_is_short() -> None:
     text = README.read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(text.split()) <= 900
+
+
+def test_the_table_of_options_is_the_one_made_from_the_options() -> None:
+    text = (DOCS / "options.md").read_text("utf-8")
     table = text.partition("<!-- options -->\n")[2].partition("<!-- /options -->")[0]
 
     assert table.strip() == markdown_table(strategies=STRATEGIES, pools=POOLS)
@@ -56,21 +68,21 @@ def test_every_python_block_runs_one_after_another_and_prints_what_it_says(book:
     assert any(block.output for block in found)
 
 
-def test_every_line_magic_and_error_that_the_readme_names_exists() -> None:
+def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
     from jupyter_distrib import errors
     from jupyter_distrib.kernel.notebook.magic import DistributedMagics
 
-    text = README.read_text("utf-8")
+    text = "\n".join(page.read_text("utf-8") for page in (README, *DOCS.glob("*.md")))
     for magic in re.findall(r"`%(distributed_\w+)", text):
         assert magic in DistributedMagics.magics["line"]
     for row in re.findall(r"^\| `(\w+(?:Error|Lost|Timeout))` \|", text, re.MULTILINE):
         assert hasattr(errors, row), row
 
 
-def test_every_public_error_is_in_the_readme() -> None:
+def test_every_public_error_is_in_the_docs() -> None:
     from jupyter_distrib import errors
 
-    text = README.read_text("utf-8")
+    text = (DOCS / "errors.md").read_text("utf-8")
     for name, value in vars(errors).items():
         if (
             isinstance(value, type)

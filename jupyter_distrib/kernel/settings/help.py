@@ -1,4 +1,4 @@
-"""Help, tab completion and the README's table of the options that `kernel/settings/cell_options.py` and others declare.
+"""Help, tab completion and the docs' table of the options that `kernel/settings/cell_options.py` and others declare.
 No state."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def help_text(*, strategies: Declared, pools: Declared) -> str:
 
 
 def markdown_table(*, strategies: Declared, pools: Declared) -> str:
-    """For the README."""
+    """Return the table of docs/options.md."""
     lines = ["| option | keyword | meaning | default |", "|---|---|---|---|"]
     for title, options in [("", base(strategies, pools)), *_sections(strategies, pools)]:
         for option in options:
