@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
@@ -24,9 +25,11 @@ class Reporter:
 
     def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
-        self._lock = threading.RLock()
-        """A finalizer that reports may be called in the midst of a report."""
-        self._waiting: list[Measured] = []
+        self._lock, self._sending = threading.RLock(), threading.RLock()
+        """Held to note a report, and to send reports in their order. A finalizer may report in the midst of either."""
+        self._is_sending = False
+        """The thread that has `_sending` is in the midst of it."""
+        self._waiting: deque[Measured] = deque()
         self._positions: dict[str, tuple[int, int | None, float]] = {}
         """By label: step, total, and when."""
         self._sent_at_s = float("-inf")
@@ -35,11 +38,10 @@ class Reporter:
 
     def measured(self, values: dict[str, float], step: int | None) -> None:
         with self._lock:
-            self._steps = self._steps if step is None else step
-            self._waiting.append(
-                Measured(run=self._run, rank=self._rank, step=self._steps, values=values, at_s=time.monotonic())
-            )
-            self._steps += 1
+            number = self._steps if step is None else step
+            self._steps = number + 1
+            event = Measured(run=self._run, rank=self._rank, step=number, values=values, at_s=time.monotonic())
+            self._waiting.append(event)
         self._soon()
 
     def progressed(self, label: str, step: int, total: int | None) -> None:
@@ -48,14 +50,23 @@ class Reporter:
         self._soon()
 
     def flush(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-            positions, self._positions = self._positions, {}
-            self._sent_at_s, self._timer = time.monotonic(), None
-        for event in waiting:
-            self._send(event)
-        for label, (step, total, at_s) in positions.items():
-            self._send(Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
+        """Send what is waiting, after what another thread is sending already."""
+        with self._sending:
+            if self._is_sending:
+                return  # a finalizer reports: what it adds is sent below
+            self._is_sending = True
+            try:
+                self._sent_at_s, self._timer = time.monotonic(), None
+                while self._waiting:
+                    self._send(self._waiting.popleft())
+                with self._lock:
+                    positions, self._positions = self._positions, {}
+                for label, (step, total, at_s) in positions.items():
+                    self._send(
+                        Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s)
+                    )
+            finally:
+                self._is_sending = False
 
     def close(self) -> None:
         """Send what is left; called before the rank says that it has returned."""
