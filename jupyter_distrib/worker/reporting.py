@@ -26,7 +26,7 @@ class Reporter:
     def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        """Held to note a report, and to send reports in their order. A finalizer may report in the midst of either."""
+        """Held to count, and to send reports in their order. A finalizer may report in the midst of either."""
         self._is_sending = False
         """The thread that has `_sending` is in the midst of it."""
         self._waiting: deque[Measured] = deque()
@@ -40,33 +40,19 @@ class Reporter:
         with self._lock:
             number = self._steps if step is None else step
             self._steps = number + 1
-            event = Measured(run=self._run, rank=self._rank, step=number, values=values, at_s=time.monotonic())
-            self._waiting.append(event)
+        self._waiting.append(
+            Measured(run=self._run, rank=self._rank, step=number, values=values, at_s=time.monotonic())
+        )
         self._soon()
 
     def progressed(self, label: str, step: int, total: int | None) -> None:
-        with self._lock:
-            self._positions[label] = step, total, time.monotonic()
+        self._positions[label] = step, total, time.monotonic()
         self._soon()
 
     def flush(self) -> None:
         """Send what is waiting, after what another thread is sending already."""
         with self._sending:
-            if self._is_sending:
-                return  # a finalizer reports: what it adds is sent below
-            self._is_sending = True
-            try:
-                self._sent_at_s, self._timer = time.monotonic(), None
-                while self._waiting:
-                    self._send(self._waiting.popleft())
-                with self._lock:
-                    positions, self._positions = self._positions, {}
-                for label, (step, total, at_s) in positions.items():
-                    self._send(
-                        Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s)
-                    )
-            finally:
-                self._is_sending = False
+            self._send_all()
 
     def close(self) -> None:
         """Send what is left; called before the rank says that it has returned."""
@@ -74,13 +60,32 @@ class Reporter:
             self._timer.cancel()
         self.flush()
 
+    def _send_all(self) -> None:
+        """With `_sending`."""
+        if self._is_sending:
+            return  # a finalizer reports in the midst of it: what it adds is sent below
+        self._is_sending = True
+        try:
+            self._sent_at_s, self._timer = time.monotonic(), None
+            while self._waiting:
+                self._send(self._waiting.popleft())
+            for label in list(self._positions):
+                step, total, at_s = self._positions.pop(label)
+                self._send(Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
+        finally:
+            self._is_sending = False
+
     def _soon(self) -> None:
+        """Never waits for another thread: a finalizer may be called at any time."""
         if self._timer is not None:
             return
         wait_s = self._sent_at_s + SEND_EVERY_S - time.monotonic()
-        if wait_s <= 0:
-            return self.flush()
-        self._timer = threading.Timer(wait_s, self.flush)
+        if wait_s <= 0 and self._sending.acquire(blocking=False):
+            try:
+                return self._send_all()
+            finally:
+                self._sending.release()
+        self._timer = threading.Timer(max(0.0, wait_s), self.flush)
         self._timer.daemon = True
         self._timer.start()
 

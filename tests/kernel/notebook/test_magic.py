@@ -343,12 +343,14 @@ for i in jupyter_distrib.progress(range(10), label='epoch'):
 def test_a_finalizer_reports_in_the_midst_of_a_report(book: Notebook) -> None:
     """Python may call it at any allocation, also while the rank tells something."""
     body = """
-import gc, jupyter_distrib
+import gc, time, jupyter_distrib
+done = []
 class Meter:
     def __init__(self):
         self.me = self
     def __del__(self):
         jupyter_distrib.report(last=i)
+        done.append(i)
 gc.collect()
 gc.freeze()
 for i in range(2000):
@@ -359,7 +361,9 @@ for i in range(2000):
     gc.enable()
     jupyter_distrib.report(loss=i)
     gc.disable()
-gc.collect()
+while len(done) < 2000:  # another thread may be at it, and waits for its turn
+    gc.collect()
+    time.sleep(0.001)
 gc.set_threshold(700)
 gc.enable()
 gc.unfreeze()
