@@ -122,11 +122,11 @@ def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
     program = """
     import sys
     from jupyter_distrib.pools.local import LocalPool
-    from jupyter_distrib.testing import Client
+    from jupyter_distrib.testing import PoolClient
     print("ready", flush=True); sys.stdin.readline()
-    client = Client(LocalPool())
-    client.send(__import__("jupyter_distrib.wire.messages").events.Ask(question=1))
-    from jupyter_distrib.wire.messages import Answered
+    client = PoolClient(LocalPool())
+    from jupyter_distrib.wire.messages import Answered, Ask
+    client.send(Ask(question=1))
     print(client.wait(Answered).answer["pid"])
     client.close()
     """
@@ -195,8 +195,8 @@ def test_a_killed_kernel_takes_its_ranks_along(folder: Path, tmp_path: Path) -> 
     program = """
     import os, time, warnings
     from jupyter_distrib.pools.local import LocalPool
-    from jupyter_distrib.testing import Client
-    client = Client(LocalPool())
+    from jupyter_distrib.testing import PoolClient
+    client = PoolClient(LocalPool())
     group = client.group(2)
     warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside threads
     child = os.fork()
@@ -221,8 +221,8 @@ def test_the_next_agent_ends_what_one_that_was_killed_with_its_kernel_has_left(f
     program = """
     import time
     from jupyter_distrib.pools.local import LocalPool
-    from jupyter_distrib.testing import Client
-    client = Client(LocalPool())
+    from jupyter_distrib.testing import PoolClient
+    client = PoolClient(LocalPool())
     source = "import os, subprocess, time\\nforked = os.fork()\\nif not forked:\\n    os.setsid()\\n    time.sleep(600)\\n"
     source += "subprocess.Popen(['setsid', 'sleep', '600']).pid, forked"
     print(*client.run(client.group(1), source).values[0], flush=True)
@@ -350,9 +350,9 @@ def test_no_preloaded_forkserver_is_made_for_ranks_that_are_not_exchanged(folder
 
     client, other = PoolClient(LocalPool()), PoolClient(LocalPool())
     client.group(1)
-    assert forkserver(client) == "ready (still importing)"
+    assert forkserver(client) == "forkserver ready (still importing)"
     other.group(1, world_size=2)
-    assert forkserver(other) == "ready"
+    assert forkserver(other) == "forkserver ready"
     other.close()
     client.close()
 
@@ -595,8 +595,8 @@ def test_a_rank_that_the_system_kills_for_memory_is_told_with_the_limit(folder: 
     {IN_GROUP.replace(chr(10), chr(10) + "    ")}
     from jupyter_distrib.wire.messages import Exited
     from jupyter_distrib.pools.local import LocalPool
-    from jupyter_distrib.testing import Client
-    client = Client(LocalPool())
+    from jupyter_distrib.testing import PoolClient
+    client = PoolClient(LocalPool())
     (exited,) = client.run(client.group(1), {HOG!r}).of(Exited)
     print(exited.exit_code, exited.out_of_memory, exited.memory_limit_bytes)
     client.close()

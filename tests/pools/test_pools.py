@@ -112,9 +112,9 @@ def test_somebody_can_be_asked(
 
 def test_the_debugger_works() -> None:
     program = """
-from jupyter_distrib.testing import Client
+from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.pools.inline.pool import InlinePool
-client = Client(InlinePool())
+client = PoolClient(InlinePool())
 print(client.run(client.group(1), "secret = 21\\nbreakpoint()\\nsecret").values)
 """
     done = subprocess.run(
@@ -192,8 +192,8 @@ def test_one_cell_at_a_time(client: PoolClient) -> None:
 
 def test_it_needs_no_torch() -> None:
     program = (
-        "import sys\nfrom jupyter_distrib.testing import Client\nfrom jupyter_distrib.pools.inline.pool import InlinePool\n"
-        "c = Client(InlinePool())\nprint(c.run(c.group(2), '(rank, device)').values, 'torch' in sys.modules)"
+        "import sys\nfrom jupyter_distrib.testing import PoolClient\nfrom jupyter_distrib.pools.inline.pool import InlinePool\n"
+        "c = PoolClient(InlinePool())\nprint(c.run(c.group(2), '(rank, device)').values, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "{0: (0, 'cpu'), 1: (1, 'cpu')} False\n"

@@ -275,7 +275,7 @@ def test_restarted_ranks_are_on_the_same_type_of_gpu(book: Notebook) -> None:
         pytest.skip("this machine has GPUs")
     book.ok("%%distributed --ranks 2\nrank")
     book.ok(
-        "from jupyter_distrib.kernel.session import session\ncrew = session.current().groups()[-1]\ncrew.gpus, group.gpu_type = True, 'A10'"
+        "from jupyter_distrib.kernel.session import session\ngroup = session.current().groups()[-1]\ngroup.gpus, group.gpu_type = True, 'A10'"
     )
     assert "--gpu-type A10, but" in refused(book, op="restart")
 
