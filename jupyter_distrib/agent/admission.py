@@ -1,4 +1,4 @@
-"""Worker groups that wait for GPUs, since their notebooks have agreed to (`--wait`)."""
+"""The queue of worker groups that wait for GPUs, since their notebooks have agreed to (`--wait`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupQueued
 
 LOOK_AGAIN_S = 1.0
-"""For GPUs that another agent holds, of whose end nothing tells."""
+"""Seconds between attempts: nothing reports when another agent frees a GPU."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -23,7 +23,7 @@ class _Waiting:
 
 
 class WaitingGroups:
-    """Those of one agent.
+    """The waiting worker groups of one agent.
 
     Args:
         reopen: Tries again: it opens the worker group, refuses it, or has it wait on.
@@ -39,15 +39,15 @@ class WaitingGroups:
         self._loop, self._reopen, self._tell = loop, reopen, tell
         self._waiting: list[_Waiting] = []
         self._told: dict[str, str] = {}
-        """By worker group, what it was last told to wait for."""
+        """The reason that each worker group was last given, by its name."""
         self._timer: Timer | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, client: Client[Any], command: OpenWorkerGroup, reason: str) -> None:
-        """Try again whenever a GPU may have become free, until the time of the command is over. Without a reason there
-        is nothing to be told."""
+        """Queue a command to try again whenever a GPU may have become free, until its time is over. An empty reason is
+        not sent."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
         if reason and reason != self._told.get(command.group):
             self._told[command.group] = reason
@@ -58,7 +58,7 @@ class WaitingGroups:
         self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
 
     def over(self, group: str) -> None:
-        """It waits no more."""
+        """Remove a worker group from the queue."""
         self._told.pop(group, None)
         self._waiting = [each for each in self._waiting if each.command.group != group]
 
@@ -67,7 +67,7 @@ class WaitingGroups:
             self.over(each.command.group)
 
     def some_are_free(self) -> None:
-        """A GPU was given back."""
+        """Try again soon, because a GPU was given back."""
         if self._waiting:
             self._loop.soon(self.look_again)
 

@@ -1,4 +1,4 @@
-"""Which GPUs this node has and who holds them. Runs in the agent's loop; never creates a CUDA context.
+"""The GPUs of this node and who holds them. Runs in the agent's loop; never creates a CUDA context.
 
 A lease is a lock on a file, held as long as the agent lives, so that agents of different environments never hand out
 the same GPU, and a killed agent gives its leases back.
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """The node's NVIDIA GPUs; empty without a driver."""
+    """Return the node's NVIDIA GPUs; empty without a driver."""
     try:
         import pynvml  # only the agent asks, and a machine without a GPU need not have it
     except ImportError:
@@ -61,8 +61,8 @@ def _text(value: str | bytes) -> str:
 
 
 def visible(found: list[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES lets through, each once: indices or UUIDs (also shortened); CUDA stops at the
-    first unknown one."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lets through, each once: indices or UUIDs (also shortened); CUDA stops
+    at the first unknown one."""
     if chosen is None:
         return found
     out: list[Gpu] = []
@@ -76,12 +76,13 @@ def visible(found: list[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
 
 
 def of_type(found: list[Gpu], wanted: str) -> list[Gpu]:
-    """Those whose name has every word of `wanted`, in any case: `A10` is in `NVIDIA A10`, not in `NVIDIA A100-SXM4`."""
+    """Return the GPUs whose name has every word of `wanted`, in any case: `A10` is in `NVIDIA A10`, not in `NVIDIA
+    A100-SXM4`."""
     return [gpu for gpu in found if set(_words(wanted)) <= set(_words(gpu.name))]
 
 
 def types(found: list[Gpu]) -> str:
-    """What there is, for a sentence: `2 NVIDIA A10, 1 NVIDIA L4`; empty if nothing is."""
+    """Return the kinds of GPU for a sentence: `2 NVIDIA A10, 1 NVIDIA L4`; empty without GPUs."""
     names = [gpu.name for gpu in found]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
 
@@ -98,7 +99,7 @@ class Leases:
         self._held: dict[str, int] = {}
 
     def take(self, gpu: Gpu, holder: str) -> str:
-        """Lease a GPU; returns an empty string, or who has it."""
+        """Lease a GPU. Return an empty string, or its holder if it is taken."""
         if gpu.uuid in self._held:
             return self.holder(gpu)
         fd = os.open(self._path(gpu), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -119,7 +120,7 @@ class Leases:
             os.close(fd)
 
     def holder(self, gpu: Gpu) -> str:
-        """Who holds it, since when, as far as the file tells; empty if nobody does."""
+        """Return who holds a GPU and since when, as far as its file tells; empty if nobody does."""
         if gpu.uuid not in self._held and not self._is_locked(gpu):
             return ""  # a killed agent leaves its name there
         try:

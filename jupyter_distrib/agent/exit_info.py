@@ -1,4 +1,4 @@
-"""Why a rank's process ended, from what the system and its last words tell. Runs in the agent."""
+"""The reason why a rank's process ended, from what the system and the rank's last output tell. Runs in the agent."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from jupyter_distrib.wire.messages import Frame
 
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _REPORT = "Fatal Python error: "
-"""How faulthandler begins."""
+"""First words of a report by faulthandler."""
 LAST_LINES = 20
 
 
 def exit_code(wait_status: int) -> int:
-    """The exit status, or minus the number of the signal."""
+    """Return the exit status, or minus the number of the signal."""
     return os.waitstatus_to_exitcode(wait_status)
 
 
 def is_crash(code: int) -> bool:
-    """A fatal signal that the process caused itself, so that a crash report was written."""
+    """Return whether a process caused its fatal signal itself, so that a crash report was written."""
     return -code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 def last_lines(tail: bytes) -> tuple[str, ...]:
-    """The end of what it wrote itself: the crash report is read by `crash_frames`."""
+    """Return the end of a rank's own output, without the crash report, which `crash_frames` reads."""
     text, report, _ = tail.decode("utf-8", "replace").partition(_REPORT)
     if report:
         text = text.rstrip("\n")
@@ -34,12 +34,12 @@ def last_lines(tail: bytes) -> tuple[str, ...]:
 
 
 def crash_frames(tail: bytes) -> tuple[Frame, ...]:
-    """The Python lines of a report by faulthandler, outermost first, without this package's own."""
+    """Return the Python frames of a crash report by faulthandler, outermost first, without this package's own."""
     return frames_in(tail.decode("utf-8", "replace").partition(_REPORT)[2])
 
 
 def frames_in(report: str) -> tuple[Frame, ...]:
-    """The Python lines of what faulthandler wrote, outermost first, without this package's own."""
+    """Return the Python frames in a text by faulthandler, outermost first, without this package's own."""
     matches = [_CRASH_FRAME.match(line) for line in report.splitlines()]
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])

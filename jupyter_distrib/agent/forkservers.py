@@ -17,14 +17,14 @@ from jupyter_distrib.wire.link import Link, encode
 from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
 
 PRELOAD_AFTER_S = 0.2
-"""The first ranks and their first cell have the processor for themselves."""
+"""Seconds in which the first ranks and their first cell have the processor for themselves."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Order:
     orders: tuple[WorkerOrder, ...]
     fds: list[int]
-    """Three for each rank; ours to close once sent."""
+    """Three descriptors for each rank; ours to close once sent."""
     forked: Callable[[tuple[int, ...]], None]
     failed: Callable[[str], None]
 
@@ -35,7 +35,7 @@ class _Order:
 
 
 class Forkservers:
-    """At most two forkservers: the early one, and the preloaded one that replaces it.
+    """At most two forkservers: the base one, and the preloaded one that replaces it.
 
     Args:
         on_fuller: Called when it has.
@@ -51,18 +51,19 @@ class Forkservers:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = launched[2] if launched else new_log()
         self.growing = True
-        """Whether there is to be a preloaded one."""
+        """Whether a preloaded forkserver is wanted."""
         self._preload_timer: Timer | None = None
         self.session = 0
         """Session of the forkservers and of what they have just forked."""
 
         self.preloaded = False
         self._proved = False
-        """A forkserver of this process has been ready, so that torch can be imported: if it dies, another will do."""
+        """Whether a forkserver of this process has been ready, so that torch can be imported: if it dies, another will
+        do."""
 
     @property
     def busy(self) -> bool:
-        """Ranks are being born: children may be ours that we do not know yet."""
+        """Return whether ranks are being forked: children may be ours that we do not know yet."""
         return bool(self._forking)
 
     @property
@@ -85,7 +86,7 @@ class Forkservers:
             self._watch(link)
 
     def stop(self) -> None:
-        """End the forkserver; the next order, or `start`, has another one made."""
+        """End the forkserver; the next order, or `start`, makes another one."""
         for link in [link for link in (self._link, *self._pending) if link is not None]:
             self._drop(link)
         self._link, self._pending = None, []
@@ -98,14 +99,14 @@ class Forkservers:
         forked: Callable[[tuple[int, ...]], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Have ranks forked, now or when the forkserver is ready; one of the two callbacks follows."""
+        """Fork ranks, now or when the forkserver is ready; one of the two callbacks follows."""
         self.start()
         self._waiting.append(_Order(orders=orders, fds=fds, forked=forked, failed=failed))
         self._send()
 
     def ended(self, pid: int) -> None:
-        """Called for every child that ended: the first forkserver's end, before it was ever ready, means that torch
-        cannot be imported."""
+        """Handle the end of any child: if the first forkserver ends before it was ever ready, torch cannot be
+        imported."""
         if self._process is not None and pid == self._process.pid and not self._proved:
             self._fail()
 
@@ -159,7 +160,7 @@ class Forkservers:
             self._on_preloaded()
 
     def _forked(self, link: Link, pids: tuple[int, ...]) -> None:
-        """The oldest order of this forkserver is done; the other forkserver may have newer ones."""
+        """Complete the oldest order of this forkserver; the other forkserver may have newer ones."""
         entry = next(entry for entry in self._forking if entry[0] is link)
         self._forking.remove(entry)
         entry[1].forked(pids)
@@ -203,7 +204,7 @@ class Forkservers:
             self._fail()
 
     def _fail(self) -> None:
-        """No forkserver can be had: tell everybody who waits why, and try anew next time."""
+        """Give up on a forkserver: tell all waiting orders why, and try anew next time."""
         self._forget()
         self._log.seek(0)
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]

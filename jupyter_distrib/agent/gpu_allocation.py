@@ -1,5 +1,5 @@
-"""What a worker group of this agent is given: how many ranks at most, and which GPUs, by leases (`devices.py`) that
-idle worker groups yield if need be. Runs in the agent's loop."""
+"""The limits on what a worker group gets: how many ranks at most, and which GPUs, by leases (`devices.py`) that idle
+worker groups yield if need be. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jupyter_distrib.wire.messages import WorkerGroupClosed
 
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
-"""Both ends of its link and of two pipes while it is being started; half of them later."""
+"""Descriptors of a rank while it starts: both ends of its link and of two pipes; half of them later."""
 
 
 class GpuAllocation:
-    """The GPUs of this node.
+    """The leases of this node's GPUs.
 
     Args:
         directory: Where leases are, of all agents.
@@ -35,7 +35,7 @@ class GpuAllocation:
         self._groups, self._end = groups, end
 
     def take(self, count: int, found: Sequence[Gpu], label: str) -> tuple[list[Gpu], str, bool]:
-        """Lease so many of the GPUs found, also from idle worker groups without kept values.
+        """Lease `count` of the suitable GPUs, also from idle worker groups without kept values.
 
         Args:
             count: How many.
@@ -68,7 +68,7 @@ class GpuAllocation:
             self._leases.give_back(gpu)
 
     def described(self) -> tuple[dict[str, object], ...]:
-        """All GPUs of the node, for the status."""
+        """Return all GPUs of the node, for the status."""
         return tuple(
             {
                 "index": gpu.index,
@@ -105,7 +105,7 @@ def no_such_type(wanted: str, found: list[Gpu]) -> str:
 
 
 def too_many(size: int) -> str:
-    """Why so many ranks cannot be started here; empty if they can."""
+    """Return why this node cannot start so many ranks; empty if it can."""
     if not 0 < size <= MAX_RANKS:
         return f"one machine can have 1 to {MAX_RANKS} ranks, not {size}."
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

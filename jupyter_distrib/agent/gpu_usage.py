@@ -1,4 +1,4 @@
-"""What each GPU of a worker group is used for, read through NVML in a thread of its own.
+"""The usage of each GPU of a worker group, read through NVML in a thread of its own.
 
 A driver may take tens of milliseconds for an answer, or seconds for the first one, and the agent's loop does not wait:
 it takes what the thread read last, and asks for the next reading. Never creates a CUDA context.
@@ -15,22 +15,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """One GPU at one moment."""
+    """The usage of one GPU at one moment."""
 
     by_pid: dict[int, int]
-    """Bytes of each process that the driver tells; it tells none to a container that does not see their pids."""
+    """Bytes by process, as the driver tells; it tells none to a container that does not see the processes' pids."""
     used_bytes: int
     total_bytes: int
     percent: float | None
-    """None where the driver does not measure it."""
+    """How busy the GPU is; None where the driver does not measure it."""
 
     def of(self, pid: int) -> int:
-        """Bytes of one process; of the whole GPU if the driver does not know it by this pid."""
+        """Return the bytes of one process, or of the whole GPU if the driver does not know it by this pid."""
         return self.by_pid.get(pid, self.used_bytes)
 
 
 class GpuReader:
-    """Reads some GPUs whenever it is asked, not faster than the driver answers."""
+    """Reads some GPUs on demand, no faster than the driver answers."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         self._uuids = tuple(uuids)
@@ -40,7 +40,7 @@ class GpuReader:
         threading.Thread(target=self._serve, name="jupyter_distrib-gpus", daemon=True).start()
 
     def latest(self) -> dict[str, GpuUsage]:
-        """By UUID, what was read last; asks for the next reading."""
+        """Return the last reading by UUID, and ask for the next one."""
         if not self._busy.is_set():
             self._busy.set()
             self._asked.put(True)

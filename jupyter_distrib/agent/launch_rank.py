@@ -1,4 +1,4 @@
-"""What a rank is told when it is started, and how one becomes a program of its own. Runs in the agent's loop."""
+"""The order that starts a rank, and the start of a rank as a program of its own. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
 
 
 def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[Gpu]) -> WorkerOrder:
-    """The order of one rank of a worker group.
+    """Return the order that starts one rank of a worker group.
 
     Args:
         command: What the worker group was asked for.
@@ -42,7 +42,7 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
 
 
 def as_program(rank: Rank, load_env: dict[str, str]) -> int:
-    """Start a rank as a program of its own, for variables that are read when a program loads; its process id."""
+    """Start a rank as a program of its own, for variables that are read when a program loads; return its process id."""
     fds, env = rank.theirs, {**os.environ, **load_env}
     process = subprocess.Popen(
         [sys.executable, "-m", "jupyter_distrib.worker.standalone", *map(str, fds)], pass_fds=fds, env=env, cwd="/"

@@ -1,4 +1,4 @@
-"""What the ranks of one run write: complete into log files, in batches to the notebook. Runs in the agent's loop.
+"""The output of the ranks of one run: complete into log files, in batches to the notebook. Runs in the agent's loop.
 
 A pipe is read at most every few milliseconds, so that a rank that prints line by line does not wake the agent for each.
 """
@@ -22,20 +22,20 @@ READ_BYTES = 1 << 20
 READ_EVERY_S = 0.005
 SEND_EVERY_S = 0.05
 SHOWN_BYTES = 32 << 10
-"""Of what one stream wrote between two batches, at most this much goes to the notebook; the log has all."""
+"""Bytes of one stream between two batches that go to the notebook at most; the log has all."""
 LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", str(1 << 30)))
 TAIL_BYTES = 16 << 10
-"""Enough for a crash report: up to 100 frames and the names of all extension modules."""
+"""Bytes that hold a crash report: up to 100 frames and the names of all extension modules."""
 
 
 class Clock(Protocol):
-    """What batches need of a loop."""
+    """The part of a loop that batches need."""
 
     def later(self, delay_s: float, call: Callback) -> Timer: ...
 
 
 class RunOutput:
-    """Logs and batches of one run."""
+    """The logs and batches of one run."""
 
     def __init__(self, run: str, directory: Path, loop: Clock, send: Callable[[Wrote | Noted], None]) -> None:
         self.run, self.directory = run, directory
@@ -47,7 +47,7 @@ class RunOutput:
 
     @property
     def log_directory(self) -> str:
-        """Empty if nobody wrote anything."""
+        """Return the folder of the logs; empty if no rank wrote anything."""
         return str(self.directory) if self._logs else ""
 
     def write(self, rank: int, stream: str, data: bytes, *, show: bool = True) -> None:
@@ -58,7 +58,7 @@ class RunOutput:
                 self._timer = self._loop.later(SEND_EVERY_S, self.flush)
 
     def flush(self) -> None:
-        """Send what has come since the last time."""
+        """Send what has arrived since the last batch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,7 +104,7 @@ class RunOutput:
         return fd
 
     def _give_up(self, rank: int, fd: int, error: OSError) -> None:
-        """The run matters more than its log: say that it is cut off, and go on."""
+        """Stop logging a rank, because the run matters more than its log, and say where the log is cut off."""
         with suppress(OSError):
             os.write(fd, b"\n[log truncated here]\n")
         os.close(fd)
@@ -113,7 +113,7 @@ class RunOutput:
 
 
 class _Batch:
-    """What one stream wrote since the last send, cut to its end if that is too much."""
+    """The output of one stream since the last batch, cut to its end if that is too much."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -168,7 +168,7 @@ class Pipe:
             self._loop.later(READ_EVERY_S, self._watch)
 
     def drain(self, limit: int | None = None) -> None:
-        """Read all that is there, or about `limit` bytes."""
+        """Read all that is available, or about `limit` bytes."""
         while self._fd >= 0 and (limit is None or limit > 0):
             try:
                 data = os.read(self._fd, READ_BYTES)
@@ -188,7 +188,7 @@ class Pipe:
 
 
 def write_late(logs: Path, rank: int, event: Wrote) -> None:
-    """A thread or a process of an earlier run wrote: its log gets it, if it can still be written, and no cell does."""
+    """Log what a thread or process of an earlier run wrote, if its log can still be written; no cell shows it."""
     path = logs / event.run / f"rank{rank}.log"
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def write_late(logs: Path, rank: int, event: Wrote) -> None:
 
 
 def prune(logs: Path, keep: int = 200) -> None:
-    """Logs of the newest runs stay, and those that some agent is writing; older ones go."""
+    """Delete old logs; those of the newest runs stay, and those that some agent is writing."""
     with suppress(OSError):
         for old in sorted(logs.iterdir(), key=_written_at_s)[:-keep]:
             if not _in_use(old):
@@ -211,7 +211,7 @@ def _written_at_s(run: Path) -> float:
 
 
 def _in_use(run: Path) -> bool:
-    """Whether an agent holds one of its logs open: it has a lock on it, see `RunOutput`."""
+    """Return whether an agent holds one of a run's logs open: it has a lock on it, see `RunOutput`."""
     for path in run.glob("rank*.log"):
         try:
             with path.open("rb") as log:

@@ -1,4 +1,4 @@
-"""What a rank and the children it started use of the machine, and whether it is stopped. Runs in the agent.
+"""The machine's resources that a rank and its children use, and whether the rank is stopped. Runs in the agent.
 
 Reads a few small files of /proc for each process, about 0.1 ms for a rank with a dozen threads; elsewhere psutil has to
 do, which ipykernel brings along, and children are left out.
@@ -16,15 +16,15 @@ from jupyter_distrib.system import reap
 
 _PROC = Path("/proc")
 MAX_CHILDREN = 64
-"""A rank with more has a few of them left out, rather than the agent held up."""
+"""Children of a rank that are measured; more are left out rather than hold up the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of one rank at one moment."""
+    """The usage of one rank at one moment."""
 
     rss_bytes: int
-    """Resident memory of the rank, and what each child has beside the files and shared memory it maps."""
+    """Resident memory of the rank, plus each child's memory without the files and shared memory that it maps."""
     cpu_s: float
     """Processor time of the rank and its children since they began."""
     state: str
@@ -36,12 +36,12 @@ class Usage:
 
 
 def read(pid: int) -> Usage | None:
-    """None if the process is gone, or nothing can be known."""
+    """Read the usage of a rank; None if its process is gone, or nothing can be known."""
     return _from_proc(pid) if sys.platform == "linux" else _from_psutil(pid)
 
 
 def catches(pid: int, signal_number: int) -> bool:
-    """Whether the process handles this signal, which would end it otherwise."""
+    """Return whether the process handles this signal, which would end it otherwise."""
     with suppress(OSError, ValueError, IndexError):
         status = (_PROC / str(pid) / "status").read_text()
         return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal_number - 1) & 1)
@@ -64,7 +64,7 @@ def _from_proc(pid: int) -> Usage | None:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State, and ticks of the process and of those children that it has waited for (proc_pid_stat(5))."""
+    """Return the state, and the ticks of the process and of the children that it has waited for (proc_pid_stat(5))."""
     words = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     return words[0].decode(), sum(map(int, words[11:15]))
 

@@ -1,4 +1,4 @@
-"""Watches the ranks of one run, once a second: what they use, whether one is stopped, and who waits for whom.
+"""Watches the ranks of one run, once a second: what they use, whether one is stopped, and which waits for which.
 
     tick --> usage of each rank                       --> Sampled
          --> Probe to each rank, ProbeAnswer from it  --> Stalls --> Stalled, Moved
@@ -30,7 +30,7 @@ DEEP_EVERY = 3
 
 
 class Watch:
-    """Of one run on this node.
+    """The watch over one run on this node.
 
     Args:
         ranks: The ranks that still execute the cell, by number.
@@ -53,19 +53,19 @@ class Watch:
         self._tell = tell
         self._stalls = Stalls(command, tell=tell, stop=stop)
         self._closer = False
-        """A coordinator wants a closer look at the next tick."""
+        """Whether a coordinator wants a closer look at the next tick."""
         self._reader: GpuReader | None = None
         self._used: dict[int, tuple[usage.Usage, float]] = {}
         self._halted: set[int] = set()
         """Ranks that were stopped at two ticks in a row: a profiler stops them for a moment only."""
         self._seen: dict[int, ProbeAnswer] = {}
         self._asked_s: dict[int, float] = {}
-        """When a rank was asked something that it has not answered yet."""
+        """Time at which each rank was asked something that it has not answered yet."""
         self._ticks = 0
         self._timer: Timer = loop.later(FIRST_S, self._tick)
 
     def close(self) -> None:
-        """The run is over."""
+        """Stop watching, because the run is over."""
         self._timer.cancel()
         if self._reader is not None:
             self._reader.close()
@@ -75,7 +75,7 @@ class Watch:
         self._seen[event.rank] = event
 
     def look_closer(self) -> None:
-        """Ranks of other nodes seem to wait for those here."""
+        """Look closer at the next tick, because ranks of other nodes seem to wait for ranks of this one."""
         self._closer = True
 
     def _tick(self) -> None:
@@ -141,7 +141,7 @@ class Watch:
         return "silent" if asked_s is not None and time.monotonic() - asked_s > SILENT_S else "running"
 
     def _ask(self, number: int, rank: Rank, *, deep: bool) -> None:
-        """Ask where it is; not again before it has answered, so that nothing piles up in a rank that cannot."""
+        """Ask a rank where it is; not again before it has answered, so that nothing piles up in a rank that cannot."""
         match self._state(number):
             case "running":
                 if number not in self._asked_s:

@@ -67,7 +67,7 @@ def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
 
 
 def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
-    """Load models, optimizers and whatever has a `load_state_dict()` in place, whoever wrote the checkpoint.
+    """Load models, optimizers and anything with a `load_state_dict()` in place, whoever wrote the checkpoint.
 
     Unpickles what is not a tensor: load only what you trust.
 
@@ -164,7 +164,7 @@ def _metadata(folder: Path) -> Metadata:
 
 
 def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Fill the forkserver's tensors in place, and put the other values where it has None."""
+    """Fill the tensors of `state` in place, and put the other values where it has None."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -175,7 +175,7 @@ def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(error: CheckpointException, what: str) -> BaseException:
-    """One sentence for what happened on some ranks."""
+    """Return one error for what happened on some ranks."""
     rank, (cause, _) = min(error.failures.items())
     if isinstance(cause, KeyboardInterrupt):
         return cause

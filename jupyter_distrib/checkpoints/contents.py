@@ -1,4 +1,4 @@
-"""What goes into a checkpoint and comes out of it, by kind of object.
+"""The contents of a checkpoint by kind of object: how each is written and loaded.
 
     model                 name.<parameter>               each tensor by itself, sharded as it is
     optimizer             name.state.<parameter>.<key>, name.param_groups.<n>.<option>
@@ -29,7 +29,7 @@ from jupyter_distrib.errors import DistributedError
 
 
 def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
-    """What `torch.distributed.checkpoint.save` is given for one of the objects."""
+    """Return what `torch.distributed.checkpoint.save` gets for one of the objects."""
     if isinstance(value, Module):
         return get_model_state_dict(value)
     if isinstance(value, Optimizer):
@@ -50,7 +50,8 @@ def _are_tensors_by_name(value: Any) -> bool:
 
 
 def _pickled(name: str, value: Any) -> Any:
-    """Torch would take dicts and lists apart, make their keys texts and lose empty ones: in a tuple they stay whole."""
+    """Wrap a dict or list in a tuple, where it stays whole: torch would take it apart, make its keys strings and lose
+    empty ones."""
     if any(isinstance(item, DTensor) for item in tree_leaves(value)):
         raise DistributedError(
             f"`{name}` has sharded tensors among other things: give jupyter_distrib.save() the model or optimizer "
@@ -68,7 +69,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
-    """Refuse what the checkpoint does not have, or what cannot be loaded in place."""
+    """Refuse objects that the checkpoint does not have, or that cannot be loaded in place."""
     there = layout.names(metadata)
     for name, value in objects.items():
         if name not in there:
@@ -81,7 +82,7 @@ def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
 
 
 def place(metadata: Metadata, name: str, value: Any) -> Any:
-    """Where the tensors of a model, or of whatever else has a state, will be put: a model's are its own.
+    """Return the tensors to read the state of a model, or of another object with a state, into: a model's are its own.
 
     Raises:
         DistributedError: The checkpoint does not fit the model.
@@ -106,13 +107,13 @@ def place(metadata: Metadata, name: str, value: Any) -> Any:
 
 
 def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, None]:
-    """The small things that nobody has asked for by name: those that are one pickle."""
+    """Return placeholders for the values that nobody has asked for by name and that are one pickle each."""
     found = {name: layout.entries(metadata, name).get(()) for name in layout.names(metadata) if name not in objects}
     return {name: None for name, entry in found.items() if entry is not None and not layout.is_tensor(entry)}
 
 
 def give(value: Any, state: Any) -> None:
-    """Hand an object what was read for it."""
+    """Load into an object what was read for it."""
     if isinstance(value, Module):
         set_model_state_dict(value, state)
     else:

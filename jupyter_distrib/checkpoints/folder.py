@@ -22,7 +22,7 @@ _DATA = "__*.distcp"
 
 
 class Writer(FileSystemWriter):
-    """Writes beside an earlier checkpoint and takes its place."""
+    """A writer that works beside an earlier checkpoint and then takes its place."""
 
     def __init__(self, folder: Path) -> None:
         self._is_new = not folder.exists()
@@ -38,7 +38,7 @@ class Writer(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Called on rank 0: the files of all ranks bear the name of its save."""
+        """Name the files of all ranks after this save. Called on rank 0."""
         return [
             dataclasses.replace(
                 plan, storage_data=dataclasses.replace(plan.storage_data, prefix=self._mark + plan.storage_data.prefix)
@@ -47,7 +47,7 @@ class Writer(FileSystemWriter):
         ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Called on rank 0, when all ranks have written."""
+        """Make the checkpoint valid. Called on rank 0, when all ranks have written."""
         metadata.storage_data = {each.index: each.storage_data for part in results for each in part}
         metadata.storage_meta = self.storage_meta()
         with self._pending.open("wb") as file:
@@ -63,7 +63,7 @@ class Writer(FileSystemWriter):
                 file_path.unlink(missing_ok=True)
 
     def clean_up(self) -> None:
-        """On rank 0, however the save ended: take away what one that failed has written."""
+        """Remove what a failed save has written. Called on rank 0, however the save ended."""
         if self._is_complete or not self.folder.is_dir():
             return
         for file_path in [*self.folder.glob(f"{self._mark}*"), *self.folder.glob(self._pending.name)]:
@@ -85,7 +85,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def refusal_to_write(folder: Path) -> str | None:
-    """Why nothing can be written there, tried out; None if it can."""
+    """Return why the folder cannot be written, after trying; None if it can."""
     if folder.is_file():
         return f"{folder} is a file, and a checkpoint is a folder: choose another name."
     try:
@@ -101,7 +101,7 @@ def refusal_to_write(folder: Path) -> str | None:
 
 
 def refusal_to_read(folder: Path) -> str | None:
-    """Why there is nothing to load; None if there is a checkpoint."""
+    """Return why there is nothing to load; None if there is a checkpoint."""
     if is_checkpoint(folder):
         return None
     if folder.is_file():

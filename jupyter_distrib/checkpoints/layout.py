@@ -1,5 +1,5 @@
-"""What a checkpoint holds, by its `.metadata` alone: where each entry stood in the nested dict that was saved, and
-empty places of the same shape."""
+"""The layout of a checkpoint, by its `.metadata` alone: where each entry stood in the nested dict that was saved, and
+empty tensors of the same shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Entry = Any
 
 
 def entries(metadata: Metadata, *prefix: str) -> dict[Path, Entry]:
-    """All entries below a prefix, by the rest of their path."""
+    """Return all entries below a prefix, by the rest of their path."""
     given: Mapping[str, Path] = metadata.planner_data or {}
     paths = {given.get(key, (key,)): entry for key, entry in metadata.state_dict_metadata.items()}
     return {path[len(prefix) :]: entry for path, entry in paths.items() if path[: len(prefix)] == prefix}
@@ -36,12 +36,12 @@ def size(entry: Entry) -> tuple[int, ...]:
 
 
 def empty(entry: Entry) -> torch.Tensor | None:
-    """A place on the CPU; None stands for what is no tensor."""
+    """Return an empty tensor on the CPU; None for an entry that is no tensor."""
     return torch.empty(entry.size, dtype=entry.properties.dtype) if is_tensor(entry) else None
 
 
 def nested(found: Mapping[Path, Entry]) -> Any:
-    """The dicts and lists as they were saved, with empty places."""
+    """Return the dicts and lists as they were saved, with empty tensors."""
     if () in found:
         return empty(found[()])
     inner: dict[str | int, dict[Path, Entry]] = {}
@@ -57,6 +57,6 @@ def refuse(problem: str) -> NoReturn:
 
 
 def refuse_if_any(problems: Iterable[str]) -> None:
-    """Raise the first of them, with how many there are."""
+    """Raise the first of the problems, with how many there are."""
     if found := list(problems):
         refuse(found[0] + (f", and {len(found) - 1} more do not fit" if len(found) > 1 else ""))

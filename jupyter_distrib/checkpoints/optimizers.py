@@ -21,7 +21,7 @@ from jupyter_distrib.checkpoints import layout
 from jupyter_distrib.errors import DistributedError
 
 Names = dict[Any, str]
-"""By parameter, which is hashed by identity."""
+"""Names by parameter, which is hashed by identity."""
 
 _OF_THE_MACHINE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options about how to compute, not what: each process keeps its own."""
@@ -29,8 +29,8 @@ _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
 def names_of(name: str, optimizer: Optimizer, objects: Mapping[str, Any]) -> Names:
-    """The optimizer's parameters by the models given with it: `layer.weight`, or `generator.layer.weight` if it trains
-    several.
+    """Name the optimizer's parameters by the models given with it: `layer.weight`, or `generator.layer.weight` if it
+    trains several.
 
     Raises:
         DistributedError: A parameter belongs to none of them.
@@ -70,7 +70,7 @@ def _names(key: str, model: Module) -> Names:
 
 
 def _as_in_state(model: Module, name: str) -> str:
-    """Without the parts that DDP, compile and activation checkpointing put into it."""
+    """Return a parameter's name without the parts that DDP, compile and activation checkpointing put into it."""
     parts, inner = [], model
     for part in name.split("."):
         is_wrapper = part in _WRAPPERS or (part == "module" and isinstance(inner, DistributedDataParallel))
@@ -96,14 +96,14 @@ def state_of(optimizer: Optimizer, names: Names) -> dict[str, Any]:
 
 
 def groups_place(metadata: Metadata, name: str) -> dict[str, Any]:
-    """What has to be read first, to see whether the checkpoint fits: the groups and the names in them."""
+    """Return what has to be read first, to see whether the checkpoint fits: the groups and the names in them."""
     if not (found := layout.entries(metadata, name, "param_groups")):
         layout.refuse(f"`{name}` of the checkpoint is not of an optimizer")
     return {"param_groups": layout.nested(found)}
 
 
 def state_place(metadata: Metadata, name: str, optimizer: Optimizer, names: Names) -> dict[str, Any]:
-    """Where the state will be put: what has the shape of its parameter is sharded as the parameter is.
+    """Return tensors to read the state into: what has the shape of its parameter is sharded as the parameter is.
 
     Raises:
         DistributedError: The state cannot be divided as it would have to be.
@@ -155,7 +155,7 @@ def check_groups(name: str, saved: list[dict[str, Any]], optimizer: Optimizer, n
 
 
 def give(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
-    """Hand the optimizer what was read, through its own `load_state_dict`, which numbers the parameters."""
+    """Load what was read into the optimizer, through its own `load_state_dict`, which numbers the parameters."""
     number_of = {names[parameter]: number for number, parameter in enumerate(_parameters(optimizer))}
     options_of = {inner: group for group in saved["param_groups"] for inner in group["params"]}
     groups = []

@@ -1,1 +1,1 @@
-"""What a cell needs from the notebook."""
+"""The capture of what a cell needs from the notebook."""

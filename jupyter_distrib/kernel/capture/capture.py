@@ -1,4 +1,4 @@
-"""What a cell is to a rank: a program with the front end's line numbers, and the notebook's values that it reads.
+"""The capture of a cell: a program with the front end's line numbers, and the notebook's values that it reads.
 
 Pure: runs in the kernel's main thread, executes nothing of the cell, pickles nothing. `kernel/capture/names.py` finds
 out which names the program reads before it binds them; this file supplies the program, IPython syntax included, and
@@ -27,9 +27,9 @@ from jupyter_distrib.wire.messages import Cell
 MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__", "__builtin__", "__annotations__"}
 )
-"""Every module has its own; the notebook's never travel."""
+"""Names that every module has for itself; the notebook's never travel."""
 PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib"}
-"""What a rank puts into the cell's namespace by itself."""
+"""Names that a rank puts into the cell's namespace by itself."""
 MAGICS = frozenset({"time", "cd", "env", "pwd", "matplotlib"})
 """Line magics that a rank's `get_ipython()` knows, besides `system` and `getoutput`."""
 
@@ -45,7 +45,8 @@ class Input:
     line: int
     """First cell line that reads it (the magic line is line 1); 0 if only `--with` names it."""
     certain: bool
-    """False: perhaps never read, in a function that may not run or where the cell may have bound it by then."""
+    """Whether the cell is sure to read it; False in a function that may not run, or where the cell may have bound it by
+    then."""
     reason: str
 
 
@@ -58,19 +59,19 @@ class Captured:
     defines: tuple[str, ...]
     """Names the cell binds at module level, in order."""
     imports: frozenset[str]
-    """Those of them that an import binds."""
+    """The names among `defines` that an import binds."""
     reads: frozenset[str]
     """Names that it reads, or perhaps reads, before it binds them."""
     missing: tuple[tuple[str, int], ...]
-    """Name and line of what it reads for certain although nobody has it."""
+    """Names that it certainly reads although nothing defines them, each with its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What became of a name that a distributed cell defined on the ranks only."""
+    """A name that a distributed cell defined on the ranks only."""
 
     cell: str
-    """`Cell In[3]`."""
+    """The label of that cell: `Cell In[3]`."""
     imported: bool = False
 
     def told(self, name: str, place: str = "") -> str:
@@ -130,7 +131,8 @@ def capture(
 
 
 def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> CaptureError | None:
-    """Say where a missing name was last seen; None if no missing name was ever defined on the ranks."""
+    """Return an error that says where a missing name was last seen; None if no missing name was ever defined on the
+    ranks."""
     for name, line in captured.missing:
         if (was := dropped.get(name)) is not None:
             return CaptureError(was.told(name, f" (line {line})"))
@@ -138,12 +140,13 @@ def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> Captu
 
 
 def global_names(value: object) -> set[str]:
-    """Names that a function or class of the notebook, or an instance, looks up as globals or builtins when it runs."""
+    """Return the names that a function, class or instance of the notebook looks up as globals or builtins when it
+    runs."""
     return {name for code in _codes(value, set()) for name in _looked_up(code)}
 
 
 def reachable(inputs: Iterable[Input], namespace: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Names of the notebook that only the inputs' own functions, classes and instances lead to.
+    """Return the names of the notebook that only the inputs' own functions, classes and instances lead to.
 
     Returns:
         Name -> the names on the way there, the input first: `{"model": ("train", "helper")}`.
@@ -172,7 +175,7 @@ def _travels(name: str, namespace: Mapping[str, object], provided: Collection[st
 
 
 def _is_ipythons(value: object) -> bool:
-    """True for what IPython itself puts under such names into every notebook: `get_ipython`, `exit`, `open`."""
+    """Return whether IPython itself puts a value into every notebook, such as `get_ipython`, `exit` and `open`."""
     # its `open` is a function that says it were the builtin
     module = value.__globals__["__name__"] if isinstance(value, FunctionType) else getattr(value, "__module__", None)
     return isinstance(module, str) and module.partition(".")[0] in ("IPython", "ipykernel")
@@ -198,7 +201,7 @@ def _named(name: str, namespace: Mapping[str, object], known: Input | None, drop
 
 
 def _program(body: str, filename: str, first_line: int, transform: Transform | None) -> tuple[str, ast.Module]:
-    """Parse and compile; IPython's translation is asked for only if the text is not Python, since it costs more."""
+    """Parse and compile; translate with IPython only if the text is not Python, since that costs more."""
     padding = "\n" * (first_line - 1)
     source = padding + body
     program = _parse(source, filename)
@@ -222,7 +225,8 @@ def _parse(source: str, filename: str) -> ast.Module | SyntaxError:
 
 
 def _compile(program: ast.Module, source: str, filename: str) -> None:
-    """Find what the parser lets through, such as `return` outside a function, before anything is started."""
+    """Check for errors that the parser lets through, such as `return` outside a function, before anything is
+    started."""
     try:
         compile(program, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
@@ -232,7 +236,8 @@ def _compile(program: ast.Module, source: str, filename: str) -> None:
 
 
 def _translate(body: str, transform: Transform) -> str:
-    """IPython's translation, each line where it was: IPython drops empty ones at the top and joins after `\\`."""
+    """Translate with IPython and keep each line in its place: IPython drops empty ones at the top and joins after
+    `\\`."""
     try:
         translated = transform(body).splitlines()
     except SyntaxError:
@@ -256,7 +261,7 @@ def _no_cell_magic(text: str, line: int) -> CaptureError:
 
 
 def _imported(program: ast.AST) -> Iterator[str]:
-    """Names that imports bind at module level."""
+    """Yield the names that imports bind at module level."""
     for node in ast.iter_child_nodes(program):
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -268,7 +273,7 @@ def _imported(program: ast.AST) -> Iterator[str]:
 
 
 class _Magics(ast.NodeTransformer):
-    """Puts in place of `get_ipython().run_line_magic(...)` and its like what their text will read and bind.
+    """Replaces `get_ipython().run_line_magic(...)` and similar calls by what their text will read and bind.
 
     For the analysis alone: the rank gets the calls, with its own `get_ipython()`.
     """
@@ -308,7 +313,7 @@ class _Magics(ast.NodeTransformer):
 
 
 def _shell_call(node: ast.AST) -> tuple[str, str, str]:
-    """Method, magic and text of a call that IPython's translation made; empty strings for any other node."""
+    """Return method, magic and text of a call that IPython's translation made; empty strings for any other node."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=str(method)),
@@ -336,7 +341,7 @@ def _all_of(expressions: list[ast.expr], where: ast.expr) -> ast.expr:
 
 
 def _in_text(text: str) -> list[ast.expr]:
-    """The expressions that IPython fills into a magic's text: `{expression}` and `$name`."""
+    """Return the expressions that IPython fills into a magic's text: `{expression}` and `$name`."""
     try:
         pieces = list(string.Formatter().parse(text))
     except ValueError:  # a lone brace: IPython leaves such text alone
@@ -356,7 +361,7 @@ def _in_text(text: str) -> list[ast.expr]:
 
 
 def _codes(value: object, seen: set[int]) -> Iterator[CodeType]:
-    """The code of everything defined in the notebook that comes along with a value."""
+    """Yield the code of everything defined in the notebook that comes along with a value."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -1,4 +1,4 @@
-"""What of a cell's inputs travels: pickled, with a sentence for what cannot be, and a warning for what is large.
+"""The inputs that travel with a cell: pickled, with a sentence for what cannot be, and a warning for what is large.
 
 Names that the ranks will not have, although the notebook has or had them, go along with the reason, so that a
 `NameError` on one of them can tell it. Kernel side, in the thread that runs the cell.
@@ -22,13 +22,13 @@ class PackedInputs:
     """The inputs of a cell, ready to be sent."""
 
     values: dict[str, object]
-    """Those that travel, by name."""
+    """The values that travel, by name."""
     packed: payload.Packed
     left_out: dict[str, str]
-    """Those that do not, since the cell may do without them, and why."""
+    """The names that do not travel, since the cell may do without them, and why."""
 
     def names_in_code(self) -> Iterator[str]:
-        """What functions of the notebook that travel look up or bind as globals, and attributes."""
+        """Yield the names that the notebook's travelling functions look up or bind as globals, and their attributes."""
         codes = [item.__code__ for item in self.packed.sent if isinstance(item, FunctionType)]
         while codes:
             code = codes.pop()
@@ -67,7 +67,8 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInput
 def absent(
     source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
 ) -> dict[str, str]:
-    """Names that the cell, or code that travels with it, may miss on the ranks, and why they are not there."""
+    """Return the names that the cell, or code that travels with it, may miss on the ranks, and why they are not
+    there."""
     gone = dropped.keys() - namespace.keys()
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
     return {**{name: dropped[name].told(name) for name in gone & mentioned}, **packed_inputs.left_out}

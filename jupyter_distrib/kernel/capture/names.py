@@ -1,4 +1,4 @@
-"""Which names a program reads before it binds them. Pure: any thread of the kernel; never executes the program.
+"""The names that a program reads before it binds them. Pure: any thread of the kernel; never executes the program.
 
 A forward pass over the statements of a module keeps the set of *settled* names: on every path to this point the program
 has bound (or deleted) them, so what the name meant before the program started can no longer be seen. Where paths meet,
@@ -15,32 +15,32 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
-"""Annotations are evaluated when somebody asks for them (PEP 649)."""
+"""Whether annotations are evaluated only on demand (PEP 649)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A name whose value from before the program can be seen by it."""
+    """A name whose value from before the program starts may be visible to it."""
 
     name: str
     line: int
     """The first line that reads it."""
     certain: bool
-    """False: perhaps never read, or perhaps bound by then."""
+    """Whether the program is sure to read it; False if it may never read it, or may have bound it by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What a program takes from its namespace and what it puts there."""
+    """The names that a program takes from its namespace and those that it binds there."""
 
     needs: tuple[Need, ...]
-    """One for each name, in the order of their lines."""
+    """The needs, one for each name, in the order of their lines."""
     defines: tuple[str, ...]
     """Names bound at module level, also by `global` in a function, in order."""
 
 
 def analyse(program: ast.Module, *, future_annotations: bool = False) -> Names:
-    """Say what `program`, executed as a module body, needs and defines."""
+    """Return the names that `program`, executed as a module body, needs and defines."""
     walk = _Walk(future_annotations)
     walk.take(*program.body)
     return walk.result()
@@ -52,34 +52,35 @@ class _Scope:
     parent: _Scope | None = None
     settled: set[str] = field(default_factory=set)
     bound: dict[str, None] = field(default_factory=dict)
-    """Every name bound so far on any path."""
+    """Names bound so far on any path."""
     declared_global: set[str] = field(default_factory=set)
     hidden: frozenset[str] = frozenset()
     """Variables of the comprehensions around this point, and type parameters: they hide what lies outside."""
     in_comprehension: bool = False
     in_generator: bool = False
     dead: bool = False
-    """No path leads here."""
+    """Whether no path leads here."""
     straight: bool = True
-    """Functions: every call gets here, if nothing raises."""
+    """Whether every call of the function gets here, if nothing raises."""
     breaks: list[list[set[str]]] = field(default_factory=list)
-    """For each loop around this point, what was settled at its `break`s."""
+    """For each loop around this point, the names settled at its `break`s."""
     reads: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """Functions: name -> first line, whether every call reads it. Which of them are local is known at the end."""
+    """Reads in a function: name -> first line, whether every call reads it. Which of them are local is known at the
+    end."""
 
 
 class _Walk:
-    """One pass: what it found so far, and the scope it is in."""
+    """One pass over a program: its findings so far, and the current scope."""
 
     def __init__(self, future_annotations: bool) -> None:
         self.module = self.scope = _Scope("module")
         self.lazy_annotations = future_annotations or LAZY_ANNOTATIONS
         self.needs: dict[str, tuple[int, bool]] = {}
         self.later: list[tuple[str, int, bool, str | None]] = []
-        """Reads in function bodies: name, line, whether every call reads it, whose call."""
+        """Reads in function bodies: name, line, whether every call reads it, and the function to call."""
         self.called: set[str] = set()
         self.guards = 0
-        """How many statements around this point expect a NameError."""
+        """Number of statements around this point that expect a NameError."""
         self.star = False
 
     def result(self) -> Names:
@@ -97,7 +98,8 @@ class _Walk:
         self.needs[name] = (line, certain) if known is None else (min(line, known[0]), certain or known[1])
 
     def read(self, name: str, line: int, *, later: bool = False, sure: bool = True, owner: str | None = None) -> None:
-        """Find the scope the name belongs to. `later`: in a function made here, which does not see a class's names."""
+        """Find the scope a name belongs to and record the read. `later`: in a function made here, which does not see a
+        class's names."""
         scope: _Scope | None = self.scope
         while scope is not None and name not in scope.hidden:
             if name in scope.declared_global:
@@ -138,7 +140,8 @@ class _Walk:
     # Paths.
 
     def branch(self, *nodes: ast.AST, sometimes: bool = True, dead: bool = False) -> set[str] | None:
-        """Follow one of several paths, then step back. Returns what its end has settled; None if never reached."""
+        """Follow one of several paths, then step back. Return the names settled at its end; None if it is never
+        reached."""
         scope = self.scope
         before = scope.settled, scope.dead, scope.straight
         scope.settled = set(scope.settled)
@@ -161,7 +164,7 @@ class _Walk:
         return None if self.scope.dead else self.scope.settled
 
     def take(self, *nodes: ast.AST | None) -> None:
-        """Go through nodes in the order of execution; flat where possible, since `a + b + c + ...` nests deeply."""
+        """Walk nodes in the order of execution; flat where possible, since `a + b + c + ...` nests deeply."""
         stack: list[Any] = list(reversed(nodes))
         while stack:
             node = stack.pop()
@@ -251,7 +254,7 @@ class _Walk:
         self.bind(node.name)
 
     def take_later(self, *nodes: ast.AST | None, arguments: Sequence[ast.arg] = (), owner: str | None = None) -> None:
-        """Go through what runs when a function made here is called, and pass on the names that are not its own."""
+        """Walk what runs when a function made here is called, and pass on the names that are not its own."""
         outer, guards = self.scope, self.guards
         self.scope = inner = _Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
         self.guards = 0
@@ -268,7 +271,7 @@ class _Walk:
             self.take(*nodes)
 
     def enter_type_parameters(self, node: ast.AST) -> frozenset[str]:
-        """Hide the names of `[T, ...]`. Returns what was hidden before, to be put back."""
+        """Hide the names of `[T, ...]`. Return what was hidden before, to be put back."""
         outside = self.scope.hidden
         parameters = getattr(node, "type_params", ())
         self.scope.hidden = outside.union(each.name for each in parameters)
@@ -337,7 +340,8 @@ class _Walk:
         self.join(end, *breaks)
 
     def loop(self, *nodes: ast.AST) -> list[set[str]]:
-        """Returns what is settled at each `break`. The end of the body counts for nothing: it may never have run."""
+        """Walk a loop's body. Return the names settled at each `break`; its end counts for nothing, since it may never
+        have run."""
         breaks: list[set[str]] = []
         self.scope.breaks.append(breaks)
         self.branch(*nodes, sometimes=False)
@@ -405,7 +409,7 @@ _NOT_NODES = {"ctx", "op", "ops", "attr", "arg", "kind", "type_comment", "conver
 
 
 def _plan(kind: type[ast.AST]) -> tuple[_Visit | None, tuple[str, ...]]:
-    """How to take a class of nodes: by a method, or by the attributes that hold its children, last first."""
+    """Return how to walk a class of nodes: by a method, or by the attributes that hold its children, last first."""
     name = kind.__name__.lower()
     visit = _OTHERS.get(kind) or getattr(_Walk, f"visit_{_ALIKE.get(name, name)}", None)
     fields = () if kind in (ast.Constant, ast.MatchSingleton) else _ORDER.get(kind, kind._fields)

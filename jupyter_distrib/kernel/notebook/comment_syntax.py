@@ -1,4 +1,4 @@
-"""`# distributed: --gpus 8` as the first line of a cell, in place of `%%distributed --gpus 8`. Kernel side.
+"""The comment `# distributed: --gpus 8` as the first line of a cell, in place of `%%distributed --gpus 8`. Kernel side.
 
 Linters, formatters and type checkers see a plain Python cell. The comment becomes the magic before IPython looks for
 magics, in the same line, so that all line numbers stay those of the front end.
@@ -15,18 +15,18 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_distrib.kernel.settings.cell_options import MAGIC
 
 _LINE = re.compile(r"#\s*distributed:\s*(?P<options>(?:--.*)?)$")
-"""Other words behind the colon make it a comment like any other."""
+"""The comment that stands for the magic; other words behind the colon make it an ordinary comment."""
 _suspended = False
 
 
 def magic_line(line: str) -> str | None:
-    """The magic that a first line stands for, or None."""
+    """Return the magic that a first line stands for, or None."""
     found = _LINE.match(line.strip())
     return f"{MAGIC} {found['options']}".rstrip() if found else None
 
 
 def transform(lines: list[str]) -> list[str]:
-    """An input transformer of IPython: as many lines as it gets, since empty ones go behind the magic."""
+    """Put the magic in place of the comment. The number of lines stays: empty ones go behind the magic."""
     first = next((index for index, line in enumerate(lines) if line.strip()), None)
     magic = None if first is None or _suspended else magic_line(lines[first])
     if first is None or magic is None:
@@ -35,7 +35,7 @@ def transform(lines: list[str]) -> list[str]:
 
 
 def body_transformer(shell: InteractiveShell) -> Callable[[str], str]:
-    """IPython's translation for the body of a cell that is distributed already."""
+    """Return IPython's translation for the body of a cell that is distributed already."""
 
     def transform_body(source: str) -> str:
         with _suspension():

@@ -16,7 +16,7 @@ _MAGICS = ("%%distributed", "%%distrib")
 
 @context_matcher(identifier="jupyter_distrib", priority=100)  # type: ignore[untyped-decorator]  # IPython's has no types
 def _matcher(context: CompletionContext) -> SimpleMatcherResult:
-    """What can follow in the magic line that the cursor is in."""
+    """Return the words that can follow in the magic line at the cursor."""
     line = context.line_with_cursor[: context.cursor_position]
     rest = _options_in(line)
     if rest is None or context.cursor_line != 0:
@@ -34,7 +34,7 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
 
 
 def _options_in(line: str) -> str | None:
-    """What follows the magic, or the comment that stands for it; None where no option can be."""
+    """Return the text behind the magic, or behind the comment that stands for it; None where no option can be."""
     magic, space, rest = line.partition(" ")
     if magic in _MAGICS:
         return rest if space else None

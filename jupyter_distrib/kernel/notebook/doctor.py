@@ -1,5 +1,5 @@
-"""`%distributed_status --doctor`: what there is and what is missing, as a report to read and to paste somewhere. Kernel
-side; loads neither torch nor CUDA.
+"""The report of `%distributed_status --doctor`: what is installed and what is missing, to read and to paste somewhere.
+Kernel side; loads neither torch nor CUDA.
 
 No values of the environment are in it but those of this package's own variables.
 """
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was found."""
+    """All findings, shown as text or HTML."""
 
     findings: tuple[Finding, ...]
 
@@ -125,7 +125,7 @@ def _front_end(shell: Any) -> Iterator[Finding]:
 
 
 def _deafness() -> Iterator[Finding]:
-    """https://github.com/ipython/ipykernel/issues/1554, mended in 7.4.0."""
+    """Report a bug of ipykernel before 7.4.0 (https://github.com/ipython/ipykernel/issues/1554)."""
     from ipykernel import _version as here
 
     if (7,) <= here.version_info < (7, 4):

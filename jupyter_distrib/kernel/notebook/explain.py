@@ -1,4 +1,5 @@
-"""`--explain`: what would travel to the ranks, and why, and what the strategy would do; nothing runs. Kernel side."""
+"""The answer to `--explain`: what would travel to the ranks, and why, and what the strategy would do; nothing runs.
+Kernel side."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Explanation:
     """Name, type, size and reason of each variable."""
     strategy: str = "none"
     changes: tuple[_Row, ...] = ()
-    """Where, what, and what the strategy would do there."""
+    """Place, code and planned effect of each change by the strategy."""
 
     @classmethod
     def of(
@@ -35,7 +36,7 @@ class Explanation:
         strategy: str = "none",
         effects: tuple[str, str] = ("", ""),
     ) -> Explanation:
-        """`effects`: what the strategy does with a model and with a data loader."""
+        """Explain a captured cell. `effects` says what the strategy does with a model and with a data loader."""
         names = {item.name: (item.value, item.reason) for item in captured.inputs}
         for name, way in reachable(captured.inputs, namespace).items():
             names.setdefault(name, (namespace[name], f"used by {' -> '.join(way)}"))

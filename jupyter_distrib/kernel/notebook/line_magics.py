@@ -1,4 +1,4 @@
-"""What the line magics ask for: `%distributed_status`, `_logs`, `_attach` and `_pool`. Kernel side, no state.
+"""The requests of the line magics `%distributed_status`, `_logs`, `_attach` and `_pool`. Kernel side, no state.
 
 logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
 """
@@ -37,7 +37,7 @@ KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsRequest:
     run: str | None = None
-    """None: the last run."""
+    """The run's id; None for the last run."""
     rank: int | None = None
 
 
@@ -45,21 +45,21 @@ class LogsRequest:
 class PoolRequest:
     action: PoolAction = "list"
     name: str | None = None
-    """None: the pool in use."""
+    """The pool's name; None for the pool in use."""
     size: int | None = None
-    """`resize N`: so many ranks, of the kind that they are now."""
+    """The number of ranks in `resize N`; their kind stays."""
     gpus: int | None = None
     ranks: int | None = None
     kind: str | None = None
-    """`add` alone."""
+    """The kind of the pool, for `add` alone."""
     values: dict[str, Any] = field(default_factory=dict)
-    """`add` alone: what was given of the kind's options, and defaults for cells."""
+    """The given options of the kind and defaults for cells, for `add` alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest:
     run: str | None = None
-    """None: the newest detached run."""
+    """The run's id; None for the newest detached run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +68,23 @@ class StatusRequest:
 
 
 def parse_logs(line: str) -> LogsRequest:
-    """`%distributed_logs [RUN] [--rank R]`."""
+    """Parse `%distributed_logs [RUN] [--rank R]`."""
     arguments = _few(line, "%distributed_logs [RUN] [--rank R]", LOGS_OPTIONS, 1)
     return LogsRequest(run=next(iter(arguments.positionals), None), **arguments.values)
 
 
 def parse_attach(line: str) -> AttachRequest:
-    """`%distributed_attach [RUN]`."""
+    """Parse `%distributed_attach [RUN]`."""
     return AttachRequest(run=next(iter(_few(line, "%distributed_attach [RUN]", (), 1).positionals), None))
 
 
 def parse_status(line: str) -> StatusRequest:
-    """`%distributed_status [--doctor]`."""
+    """Parse `%distributed_status [--doctor]`."""
     return StatusRequest(**_few(line, "%distributed_status [--doctor]", STATUS_OPTIONS, 0).values)
 
 
 def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:
-    """`%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N|--ranks N]`.
+    """Parse `%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N|--ranks N]`.
 
     Args:
         line: As typed.
@@ -109,7 +109,7 @@ def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = Mappin
 
 
 def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
-    """`add NAME --kind KIND [OPTION]...`."""
+    """Parse `add NAME --kind KIND [OPTION]...`."""
     words = split_words(line)
     flags = [word for word in words if word == "--kind" or word.startswith("--kind=")]
     at = words.index(flags[0]) if flags else -1

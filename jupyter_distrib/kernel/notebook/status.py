@@ -1,5 +1,4 @@
-"""`%distributed_status` and `%distributed_pool list`: what is going on, as a value that shows itself as text and as
-HTML. Kernel side."""
+"""The values that `%distributed_status` and `%distributed_pool list` show, as text and as HTML. Kernel side."""
 
 from __future__ import annotations
 
@@ -158,7 +157,7 @@ class PoolTable:
 
 
 def _load(session: Session, run: str, rank: int) -> dict[str, Any]:
-    """What the rank was last seen to use in the run that is on."""
+    """Return a rank's last known usage in the current run."""
     record = next((each.record for each in session.history if each.id == run), None)
     if record is None or rank not in record.ranks:
         return {}
@@ -168,7 +167,7 @@ def _load(session: Session, run: str, rank: int) -> dict[str, Any]:
 
 
 def _load_text(rank: dict[str, Any]) -> str:
-    """`98 % cpu, 6.4 GB and 75 % gpu`."""
+    """Format a rank's usage: `98 % cpu, 6.4 GB and 75 % gpu`."""
     if "cpu_percent" not in rank:
         return ""
     parts = [f"{rank['cpu_percent']:.0f} % cpu"]
@@ -179,7 +178,7 @@ def _load_text(rank: dict[str, Any]) -> str:
 
 
 def _peak(run: dict[str, Any]) -> str:
-    """Of all its ranks together; empty for a run that was over before anybody looked."""
+    """Format the peak memory of all ranks of a run together; empty for a run that was over before it was sampled."""
     gpu = "" if run["peak_gpu_memory_bytes"] is None else f", gpu {size(run['peak_gpu_memory_bytes'])}"
     return f"{size(run['peak_rss_bytes'])}{gpu}" if run["peak_rss_bytes"] else ""
 
@@ -217,7 +216,7 @@ def _node(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _without_empty(table: Table, column: str) -> Table:
-    """Without this column if nothing is in it."""
+    """Leave out this column if nothing is in it."""
     head, rows = table
     at = head.index(column)
     if any(row[at] for row in rows):

@@ -1,4 +1,5 @@
-"""What a strategy will do to an unchanged cell, as far as its text tells: the second half of `--explain`. Kernel side.
+"""A preview of what a strategy will do to an unchanged cell, as far as its text tells: the second half of `--explain`.
+Kernel side.
 
 Reads the cell and the functions and classes of the notebook that travel with it; executes nothing. What a library does
 inside cannot be seen here; the head of the run says what was really done.
@@ -32,13 +33,13 @@ class PlannedChange:
     """One place where something will be done, or left alone."""
 
     where: str
-    """`line 5`, or `fit, its line 2` for a function of another cell."""
+    """The place: `line 5`, or `fit, its line 2` for a function of another cell."""
     what: str
     effect: str
 
 
 def preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[PlannedChange, ...]:
-    """Where in the cell and in what travels with it a strategy will do something.
+    """Return the places, in the cell and in what travels with it, where a strategy will do something.
 
     Args:
         captured: The cell.
@@ -64,7 +65,7 @@ def preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: 
 
 
 def _functions(name: str, value: object) -> dict[str, FunctionType]:
-    """A function itself, or the methods of a class: the source of a notebook's class is known by its methods only."""
+    """Return a function itself, or a class's methods: the source of a notebook's class is known by its methods only."""
     if isinstance(value, FunctionType):
         return {name: value}
     if not isinstance(value, type) or value.__module__ != "__main__":
@@ -130,5 +131,5 @@ def _is_a(value: object, base: str) -> bool:
 
 
 def _has_base(kind: type, base: str) -> bool:
-    """By name, so that nothing has to be imported here."""
+    """Return whether a class has a base of this name; by name, so that nothing has to be imported."""
     return any(f"{each.__module__}.{each.__qualname__}" == base for each in kind.__mro__)

@@ -1,1 +1,1 @@
-"""What is known of a run: the fold of its events."""
+"""The record of a run: the fold of its events."""

@@ -1,4 +1,4 @@
-"""What one rank has displayed: figures, HTML, tables, in order, with updates in their place.
+"""The displays of one rank: figures, HTML, tables, in order, with updates in their place.
 
 Part of the fold in `kernel/record/record.py`; kernel side; no thread, no clock. The bundles come from the rank's user
 code: they are data here, and whoever shows them uses a sanitised path."""
@@ -33,7 +33,7 @@ class Displays:
 
     shown: tuple[Display, ...] = ()
     skipped: int = 0
-    """Older ones that are not kept any more."""
+    """Number of older displays that are no longer kept."""
 
     def after(self, event: Displayed) -> Displays:
         new = Display(data=event.data, metadata=event.metadata, display_id=event.display_id)
