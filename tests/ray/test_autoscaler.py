@@ -55,7 +55,7 @@ def test_ranks_of_more_than_one_node_are_had(scaled_to_zero: str, monkeypatch: p
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=scaled_to_zero, insecure=""))
     try:
-        client.send(testing.OpenCrew(group="grows", size=6, gpus=False, wait_s=180.0))
+        client.send(testing.OpenWorkerGroup(group="grows", size=6, gpus=False, wait_s=180.0))
         while isinstance(
             opened := client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused), WorkerGroupQueued
         ):

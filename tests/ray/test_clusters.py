@@ -109,15 +109,15 @@ def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, monkeypatch: pytes
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(testing.OpenCrew(group="grows", size=9, gpus=False, wait_s=180.0))
-        while "grow" not in (queued := client.wait(WorkerGroupQueued, testing.CrewRefused)).reason:
+        client.send(testing.OpenWorkerGroup(group="grows", size=9, gpus=False, wait_s=180.0))
+        while "grow" not in (queued := client.wait(WorkerGroupQueued, testing.WorkerGroupRefused)).reason:
             assert isinstance(queued, WorkerGroupQueued), queued
         assert re.match(
             r"9 CPUs are asked for, and \d of 8 are free in the Ray cluster. It has to grow.", queued.reason
         )
         cluster.ask("add")
-        opened = client.wait(testing.CrewOpened, testing.CrewRefused)
-        assert isinstance(opened, testing.CrewOpened), opened
+        opened = client.wait(testing.WorkerGroupOpened, testing.WorkerGroupRefused)
+        assert isinstance(opened, testing.WorkerGroupOpened), opened
         assert len(opened.workers) == 9
         assert client.run(opened, "int(__import__('os').environ['NODE_RANK'])").values[8] == 2
         client.close_group(opened)

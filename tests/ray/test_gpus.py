@@ -41,7 +41,7 @@ def test_gpus_that_are_to_come_are_waited_for(cluster: Cluster, monkeypatch: pyt
     monkeypatch.setattr(testing, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(testing.OpenCrew(group="grows", size=2, gpus=True, wait_s=180.0))
+        client.send(testing.OpenWorkerGroup(group="grows", size=2, gpus=True, wait_s=180.0))
         queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
         while isinstance(queued, WorkerGroupQueued) and "grow" not in queued.reason:
             queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
