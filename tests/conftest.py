@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from jupyter_core.utils import ensure_event_loop
 
 from tests.notebook import Notebook
 from tests.processes import agents, marked, ranks, wait_until_gone
+
+SHARED_MEMORY = Path("/dev/shm")
+OTHER_JOBS = ("browser", "frameworks", "ray")
+"""Their tests share browsers, trainings and clusters, which come and go in this process at any time."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
     """Sockets, leases and logs of this test run; its agents and coordinators end with it when they are asked to."""
+    ensure_event_loop()  # jupyter_client keeps one for as long as the process lives
     folder = Path(tempfile.mkdtemp(prefix="jd-"))
     os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = str(folder / "run")
     os.environ["JUPYTER_DISTRIB_LOG_DIR"] = str(folder / "logs")
@@ -31,6 +40,42 @@ def runtime() -> Iterator[Path]:
     assert not left, f"they outlive SIGTERM: {left}"
     assert not agents(folder / "run"), "begun while the others were ending"
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No thread, descriptor or shared memory of this process may outlive the test that made it."""
+    before, shared = held(), set(SHARED_MEMORY.glob("*"))
+    yield
+    job = request.path.relative_to(Path(__file__).parent).parts[0]
+    if job in OTHER_JOBS or "torch_keeps_descriptors" in request.fixturenames:
+        return
+    deadline = time.monotonic() + 6.0  # who has lost an agent looks for 5 s whether it is gone
+    while (left := held() - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)  # threads end after what they were waited for
+    assert not left, f"left behind: {sorted(left)}"
+    assert not {path for path in set(SHARED_MEMORY.glob("*")) - shared if "jupyter_distrib" in path.name}
+
+
+@pytest.fixture
+def torch_keeps_descriptors() -> None:
+    """For tests of device meshes: torch keeps the store of their groups for as long as the process lives."""
+
+
+def held() -> set[str]:
+    """Threads of ours, and open descriptors by number and target, in this process."""
+    threads = {
+        f"thread {each.name} {each.ident}"
+        for each in threading.enumerate()
+        # One waits for the end of each agent, which may come when the run of all tests is over.
+        if "jupyter_distrib" in each.name and each.name != "jupyter_distrib-agent"
+    }
+    descriptors = set()
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with suppress(OSError):  # the listing's own
+            descriptors.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return threads | descriptors
 
 
 @pytest.fixture

@@ -64,11 +64,20 @@ class Loop:
         self._running = False
 
     def run(self) -> None:
-        """Until `stop`. The end of a child wakes the loop through the signal's wakeup descriptor."""
+        """Serve until `stop`. The end of a child wakes the loop through the signal's wakeup descriptor."""
         read_fd, write_fd = pipe()
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.watch(read_fd, lambda: self._woken(read_fd))
+        try:
+            self._run()
+        finally:
+            signal.set_wakeup_fd(-1)
+            self.watch(read_fd, None)
+            os.close(read_fd)
+            os.close(write_fd)
+
+    def _run(self) -> None:
         self.on_child_ended()
         while self._running:
             for key, mask in self._selector.select(self._wait_s()):

@@ -90,7 +90,9 @@ def test_a_lease_is_between_processes_and_ends_with_its_holder(tmp_path: Path) -
         mine.give_back(GPUS[0])
         mine.give_back(GPUS[0])
         assert mine.holder(GPUS[0]) == ""
-        assert Leases(tmp_path).take(GPUS[0], "third") == ""
+        third = Leases(tmp_path)
+        assert third.take(GPUS[0], "third") == ""
+        third.give_back(GPUS[0])
         mine.give_back(GPUS[1])
 
 
@@ -164,6 +166,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for end in (*here.ends, here.listener):
         end.close()
     here.agent._forkservers._log.close()
+    here.agent.server.loop._selector.close()
 
 
 def indices(group: NodeWorkerGroup | str) -> list[int]:

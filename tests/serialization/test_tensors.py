@@ -295,7 +295,7 @@ def test_torch_is_not_imported_by_packing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_fully_sharded_module_is_refused_with_advice(group: None) -> None:
+def test_a_fully_sharded_module_is_refused_with_advice(group: None, torch_keeps_descriptors: None) -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(torch.nn.Linear(4, 4), mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))

@@ -24,7 +24,6 @@ def loop() -> Iterator[Loop]:
     before = signal.getsignal(signal.SIGCHLD)
     loop = Loop()
     yield loop
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, before)
     loop._selector.close()
 
