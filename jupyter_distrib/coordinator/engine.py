@@ -1,6 +1,7 @@
 """What the coordinator asks of an engine: to reserve nodes, and to call methods of the relay on each of them.
 
-    Reservation.acquire() -> Nodes: one Channel for each node -> Channel.order("send", frame), .ask("receive"), ...
+    Reservation.acquire() -> ReservedNodes: one Channel for each node -> Channel.order("send", frame), .ask("receive"),
+    ...
 
 An engine starts `relay.Relay` on each node that it reserves, in a process of its own there. It may raise anything: an
 exception that is no `PoolError` is put into words by `Reservation.cause`.
@@ -31,7 +32,7 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class ReservedNodes:
     """Nodes that were reserved for a worker group."""
 
     channels: Sequence[Channel]
@@ -87,7 +88,7 @@ class Reservation(Protocol):
     address_advice: str
     """What gives a node an address that the others reach: `start X there with --host ADDRESS`."""
 
-    def acquire(self) -> Nodes:
+    def acquire(self) -> ReservedNodes:
         """Wait for nodes, as long as the command allows, and start a relay on each.
 
         Raises:

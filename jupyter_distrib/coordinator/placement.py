@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.delivery import Delivery
-from jupyter_distrib.coordinator.engine import Nodes, Reserve
+from jupyter_distrib.coordinator.engine import Reserve, ReservedNodes
 from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.coordinator.remote_node import RemoteNode
 from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
@@ -187,7 +187,7 @@ class Placement:
 
         self._call(begin)
 
-    def _remote_nodes(self, nodes: Nodes, folder: str) -> list[RemoteNode]:
+    def _remote_nodes(self, nodes: ReservedNodes, folder: str) -> list[RemoteNode]:
         """Ask the relays about their nodes, which must be fit for what the kernel sends."""
         before = stamp(folder)
         asked = [

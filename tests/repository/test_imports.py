@@ -337,3 +337,12 @@ def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
                 words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
                 compared += [f"{file.name}: {word}" for word in words & kinds]
     assert compared == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in FOLDER.rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name_of(file, FOLDER))
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from jupyter_distrib.coordinator.engine import Nodes, Transfer
+from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.pools.ray.object_store import RayTransfer
@@ -106,13 +106,13 @@ class RayReservation:
         self._attempts = 0
         self._said = ""
 
-    def acquire(self) -> Nodes:
+    def acquire(self) -> ReservedNodes:
         address = self._cluster.wait_until_joined(self._say)
         cluster.check_port(address)
         need = PlacementRequest.of(self._command, self._wanted, _alive())
         sizes = self._reserve(need)
         self._start_actors(sizes, gpus=need.gpus, client=address.client)
-        return Nodes(
+        return ReservedNodes(
             channels=list(map(RayChannel, self._actors)),
             addresses=self._addresses(len(self._actors)),
             sizes=sizes,
