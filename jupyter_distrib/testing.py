@@ -1,5 +1,5 @@
-"""What every pool must do, as checks that authors of pools can run over theirs. Kernel side; standard library and
-asserts only.
+"""Checks of what every pool must do, for authors of pools to run over theirs. Kernel side; standard library and asserts
+only.
 
     @pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
     def test_my_pool(check):
@@ -74,7 +74,7 @@ def checks(*, detached: bool = False) -> tuple[Check, ...]:
 
 
 class Outcome:
-    """What one run left."""
+    """The outcome of one run."""
 
     def __init__(self, events: Sequence[RunEvent], values: Mapping[int, Any]) -> None:
         self.events = tuple(events)
@@ -88,7 +88,7 @@ class Outcome:
         ]
 
     def starts(self) -> list[Started]:
-        """Of all ranks, however they were told."""
+        """Return the starts of all ranks, however they were reported."""
         return [*self.of(Started), *(event.started for event in self.of(Returned) if event.started is not None)]
 
     def text(self, rank: int, stream: str = "stdout") -> str:
@@ -436,7 +436,7 @@ class _Kept:
 
 
 def runs_one_after_another(open_pool: OpenPool) -> None:
-    """Nothing of a run is left for the next but what was kept."""
+    """Check that nothing of a run is left for the next but what was kept."""
     with _group(open_pool) as (client, group):
         assert client.run(group, "left = 1\nrank").values == {0: 0, 1: 1}
         assert client.run(group, "'left' in globals()").values == {0: False, 1: False}
@@ -476,7 +476,7 @@ def tells_that_a_group_is_gone(open_pool: OpenPool) -> None:
 
 
 def ends_the_run_of_a_group_that_is_closed(open_pool: OpenPool) -> None:
-    """Whoever waits for it must hear of its end."""
+    """Check that all who wait for it learn of its end."""
     with _client(open_pool) as client:
         group = client.group(2)
         thread = client.when(

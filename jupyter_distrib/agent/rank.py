@@ -75,9 +75,10 @@ class Rank:
         ends = {name: os.pipe() for name in ("stdout", "stderr")}
         self._pipes = {name: self._pipe(name, read_fd) for name, (read_fd, _) in ends.items()}
         self._late_pipes: list[Pipe] = []
-        """Those that processes of earlier runs have kept."""
+        """The pipes that processes of earlier runs have kept."""
         self.theirs = [theirs.detach(), *(write_fd for _, write_fd in ends.values()), os.dup(self._loading_fd)]
-        """What the process needs: link, standard output, standard error, last words; for the starter to close."""
+        """The descriptors that the process needs: link, standard output, standard error, crash notes; for the starter
+        to close."""
         self._watch()
 
     @property
@@ -166,7 +167,7 @@ class Rank:
         self.post(ReplaceStreams(run=run))
 
     def _part(self, run: str, fds: Sequence[int]) -> None:
-        """What comes through the old pipes from now on is late output of that run."""
+        """Treat what comes through the old pipes from now on as late output of that run."""
         self.drain()
         self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
         for (name, pipe), fd in zip(self._pipes.items(), fds, strict=True):

@@ -24,7 +24,7 @@ from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, P
 FIRST_S = 0.3
 TICK_S = 1.0
 SILENT_S = 2.0
-"""A rank whose control thread has not answered for so long is held up by C code, or by too many others."""
+"""Seconds without an answer after which C code, or too many others, hold up a rank's control thread."""
 DEEP_EVERY = 3
 """Ticks between closer looks at all ranks while some wait."""
 

@@ -88,7 +88,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._opened = False
         self._lost: set[int] = set()
         self._children: frozenset[int] = frozenset()
-        """Of this process, ranks and others, at the last look."""
+        """The children of this process, ranks and others, at the last look."""
         self._count_kills()
         self._count = 0
 
@@ -334,8 +334,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._reset_groups()
 
     def _split_from_adopted(self, run: str) -> None:
-        """What a cell has left running behind a shell (`command &`) is no child of its rank, but ours since the shell
-        has ended; it keeps the rank's pipes, and is not to be seen under the next cell."""
+        """Give ranks new pipes if a cell has left something running behind a shell (`command &`). That is no child of
+        its rank, but ours since the shell has ended; it keeps the rank's pipes, and must not show under the next
+        cell."""
         now = frozenset(reap.children(os.getpid()))
         new, self._children = now - self._children - set(self.pids), now
         for rank in self._ranks.values() if new else ():
@@ -346,7 +347,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         return reap.session_of(pid) == rank.pid or reap.mark_of(pid, reap.WORKER) in (rank.order.worker, None)
 
     def _count_kills(self) -> None:
-        """Those that the out-of-memory killer has done by now are not of this run. A slow read."""
+        """Record the OOM-kill count, so that earlier kills are not blamed on this run (slow)."""
         self._oom_kills = control_groups.out_of_memory_kills()
 
     def _wrote(self, rank: Rank, stream: str, data: bytes) -> None:

@@ -40,7 +40,7 @@ FAILURE_GRACE_S = 0.1
 LOGS_S = 5.0
 """How long the end of a run waits for the other nodes, and what their ranks have written, after one was lost."""
 LOST_LOGS_S = 1.0
-"""The same for that one, which may have lost its agent only and be there itself."""
+"""How long the end of a run waits for the lost node itself, which may have lost its agent only and still answer."""
 
 
 class SpreadNode(Protocol):
@@ -151,7 +151,7 @@ class SpreadRun:
                 self.tell(event, fds)
 
     def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
-        """What the end of one rank means for other nodes."""
+        """Stop other nodes as the end of one rank demands."""
         match event:
             case Failed():
                 self._after(FAILURE_GRACE_S, lambda: self.stop(but=node))

@@ -27,7 +27,7 @@ def archive() -> bytes:
 
 
 def compiled(path: Path) -> bytes:
-    """What Python has made of a source file, to be used wherever it comes; nothing if it is older than the file.
+    """Return Python's bytecode of a source file, to be used wherever it is sent; nothing if it is older than the file.
 
     The header says that its source need not be looked at (PEP 552); another version of Python passes it over.
     """

@@ -19,7 +19,7 @@ from jupyter_distrib.wire.messages import Execute, NodeSawRanks, RankSighting, R
 
 
 class SpreadWatch:
-    """Of one run.
+    """The watch over one run.
 
     Args:
         ranks: Those that still execute the cell.

@@ -81,7 +81,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._ending = ""
         """Why the worker group closes as soon as its run is over."""
         self._useless = False
-        """What was given to it, for another one."""
+        """Whether its nodes and agents are useless to another worker group."""
         self._place_has_gpus = False
 
     def infos(self) -> tuple[WorkerInfo, ...]:
@@ -265,7 +265,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self.tell(WorkerGroupClosed(group=self.name, reason=self._ending), ())
 
     def _pids(self) -> dict[int, int]:
-        """Of all ranks."""
+        """Return the process ids of all ranks."""
         return {info.rank: info.pid for infos in self._infos.values() for info in infos}
 
     def forget(self, command: Forget) -> None:

@@ -1,1 +1,1 @@
-"""Values as bytes: pickling, tensors, and shared memory. Any process."""
+"""The conversion of values to bytes: pickling, tensors, and shared memory. Any process."""

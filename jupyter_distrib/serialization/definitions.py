@@ -1,4 +1,5 @@
-"""Functions and classes that live in two processes at once: whose they are, and how each process finds its own.
+"""Functions and classes that live in two processes at once: which process each came from, and how each process finds
+its own.
 
 A notebook's function or class travels to a rank by value, under a key. When the rank returns it, or an instance of it,
 only the key travels, so the notebook gets its own object back and nothing in it is touched. cloudpickle alone would
@@ -31,21 +32,22 @@ from cloudpickle import cloudpickle
 from jupyter_distrib.errors import PayloadError
 
 Reduced = tuple[Any, ...]
-"""What a reducer returns: `(callable, arguments, state, None, None, state_setter)` for a function or class by value."""
+"""The result of a reducer: `(callable, arguments, state, None, None, state_setter)` for a function or class by
+value."""
 
 _by_key: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _sent: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""This process is the kernel of these."""
+"""Objects whose kernel is this process."""
 _received: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""This process is a rank that has these from a kernel."""
+"""Objects that this process, a rank, has from a kernel."""
 _unfinished: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that were made but have no attributes yet."""
 _bare_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
-"""What a received class had in its `__dict__` before its own attributes were set."""
+"""The names in the `__dict__` of a received class before its own attributes were set."""
 _named: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes of this rank that have a name that other ranks give to theirs as well."""
 _namesakes: tuple[str, Counter[str]] = ("", Counter())
-"""How many classes of one definition were named in the newest run."""
+"""The newest run, and how many classes of each definition were named in it."""
 
 
 def _check() -> None:
@@ -62,7 +64,7 @@ _check()
 
 
 def is_by_value(reduced: object) -> bool:
-    """Whether cloudpickle's reducer chose to send a function or class as its definition."""
+    """Return whether cloudpickle's reducer chose to send a function or class as its definition."""
     if not isinstance(reduced, tuple) or len(reduced) != 6:
         return False
     setters = (cloudpickle._class_setstate, cloudpickle._function_setstate)  # noqa: SLF001
@@ -70,7 +72,7 @@ def is_by_value(reduced: object) -> bool:
 
 
 def is_importable(cls: type) -> bool:
-    """Whether a class travels as the name of its module and its own."""
+    """Return whether a class travels as the name of its module and its own."""
     found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
     return found
 
@@ -79,7 +81,7 @@ def is_importable(cls: type) -> bool:
 
 
 def sent_form(obj: Any, reduced: Reduced) -> Reduced:
-    """How the kernel sends its own function or class: cloudpickle's form, and a key to know it by on return."""
+    """Return how the kernel sends its own function or class: cloudpickle's form, and a key to know it by on return."""
     key = _key_of_sent(obj)
     make, arguments, state = reduced[:3]
     if isinstance(obj, type):
@@ -102,7 +104,7 @@ def tracker_id(cls: type) -> str:
 
 
 def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """The class that this process knows by the key, else a new one without attributes.
+    """Return the class that this process knows by the key, else a new one without attributes.
 
     cloudpickle's own makers build a class before they look, which calls `__init_subclass__` of the user's bases again,
     and they forget the outer part of a nested class's `__qualname__`.
@@ -117,7 +119,8 @@ def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments
 
 
 def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
-    """Give the class its attributes; a class that an earlier run left here becomes again what the kernel has now."""
+    """Set the attributes of a received class; a class that an earlier run left here becomes again what the kernel has
+    now."""
     if cls in _sent:  # kernel and rank are one process (the pool for tests): this is the notebook's own
         return
     if cls in _unfinished:
@@ -140,7 +143,7 @@ def _finish_received_function(function: types.FunctionType, state: tuple[str, An
 
 
 def cached_form(function: Any, *, sent: bool) -> Reduced | str:
-    """How a function with `functools.lru_cache` travels: as its name or, which cloudpickle lacks, by value."""
+    """Return how a function with `functools.lru_cache` travels: as its name or, which cloudpickle lacks, by value."""
     name: str = function.__reduce__()
     module = sys.modules.get(function.__module__)
     if function.__module__ != "__main__" and getattr(module, name, None) is function:
@@ -165,12 +168,12 @@ def key_of_received(obj: Any) -> str | None:
 
 
 def reference(obj: Any, key: str, by_value: bytes | None) -> Reduced:
-    """How a rank returns what is the kernel's."""
+    """Return the form in which a rank returns an object of the kernel's."""
     return resolve, (key, obj.__qualname__, by_value)
 
 
 def resolve(key: str, name: str, by_value: bytes | None) -> Any:
-    """This process's object of that key.
+    """Return this process's object for a key.
 
     Args:
         key: Given by the kernel that sent the object.
@@ -211,7 +214,7 @@ def _digest(cls: type) -> str:
 
 
 def _outline(value: object, depth: int = 6) -> str:
-    """What of a class attribute tells two definitions apart and is the same in every process."""
+    """Return what tells two definitions of a class attribute apart and is the same in every process."""
     if depth == 0:
         return type(value).__qualname__
     inner = functools.partial(_outline, depth=depth - 1)
@@ -250,7 +253,8 @@ def _cells(function: types.FunctionType) -> str:
 
 
 def new_form(cls: type, reduced: Reduced) -> Reduced:
-    """How a rank returns a class of the cell: as its definition, which the kernel takes in only once."""
+    """Return the form in which a rank returns a class of the cell: its definition, which the kernel takes in only
+    once."""
     make, arguments, state = reduced[:3]
     identity = tracker_id(cls), cls.__qualname__
     return find_or_make_class, (*identity, make, arguments), state, None, None, _finish_new_class

@@ -1,12 +1,12 @@
-"""Values between kernel and ranks: the one place of the project that pickles.
+"""Pickling of values between kernel and ranks: the one place of the project that pickles.
 
     kernel   pack_inputs -> to_parcel     ==link==>   from_parcel -> unpack_inputs   rank
     kernel   unpack_value <- from_parcel  <==link==   to_parcel <- pack_value        rank
 
-The kernel's functions run in the run's own namespace on a rank, and come back as the kernel's own (`origins`). Tensors
-and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot return
-becomes an `Unreturned`; what the kernel cannot send is named by `problem`. Nothing is unpickled that the caller did
-not pass in.
+The kernel's functions run in the run's own namespace on a rank, and come back as the kernel's own (`definitions`).
+Tensors and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot
+return becomes an `Unreturned`; what the kernel cannot send is named by `problem`. Nothing is unpickled that the caller
+did not pass in.
 
 Any thread, but not two at once.
 """
@@ -43,14 +43,14 @@ ALIGNMENT = shared_memory.ALIGNMENT
 INLINE_LIMIT = 64 * 1024
 """Bytes up to which the buffers of a parcel travel in the message itself; beyond, in shared memory."""
 _STREAM_LIMIT = 1 << 20
-"""A longer pickle stream goes into shared memory as well, so that it too travels once per node."""
+"""Length beyond which a pickle stream goes into shared memory as well, so that it too travels once per node."""
 _MAX_REPR = 80
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = _MAX_REPR
 _MAX_REASON = 500
 
 kept_values: dict[str, object] = {}
-"""On a rank: values that stay there between runs, by key."""
+"""Values that stay on this rank between runs, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,10 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unreturned:
-    """Stands for a value that could not leave its rank, or not arrive in the kernel."""
+    """A stand-in for a value that could not leave its rank, or not arrive in the kernel."""
 
     type_name: str
-    """Of the value; empty if it failed on arrival."""
+    """The type of the value; empty if it failed on arrival."""
     short: str
     """The beginning of its `repr`."""
     reason: str
@@ -102,7 +102,8 @@ def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> P
 
 
 def problem(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
-    """What made `pack_inputs` fail; None if nothing does now. Takes about as long as the failed pickle, plus 0.5 s."""
+    """Find what made `pack_inputs` fail; None if nothing does now. Takes about as long as the failed pickle, plus 0.5
+    s."""
     return pickle_errors.find(inputs, namespace)
 
 
@@ -157,7 +158,7 @@ def _set(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def sizes(inputs: Mapping[str, object], namespace: dict[str, object] | None = None) -> dict[str, int]:
-    """About how many bytes each input alone would take; 0 if it cannot be pickled."""
+    """Return about how many bytes each input alone would take; 0 if it cannot be pickled."""
     return {name: _size_bytes(value, {} if namespace is None else namespace) for name, value in inputs.items()}
 
 
@@ -176,7 +177,7 @@ def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
 
 
 def sharded_in(value: object) -> list[Any]:
-    """The tensors in a value that are sharded over ranks, in an order that is the same for equal values."""
+    """Return the tensors in a value that are sharded over ranks, in an order that is the same for equal values."""
     found: list[Any] = []
     try:
         ShardFinder(found).dump(value)
@@ -226,7 +227,7 @@ def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> obj
 
 
 def placeholder(value: object, reason: str) -> Unreturned:
-    """What comes back instead of this value."""
+    """Return an `Unreturned` in place of this value."""
     cls = type(value)
     name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
     return Unreturned(name, _short_repr(value), reason)
@@ -249,7 +250,7 @@ def _reason(error: BaseException) -> str:
 
 
 def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """What a rank returned; an `Unreturned` if it cannot be rebuilt in this process."""
+    """Unpickle what a rank returned; an `Unreturned` if it cannot be rebuilt in this process."""
     try:
         return _loaded(data, buffers)
     except Exception as error:  # noqa: BLE001 - foreign code; the values of other ranks must arrive all the same
@@ -257,7 +258,7 @@ def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
 
 
 def kept_value(key: str) -> object:
-    """What the pickle of a handle names: the value itself, on the rank that keeps it.
+    """Return the value that a handle's pickle names, on the rank that keeps it.
 
     Raises:
         ValueLost: This process does not have it.
@@ -296,7 +297,7 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
 
 
 class _Rebuilt:
-    """Pickles as the exception, past its class's `__init__`."""
+    """A wrapper that pickles as the exception, past its class's `__init__`."""
 
     def __init__(self, error: BaseException, *, strict: bool) -> None:
         args, state = _builtin_arguments(error), vars(error)
@@ -310,18 +311,18 @@ class _Rebuilt:
 
 
 def _builtin_base(cls: type) -> Any:
-    """The exception class in C that has the memory layout and the `__reduce__` of this one."""
+    """Return the exception class in C that has the memory layout and the `__reduce__` of this one."""
     return next(base for base in cls.__mro__ if base.__module__ == "builtins")
 
 
 def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
-    """As the builtin base reports them: `OSError` has a file name that is not in `args`."""
+    """Return the arguments as the builtin base reports them: `OSError` has a file name that is not in `args`."""
     args: tuple[Any, ...] = _builtin_base(type(error)).__reduce__(error)[1]
     return args
 
 
 def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Named by pickles: an exception made without its own `__init__`."""
+    """Make an exception without its own `__init__`. Pickles name this function."""
     base = _builtin_base(cls)
     error: BaseException = base.__new__(cls, *args)  # past the class's own
     base.__init__(error, *args)
@@ -338,7 +339,7 @@ def _is_picklable(value: object) -> bool:
 
 
 def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) -> BaseException | None:
-    """The exception; None if it cannot be rebuilt in this process."""
+    """Unpickle an exception; None if it cannot be rebuilt in this process."""
     found = unpack_value(data, buffers)
     return found if isinstance(found, BaseException) else None
 
@@ -370,7 +371,7 @@ def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
 
 
 def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
-    """What the link carries: a parcel, and for large payloads a file descriptor of shared memory.
+    """Return what the link carries: a parcel, and for large payloads a file descriptor of shared memory.
 
     The one copy of the data is made here; `packed` may be dropped afterwards. The caller closes the descriptor after
     sending it, to any number of readers.
@@ -383,7 +384,7 @@ def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
 
 
 def laid_out(packed: Packed) -> tuple[Parcel, Sequence[memoryview]]:
-    """The parcel, and what of `packed` must travel beside it, in shared memory: nothing if it is small."""
+    """Return the parcel, and the parts of `packed` that travel beside it in shared memory: nothing if it is small."""
     data, views = packed.data, packed.buffers
     if len(data) > _STREAM_LIMIT:
         data, views = b"", (memoryview(data), *views)
@@ -394,7 +395,7 @@ def laid_out(packed: Packed) -> tuple[Parcel, Sequence[memoryview]]:
 
 
 def from_parcel(parcel: Parcel, fd: int | None) -> tuple[bytes | memoryview, list[memoryview]]:
-    """The other end of `to_parcel`: stream and writable buffers for `unpack_inputs` or `unpack_value`.
+    """Reverse `to_parcel`: return stream and writable buffers for `unpack_inputs` or `unpack_value`.
 
     Args:
         parcel: As it came.

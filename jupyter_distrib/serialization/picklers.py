@@ -1,7 +1,7 @@
 """The two picklers: what the kernel sends to a rank, and what a rank sends back.
 
 Both are cloudpickle's, with large buffers out of band (pickle protocol 5), torch handled by `tensors` and functions and
-classes of the notebook by `origins`. Used through `payload` only. Any thread; one pickler per pickle.
+classes of the notebook by `definitions`. Used through `payload` only. Any thread; one pickler per pickle.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jupyter_distrib.serialization import definitions
 from jupyter_distrib.serialization.tensors import Tensors, same
 
 IN_BAND_BYTES = 4096
-"""Smaller buffers go in the pickle stream: cheaper, and a small tensor does not keep a large mapping alive."""
+"""Size below which buffers go in the pickle stream: cheaper, and a small tensor does not keep a large mapping alive."""
 
 NAMESPACE: ContextVar[dict[str, object]] = ContextVar("jupyter_distrib_namespace")
 """The run's live namespace, while a rank unpickles its inputs."""
 LOADING: ContextVar[Callable[[str], None]] = ContextVar("jupyter_distrib_loading")
-"""Told the name of each input before it is unpickled."""
+"""A callback that gets the name of each input before it is unpickled."""
 
 _SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
 """Names that IPython puts into every notebook; ranks have their own."""
@@ -35,11 +35,11 @@ _SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
 _CACHED: type = type(functools.lru_cache(len))
 _DEFINITIONS = (type, types.FunctionType, _CACHED)
 _TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
-"""`io.TextIOBase` without the slow check of an abstract class."""
+"""The class `io.TextIOBase` without the slow check of an abstract class."""
 
 
 class Name:
-    """Stands before each input in the pickle, so that both sides know which one they are at when it fails."""
+    """A mark before each input in the pickle, so that both sides know which one they are at when it fails."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,7 +54,7 @@ def begin_input(name: str) -> str:
 
 
 class LiveNamespace(dict[str, object]):
-    """Stands for the notebook's namespace as the globals of its functions; on a rank it is the run's.
+    """A stand-in for the notebook's namespace as the globals of its functions; on a rank it is the run's.
 
     Not empty, since cloudpickle (3.0 to 3.1) copies `__name__` and the like into globals that equal `{}`.
     """
@@ -84,7 +84,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file, protocol=5, buffer_callback=None if buffers is None else in_band)
         self._tensors = tensors
         self.last: object = None
-        """The object that was reached last: when pickling fails, the one that cannot be pickled."""
+        """The object reached last: when pickling fails, the one that cannot be pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
@@ -122,7 +122,7 @@ def _standard_stream(stream: object) -> Any:
 
 
 class InputPickler(_Pickler):
-    """Kernel side. Functions of the notebook get the run's namespace as their globals."""
+    """The kernel's pickler. Functions of the notebook get the run's namespace as their globals."""
 
     def __init__(self, namespace: dict[str, object], file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
         super().__init__(file, tensors, buffers)
@@ -130,7 +130,7 @@ class InputPickler(_Pickler):
         self.globals_ref[id(namespace)] = LiveNamespace()
         self.sent: list[object] = []
         self.name = ""
-        """The input that was reached last."""
+        """The name of the input reached last."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:
@@ -158,7 +158,7 @@ def _leave_out_shell(used: dict[str, object]) -> None:
 
 
 class ResultPickler(_Pickler):
-    """Rank side. What came from the kernel goes back as a reference, classes of the cell under names of the run."""
+    """A rank's pickler. Objects of the kernel go back as references, classes of the cell under names of the run."""
 
     def __init__(self, run: str, by_value: bool, file: Any, tensors: Tensors, buffers: list[memoryview]) -> None:
         super().__init__(file, tensors, buffers)
@@ -178,14 +178,14 @@ class ResultPickler(_Pickler):
 
 
 class _DefinitionPickler(_Pickler):
-    """For a reader that may not know the kernel's objects: everything by value."""
+    """A pickler for a reader that may not know the kernel's objects: everything by value."""
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
         return definitions.new_form(obj, reduced) if isinstance(obj, type) else reduced
 
 
 def _definition_of(obj: object) -> bytes | None:
-    """The object itself, buffers included; None if it holds something that cannot be pickled."""
+    """Pickle the object itself, buffers included; None if it holds something that cannot be pickled."""
     file = io.BytesIO()
     pickler = _DefinitionPickler(file, Tensors(results=True), None)
     try:
@@ -196,12 +196,12 @@ def _definition_of(obj: object) -> bytes | None:
 
 
 def inputs_in_order(inputs: Mapping[str, object]) -> list[object]:
-    """What is pickled for a set of inputs: name, value, name, value, ..."""
+    """Return what is pickled for a set of inputs: name, value, name, value, ..."""
     return [part for name, value in inputs.items() for part in (Name(name), value)]
 
 
 class ShardFinder(pickle.Pickler):
-    """Goes through a value as a pickler does, so in the same order on every rank, and notes the sharded tensors."""
+    """A pickler that keeps nothing but the sharded tensors, in an order that is the same on every rank."""
 
     def __init__(self, found: list[Any]) -> None:
         super().__init__(NullFile(), protocol=5, buffer_callback=lambda _: None)

@@ -1,4 +1,4 @@
-"""What pickling needs to know about torch: tensors without a copy, modules without their process groups.
+"""Pickling of torch's objects: tensors without a copy, modules without their process groups.
 
 Torch is never imported to pickle: without it in `sys.modules` there can be no tensor. To unpickle, the pickle itself
 names functions of this file, which import it. What happens to what:
@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from typing import Any
 
 DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
-"""Where captured tensors of an accelerator go, while a rank unpickles its inputs."""
+"""Device of captured accelerator tensors, while a rank unpickles its inputs."""
 
 Reduced = tuple[Any, ...]
 _SHARDED = (
@@ -37,14 +37,14 @@ _SHARDED = (
 )
 _ELSEWHERE = "it is sharded over the ranks, and whole in the value of rank 0"
 _SMALL_BYTES = 1 << 20
-"""Below, a view is not worth a second pass."""
+"""Size below which a view is not worth a second pass."""
 
 whole: dict[int, tuple[Any, Any]] = {}
 """Sharded tensors that the ranks have gathered for their results, by the `id`: the tensor and, on rank 0, the whole."""
 
 
 class Tensors:
-    """What one pickling has met of torch. `reduce` is asked about every object that is not a plain builtin."""
+    """The tensors that one pickling has met. `reduce` is asked about every object that is not a plain builtin."""
 
     def __init__(self, *, results: bool, compact: frozenset[int] = frozenset(), found: list[Any] | None = None) -> None:
         """Prepare for one pickling.
@@ -68,7 +68,7 @@ class Tensors:
             self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
 
     def reduce(self, obj: Any, cls: type) -> Any:
-        """A reducer's tuple, or NotImplemented if torch's own way (or no way) is right for the object.
+        """Return a reducer's tuple, or NotImplemented if torch's own way (or no way) is right for the object.
 
         Raises:
             pickle.PicklingError: The object belongs to the ranks; the message says what to return instead.
@@ -86,7 +86,7 @@ class Tensors:
         return NotImplemented
 
     def wasteful(self) -> frozenset[int]:
-        """Storages that were sent whole although one tensor alone used them, and less than half of them."""
+        """Return the storages that were sent whole although one tensor alone used them, and less than half of them."""
         return frozenset(
             key
             for key, used in self._used_bytes.items()
@@ -114,7 +114,7 @@ class Tensors:
         return self._reduced(tensor)
 
     def _reduced(self, tensor: Any) -> Any:
-        """Torch's own form, mended for dtypes without a storage class (float8, uint16).
+        """Reduce with torch's own form, mended for dtypes without a storage class (float8, uint16).
 
         Their `_rebuild_tensor_v3` wants a typed storage, but is given an untyped one: only `torch.save` (2.13),
         which replaces storages, can read it back.
@@ -152,7 +152,7 @@ class Tensors:
         return rebuild_storage, (_memory(storage.cpu() if moves else storage), moves and not self._results)
 
     def _only(self, storage: Any) -> Any:
-        """One Python object per storage: pickle tells objects apart by identity, and torch may make several."""
+        """Return one Python object per storage: pickle tells objects apart by identity, and torch may make several."""
         return self._storages.setdefault(storage._cdata, storage)  # noqa: SLF001
 
     # -------------------------------------------------------------------------------------------------- modules
@@ -171,14 +171,14 @@ class Tensors:
 
 
 def _memory(storage: Any) -> pickle.PickleBuffer:
-    """The storage's own bytes; they keep the storage alive. By ctypes, since numpy need not be there."""
+    """Return the storage's own bytes; they keep the storage alive. By ctypes, since numpy need not be there."""
     array = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
     array.storage = storage
     return pickle.PickleBuffer(array)
 
 
 def _as_it_was(module: Any, contract: Any) -> Any:
-    """A copy of the module as it was before torch's `replicate` or `fully_shard`, sharing all its parts.
+    """Return a copy of the module as it was before torch's `replicate` or `fully_shard`, sharing all its parts.
 
     They (torch 2.13) leave a state and a registry in `module.__dict__`, hooks of their own, and a class with the bases
     `(DDP, <the user's>)` or `(FSDPModule, <the user's>)`.
@@ -229,7 +229,7 @@ def same(obj: Any) -> Any:
 
 
 def rebuild_storage(buffer: Any, moves: bool) -> Any:
-    """A storage over the buffer's own memory, or on `DEVICE`.
+    """Make a storage over the buffer's own memory, or on `DEVICE`.
 
     What came in the pickle stream is small: it is copied, so that it is aligned, can grow, and holds no other memory.
     """
@@ -253,7 +253,7 @@ def rebuild_without_data(size_bytes: int, device: str) -> Any:
 
 
 def after_load() -> None:
-    """Torch keeps every unpickled sparse tensor in a list until `torch.load` checks and empties it (2.13)."""
+    """Empty the list in which torch keeps every unpickled sparse tensor until `torch.load` checks them (2.13)."""
     utils = sys.modules.get("torch._utils")
     check = getattr(utils, "_validate_loaded_sparse_tensors", None)
     if check is not None:

@@ -1,1 +1,1 @@
-"""What the agent and the coordinator share: processes that serve several kernels and outlive them."""
+"""The parts that the agent and the coordinator share: processes that serve several kernels and outlive them."""

@@ -1,4 +1,4 @@
-"""What of a long record is worth sending again. Pure; runs in the agent.
+"""The part of a long record that is worth sending again. Pure; runs in the agent.
 
 Output goes, and how many lines went is said where they were; the logs have all of it. Of reported numbers every second
 goes, so that those left span the whole run. Of what only tells a state, the newest stays.
@@ -25,13 +25,13 @@ from jupyter_distrib.wire.messages import (
 )
 
 NEWEST = 100
-"""Of notes, and of one rank's displays and loops: more are not shown."""
+"""Number of notes, and of one rank's displays and loops, that are kept: more are not shown."""
 
 Entry: TypeAlias = tuple[Event, tuple[int, ...]]
 
 
 def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
-    """Leave out what can be missed; gives what is left, and the displays that are not."""
+    """Leave out what can be missed. return what is left, and the displays that are not."""
     choice = _Choice(entries)
     left: deque[Entry] = deque()
     displays = []
@@ -44,14 +44,14 @@ def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
 
 
 class _Choice:
-    """Takes events from the newest to the oldest."""
+    """A choice among events, which it takes from the newest to the oldest."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._lines: Counter[tuple[int, str]] = Counter()
-        """By rank and stream, how many go."""
+        """Number of lines left out, by rank and stream."""
         self._counts: Counter[Hashable] = Counter()
         self._peaks: dict[int, Sampled] = {}
-        """By rank, the one that is worth keeping of many samples."""
+        """The one sample of each rank that is worth keeping of many."""
         for event, _ in entries:
             if isinstance(event, Sampled) and (
                 event.rank not in self._peaks or _use(event) > _use(self._peaks[event.rank])
@@ -83,11 +83,11 @@ class _Choice:
                 return True
 
     def gap(self, last: Wrote) -> Wrote:
-        """What stands where the last output was that goes."""
+        """Return an event for the place where output was left out."""
         return replace(last, text="", skipped_lines=self._lines[last.rank, last.stream])
 
     def _number(self, *key: Hashable) -> int:
-        """How many of these there have been, with this one."""
+        """Count one more of these, and return how many there have been."""
         self._counts[key] += 1
         return self._counts[key]
 

@@ -17,7 +17,7 @@ Tell = Callable[[Client[Any], Event, tuple[int, ...]], None]
 
 
 class DetachedRuns:
-    """Those of one agent, by name, the newest last.
+    """The detached runs of one agent, by name, the newest last.
 
     Args:
         tell: Sends to a kernel.

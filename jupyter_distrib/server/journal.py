@@ -11,9 +11,9 @@ from jupyter_distrib.server.compaction import Entry, thinned
 from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted
 
 MAX_ENTRIES = 5000
-"""Past this, what `thinning.py` says is left out of what is sent again; the logs have all output."""
+"""Limit above which what `compaction.py` says is left out of what is sent again; the logs have all output."""
 MAX_DISPLAY_BYTES = 64 << 20
-"""Past this, the oldest displays are left out."""
+"""Limit above which the oldest displays are left out."""
 
 
 class Journal:
@@ -29,9 +29,10 @@ class Journal:
         self.ended_s = 0.0
         self._display_bytes = 0
         self._left_out = 0
-        """Displays that are gone."""
+        """Number of displays that are gone."""
         self._limit = MAX_ENTRIES
-        """More entries are thinned; it grows with what has to stay, which is not to be looked at for each event."""
+        """Limit above which entries are compacted; it grows with what has to stay, which is not to be looked at for
+        each event."""
 
     @property
     def ended(self) -> bool:
@@ -47,7 +48,7 @@ class Journal:
             self._thin()
 
     def entries(self) -> list[Entry]:
-        """What is sent again, in order."""
+        """Return what is sent again, in order."""
         text = f"{self._left_out} older displays are left out."
         return [*([(Noted(run=self._command.run, rank=None, text=text), ())] if self._left_out else []), *self._entries]
 

@@ -1,5 +1,4 @@
-"""What is told of the stalls of one run, wherever its ranks are seen together: the agent's loop, or the
-coordinator's."""
+"""Reports on the stalls of one run, wherever its ranks are seen together: the agent's loop, or the coordinator's."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from jupyter_distrib.wire.messages import Execute, Moved, RankSighting, RunEvent
 
 
 class Stalls:
-    """Of one run.
+    """The stalls of one run.
 
     Args:
         tell: Takes the events.
@@ -23,7 +22,7 @@ class Stalls:
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
 
     def judge(self, looks: Sequence[RankSighting]) -> None:
-        """Tell what is new about a stall, or that it is over; a look for each rank of the run."""
+        """Report what is new about a stall, or that it is over; a look for each rank of the run."""
         run, now_s = self._command.run, time.monotonic()
         found = diagnose(looks, source=self._command.cell.source)
         if found is None:

@@ -1,1 +1,1 @@
-"""How a model is spread over ranks: one file for each strategy. Runs in ranks; the kernel reads the options."""
+"""The ways to spread a model over ranks: one file for each strategy. Runs in ranks; the kernel reads the options."""

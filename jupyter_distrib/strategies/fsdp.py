@@ -1,4 +1,4 @@
-"""`--strategy fsdp`: each rank holds its part of every parameter and sees its share of the data.
+"""The strategy `fsdp`: each rank holds its part of every parameter and sees its share of the data.
 
 Makes the default process group and a mesh over all ranks before the cell, which finds it as `mesh`, and shards the
 model of an unchanged training cell by torch's `fully_shard` when its optimizer is built. What `prepare` is given is
@@ -65,7 +65,7 @@ class FullyShardedStrategy(TrainingStrategy):
         self.training.returning(value)
 
     def _train_over(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> None:
-        """Have the group and the mesh, and watch the cell."""
+        """Make the group and the mesh, and watch the cell."""
         import torch
 
         from jupyter_distrib.worker import identity, process_group, randomness

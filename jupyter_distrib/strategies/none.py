@@ -1,4 +1,4 @@
-"""`--strategy none`: torchrun's contract. The environment says who the rank is; the cell makes its own process group,
+"""The strategy `none`: torchrun's contract. The environment says who the rank is; the cell makes its own process group,
 or none."""
 
 from __future__ import annotations
@@ -7,4 +7,4 @@ from jupyter_distrib.worker.strategy import Strategy
 
 
 class NoStrategy(Strategy):
-    """Does nothing to anything."""
+    """A strategy that changes nothing."""

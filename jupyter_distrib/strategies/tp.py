@@ -1,4 +1,4 @@
-"""`--strategy tp`: the ranks form a mesh, over whose dimension `model` the cell spreads a model by torch's plans
+"""The strategy `tp`: the ranks form a mesh, over whose dimension `model` the cell spreads a model by torch's plans
 (`torch.distributed.tensor.parallel.parallelize_module`), and over whose dimension `data` it is sharded as by `fsdp`.
 
 Ranks that differ in `model` only see the same data.
@@ -16,7 +16,7 @@ from jupyter_distrib.worker.strategy import StrategyRun
 
 
 def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
-    """`data=2,model=4`, read for an option of this name."""
+    """Parse `data=2,model=4` for an option of this name."""
     parts = [part.partition("=") for part in text.split(",")]
     wanted = f"{name} wants names and sizes of dimensions such as data=2,model=2; got {shown(text)}"
     if not all(key.strip().isidentifier() and size.strip().isdecimal() and int(size) for key, _, size in parts):

@@ -1,1 +1,1 @@
-"""Processes, paths, the event loop: nothing here knows cells. Any process; standard library only."""
+"""Processes, paths and the event loop: nothing here knows cells. Any process; standard library only."""

@@ -1,4 +1,4 @@
-"""Lets other threads have something done in a loop."""
+"""A way for other threads to have something done in a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jupyter_distrib.system.event_loop import Callback, Loop, pipe
 
 
 class CallSoon:
-    """What is `put` in any thread is called in the loop's, in that order."""
+    """A queue whose items, `put` in any thread, are handled in the loop's, in that order."""
 
     def __init__(self, loop: Loop) -> None:
         self._queue: queue.SimpleQueue[Callback] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What the control groups of this process let it have: a container's limits show nowhere else. Elsewhere than on Linux,
+"""The limits that control groups set to this process: a container's limits show nowhere else. Elsewhere than on Linux,
 and where there are no limits, what the machine has. Any process; no state.
 
 Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
@@ -14,11 +14,12 @@ from pathlib import Path
 
 _PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 1 << 60
-"""Version 1 writes a number even larger where there is none."""
+"""Size from which a limit is none: version 1 writes an even larger number then."""
 
 
 def cores(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """How many this process may keep busy: of those it may run on, as many as its share of time is worth."""
+    """Return how many cores this process may keep busy: of those it may run on, as many as its share of time is
+    worth."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([here, *_cores_of_groups(proc, mount)])
 
@@ -34,12 +35,13 @@ def _cores_of_groups(proc: Path, mount: Path) -> Iterator[int]:
 
 
 def memory_limit_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """How much memory may be used at most; 0 without a limit."""
+    """Return how much memory may be used at most; 0 without a limit."""
     return min((limit for _, limit in _memory_limits(proc, mount)), default=0)
 
 
 def free_memory_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """What the system and the groups would still give, page cache included, without swap; very large if unknown."""
+    """Return how much memory the system and the groups would still give, page cache included, without swap; very large
+    if unknown."""
     free = [_system_free_bytes(proc)]
     for group, limit in _memory_limits(proc, mount):
         used = max(_number(group / "memory.current"), _number(group / "memory.usage_in_bytes"))
@@ -62,8 +64,8 @@ def _system_free_bytes(proc: Path) -> int:
 
 
 def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """How often the out-of-memory killer has struck in this group, which is that of the ranks, whichever limit was met;
-    on the whole machine where no group tells."""
+    """Return how often the out-of-memory killer has struck in this group, which is that of the ranks, whichever limit
+    was met; on the whole machine where no group tells."""
     for group in folders("memory", proc, mount)[:1]:
         for name in ("memory.events.local", "memory.events", "memory.oom_control"):
             if (count := _counter(group / name, "oom_kill")) is not None:
@@ -72,7 +74,7 @@ def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
 
 
 def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT) -> list[Path]:
-    """Of the groups for `cpu` or `memory` that this process is in, the innermost first."""
+    """Return the folders of the groups for `cpu` or `memory` that this process is in, the innermost first."""
     paths: dict[str, str] = {}
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
@@ -88,14 +90,14 @@ def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT) -> list[P
 
 
 def _number(path: Path) -> int:
-    """-1 if there is none, as for `max`."""
+    """Read a number from a file; -1 if there is none, as for `max`."""
     with suppress(OSError, ValueError):
         return int(path.read_text())
     return -1
 
 
 def _counter(path: Path, *names: str) -> int | None:
-    """The first of these that the file has."""
+    """Return the first of these counters that the file has."""
     with suppress(OSError, ValueError):
         found = dict(line.split(None, 1) for line in path.read_text().splitlines() if " " in line)
         for name in names:

@@ -1,5 +1,5 @@
-"""What a rank leaves for its agent in memory that both share, and that outlives the rank: what it is loading, and where
-its main thread is.
+"""Notes that a rank leaves for its agent in memory that both share, and that outlives the rank: what it is loading, and
+where its main thread is.
 
 A crash while a variable is unpickled leaves no Python line of the user's; the name of the variable is what helps. The
 rank notes it before each one, which costs a microsecond and no message; the agent reads it only when the rank has died.
@@ -21,7 +21,7 @@ PLACE_SIGNAL: int | None = getattr(signal, "SIGRTMIN", None) and signal.SIGRTMIN
 
 
 def create() -> int:
-    """A descriptor for both sides."""
+    """Return a new descriptor for both sides."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("jupyter_distrib-loading", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -29,27 +29,28 @@ def create() -> int:
 
 
 def note(fd: int, name: str) -> None:
-    """Called in the rank before a variable is loaded; with an empty name when all are."""
+    """Note the variable that is about to be loaded; an empty name when all are. Called in the rank."""
     os.pwrite(fd, name.encode()[:SIZE_BYTES].ljust(SIZE_BYTES, b"\0"), 0)
 
 
 def read(fd: int) -> str:
-    """The variable that was being loaded; empty if none was."""
+    """Return the variable that was being loaded; empty if none was."""
     return os.pread(fd, SIZE_BYTES, 0).rstrip(b"\0").decode("utf-8", "ignore")
 
 
 def tell_place_on_signal(fd: int) -> None:
-    """Called once in the rank."""
+    """Have a signal make the rank write where it is. Called in it once."""
     if PLACE_SIGNAL is not None:
         faulthandler.register(PLACE_SIGNAL, file=fd, all_threads=False)
 
 
 def clear_place(fd: int) -> None:
-    """Called in the agent before it sends the signal; both sides share the position in the file."""
+    """Clear the last place. Called in the agent before it sends the signal; both sides share the position in the
+    file."""
     os.ftruncate(fd, SIZE_BYTES)
     os.lseek(fd, SIZE_BYTES, os.SEEK_SET)
 
 
 def place(fd: int) -> str:
-    """What faulthandler has written since, innermost frame first; empty if it has not come to it yet."""
+    """Return the frames that faulthandler has written since, innermost first; empty if it has not come to it yet."""
     return os.pread(fd, 1 << 16, SIZE_BYTES).decode("utf-8", "replace")

@@ -30,7 +30,7 @@ class Timer:
 
 
 class Loop:
-    """Waits for everything at once and calls what was registered for it."""
+    """A loop that waits for everything at once and calls what was registered for it."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -116,7 +116,7 @@ class Loop:
 
 
 def pipe() -> tuple[int, int]:
-    """Its ends for reading and for writing, neither of which blocks or is inherited."""
+    """Return a pipe's ends for reading and for writing, neither of which blocks or is inherited."""
     if hasattr(os, "pipe2"):
         return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     read_fd, write_fd = os.pipe()

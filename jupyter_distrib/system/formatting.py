@@ -11,7 +11,7 @@ def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
 
 
 def numbered(word: str, numbers: Iterable[int]) -> str:
-    """`GPU 3`, `GPUs 0-2, 5`."""
+    """Format numbers: `GPU 3`, `GPUs 0-2, 5`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -24,7 +24,7 @@ def numbered(word: str, numbers: Iterable[int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format a duration: `0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """`30.8 GB`, in powers of 1000."""
+    """Format a size: `30.8 GB`, in powers of 1000."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"
@@ -44,7 +44,7 @@ def size(size_bytes: int) -> str:
 
 
 def short(name: str, characters: int = 40) -> str:
-    """A name that is longer than any name should be, with its end left out."""
+    """Shorten a name that is longer than any name should be, by leaving out its end."""
     return name if len(name) <= characters else f"{name[: characters - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""Waits of the kernel's main thread that hear an interrupt, and steps that none cuts in two.
+"""Waits of the kernel's main thread that notice an interrupt, and steps that none cuts in two.
 
 Python runs the handler of a signal between two steps of the main thread. One that arrives after the last step before a
 blocking call, and before that call has begun to block, is heard when the call returns (seen once in some hundred
@@ -18,11 +18,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 HEAR_S = 0.2
-"""The longest that a press may go unheard."""
+"""The longest that a press may go unnoticed."""
 
 
 def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
-    """`box.get(timeout=timeout_s)`."""
+    """Call `box.get(timeout=timeout_s)`."""
     for turn_s in _turns(timeout_s):
         try:
             return box.get(timeout=turn_s)
@@ -32,12 +32,12 @@ def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
 
 
 def wait(event: threading.Event, timeout_s: float | None = None) -> bool:
-    """`event.wait(timeout_s)`."""
+    """Call `event.wait(timeout_s)`."""
     return any(event.wait(turn_s) for turn_s in _turns(timeout_s))
 
 
 def _turns(timeout_s: float | None) -> Iterator[float]:
-    """How long to block, again and again until the time is over; at least once."""
+    """Yield how long to block, again and again until the time is over; at least once."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left_s = HEAR_S if until_s is None else max(0.0, until_s - time.monotonic())
@@ -54,7 +54,7 @@ class Uninterrupted:
     """
 
     _inside = False
-    """Of such a block, which is the one that waits."""
+    """Whether such a block is being executed; the outermost one waits."""
 
     def __init__(self, instead: Callable[[], object] | None = None) -> None:
         self._instead = instead

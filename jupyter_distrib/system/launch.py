@@ -56,7 +56,7 @@ def exec_agent(
 
 
 def launch(log: IO[bytes] | None = None) -> Launched:
-    """A forkserver, which ends with this process. What it has to say goes into `log`, or a new file."""
+    """Exec a forkserver, which ends with this process. Its messages go into `log`, or a new file."""
     log = log or new_log()
     (early, its), (preloaded, their) = socket.socketpair(), socket.socketpair()
     fds = its.fileno(), their.fileno()
@@ -74,7 +74,7 @@ def launch(log: IO[bytes] | None = None) -> Launched:
 
 
 def new_log() -> IO[bytes]:
-    """A file without a name."""
+    """Create a file without a name."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("forkserver.log"), "w+b")
     import tempfile
@@ -83,12 +83,12 @@ def new_log() -> IO[bytes]:
 
 
 def own_mark() -> str:
-    """Names this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
+    """Name this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
     return f"{os.getpid()}.{began(os.getpid())}"
 
 
 def began(pid: int) -> str:
-    """When a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
+    """Return when a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()

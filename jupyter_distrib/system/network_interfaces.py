@@ -14,7 +14,7 @@ _SIOCGIFADDR = 0x8915  # netdevice(7), Linux
 
 
 def addresses() -> dict[str, str]:
-    """The IPv4 address of each interface that has one, by name."""
+    """Return the IPv4 address of each interface that has one, by name."""
     found = {}
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
@@ -24,14 +24,14 @@ def addresses() -> dict[str, str]:
 
 
 def towards(others: Sequence[str], own: str) -> str:
-    """The interface by which this machine reaches the others, as its routes say; without others, the one that has its
-    own address. Loopback's if none can be told."""
+    """Return the interface by which this machine reaches the others, as its routes say; without others, the one that
+    has its own address. Loopback's if none can be told."""
     names = {address: name for name, address in (*_addresses_6(), *addresses().items())}
     return next((names[source] for address in (*others, own) if (source := _source(address)) in names), LOOPBACK)
 
 
 def _source(address: str) -> str:
-    """The address that packets to there would leave from; connecting sends none. Empty if there is no way."""
+    """Return the address that packets to there would leave from; connecting sends none. Empty if there is no way."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock, suppress(OSError):
         sock.connect((address, 9))
@@ -40,15 +40,15 @@ def _source(address: str) -> str:
 
 
 def _addresses_6() -> Iterator[tuple[str, str]]:
-    """Names and IPv6 addresses (proc_net(5))."""
+    """Return names and IPv6 addresses (proc_net(5))."""
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for address, *_, name in map(str.split, file):
             yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
 
 
 def nccl_hint(text: str) -> str:
-    """What to try when NCCL does not find its way to other nodes; empty if the exception's text is about something
-    else."""
+    """Suggest what to try when NCCL does not find its way to other nodes; empty if the exception's text is about
+    something else."""
     if "ncclInternalError" not in text and "ncclSystemError" not in text:
         return ""
     seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an IPv4 address"

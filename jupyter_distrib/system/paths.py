@@ -1,4 +1,4 @@
-"""Where this user's sockets and logs are. Every directory made here is 0700 and checked to be ours."""
+"""The folders of this user's sockets and logs. Every directory made here is 0700 and checked to be ours."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from jupyter_distrib.errors import PoolError
 
 SOCKET_PATH_LIMIT = 107
-"""`sun_path` holds 108 bytes with its end (unix(7))."""
+"""Longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
 
 
 def runtime_directory() -> Path:
-    """For sockets, locks and leases; gone after a reboot. `JUPYTER_DISTRIB_RUNTIME_DIR` overrides it."""
+    """Return the folder for sockets, locks and leases; gone after a reboot. `JUPYTER_DISTRIB_RUNTIME_DIR` overrides
+    it."""
     chosen = os.environ.get("JUPYTER_DISTRIB_RUNTIME_DIR")
     if chosen:
         return private(Path(chosen))
@@ -26,7 +27,7 @@ def runtime_directory() -> Path:
 
 
 def log_directory() -> Path:
-    """For what ranks print. `JUPYTER_DISTRIB_LOG_DIR` overrides it."""
+    """Return the folder for what ranks print. `JUPYTER_DISTRIB_LOG_DIR` overrides it."""
     chosen = os.environ.get("JUPYTER_DISTRIB_LOG_DIR")
     if chosen:
         return private(Path(chosen))
@@ -35,8 +36,8 @@ def log_directory() -> Path:
 
 
 def private(directory: Path) -> Path:
-    """Make the directory for this user alone. Raises `PoolError` if it cannot be had, is a link, or belongs to somebody
-    else."""
+    """Make the directory for this user alone. Raises `PoolError` if that is impossible, or if it is a link or belongs
+    to somebody else."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

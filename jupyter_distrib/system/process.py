@@ -1,4 +1,4 @@
-"""What a process of ours does to its own place in the system: its parent, its session, its standard streams, its
+"""The place of a process in the system, as it sets it itself: its parent, its session, its standard streams, its
 sockets."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """A zombie, which its own parent has not waited for, is not."""
+    """Return whether a process lives; a zombie, which its own parent has not waited for, does not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -102,7 +102,7 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
 
 
 def has_children() -> bool:
-    """Whether processes that this one started live, or have not been waited for; costs a microsecond."""
+    """Return whether processes that this one started live, or have not been waited for; costs a microsecond."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -113,7 +113,7 @@ def has_children() -> bool:
 
 
 def renew_streams() -> list[int]:
-    """New pipes as standard output and error; children keep the old ones. Returns the ends to read from."""
+    """Open new pipes as standard output and error; children keep the old ones. Return the ends to read from."""
     ends = []
     for fd in (1, 2):
         read_fd, write_fd = os.pipe()
@@ -127,13 +127,13 @@ _flushing = threading.Lock()
 
 
 def flush_unfinished() -> None:
-    """Push out what Python holds back: lines without an end. Any thread; costs a microsecond if there is nothing."""
+    """Flush what Python holds back: lines without an end. Any thread; costs a microsecond if there is nothing."""
     with _flushing:
         _flush(sys.__stdout__, sys.__stderr__)
 
 
 def flush_streams() -> None:
-    """Push out what Python and C hold back."""
+    """Flush what Python and C hold back."""
     with _flushing:
         _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     _libc().fflush(None)
@@ -175,7 +175,8 @@ class _NoInput(io.TextIOBase):
 
 
 def _line_buffer_c_stdout() -> None:
-    """C's stdout holds back 4 KB when it is a pipe; what a C library prints should appear at once too."""
+    """Buffer C's stdout by lines: on a pipe it holds back 4 KB, and what a C library prints should appear at once
+    too."""
     try:
         stdout = ctypes.c_void_p.in_dll(_libc(), "stdout")
     except ValueError:
@@ -189,7 +190,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def shut_sockets(inodes: frozenset[int]) -> None:
-    """Shut down those of this process's connected sockets; a collective that waits on one returns with an error."""
+    """Shut down those of this process's connected sockets that have these inodes; a collective that waits on one
+    returns with an error."""
     for name in os.listdir("/proc/self/fd") if inodes else ():
         try:
             info = os.fstat(int(name))

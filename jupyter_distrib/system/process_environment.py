@@ -1,4 +1,4 @@
-"""What this process finds around it: its variables, without decoding all of them again each time, and what is
+"""The environment of this process: its variables, without decoding all of them again each time, and the packages
 installed. Standard library only."""
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ OWN = tuple(
         for path in (os.path.abspath(__file__), (lambda: 0).__code__.co_filename)
     }
 )
-"""Where this package is, and where its code says that it is, as tracebacks and frames have it: on a node of a cluster
-that is the folder of the machine on which it was compiled, or whatever it was compiled as."""
+"""The folders of this package, and where its code says that it is, as tracebacks and frames have it: on a node of a
+cluster that is the folder of the machine on which it was compiled, or whatever it was compiled as."""
 
 
 def variables() -> dict[str, str]:
-    """What `os.environ` holds. Every cell asks, in the kernel and on each rank, and to decode it all takes a tenth of
-    what a cell may cost."""
+    """Return the content of `os.environ`. Every cell asks, in the kernel and on each rank, and to decode it all takes a
+    tenth of what a cell may cost."""
     raw = getattr(os.environ, "_data", None)  # where CPython keeps it as the system gave it
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
 
 
 def version(package: str) -> str:
-    """Of an installed package; empty if it is not installed."""
+    """Return the installed version of a package, or an empty string."""
     import importlib.metadata  # with all that it needs it takes longer than the rest of an agent
 
     try:

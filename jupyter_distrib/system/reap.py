@@ -16,11 +16,11 @@ WORKER = "JUPYTER_DISTRIB_WORKER"
 """The variable by which what a rank starts is known, whatever session it is in."""
 _PROC = Path("/proc")
 _SWEEPS = 3
-"""What is killed may have started something meanwhile."""
+"""Number of sweeps: what is killed may have started something meanwhile."""
 
 
 class Sweep:
-    """Kills what ranks have left: with one look at all processes for those that end together."""
+    """A sweep over what ranks have left: one look at all processes for the ranks that end together."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -28,7 +28,7 @@ class Sweep:
         self._marks: set[str] = set()
 
     def add(self, pid: int, mark: str) -> None:
-        """Of a rank that has ended: the process group and the session that it led, and what carries its mark. The group
+        """Kill what a rank that has ended leaves: its process group, its session, and what carries its mark. The group
         ends now, the rest when the loop has dealt with what has happened by now."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -56,7 +56,8 @@ def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]
 
 
 def kill_orphans() -> None:
-    """Kill what agents have left that were killed themselves: everything that carries the mark of one which is gone."""
+    """Kill what agents have left that were killed themselves: everything that carries the mark of an agent that is
+    gone."""
     for _ in range(_SWEEPS):
         orphans = _others(_is_orphan)
         for pid in orphans:
@@ -71,7 +72,8 @@ def _is_orphan(pid: int) -> bool:
 
 
 def _pid_namespace(pid: int) -> str:
-    """Processes of a container have numbers of their own, and agents that cannot be seen from here."""
+    """Return the namespace of pids: processes of a container have numbers of their own, and agents that cannot be seen
+    from here."""
     try:
         return os.readlink(_PROC / str(pid) / "ns" / "pid")
     except OSError:
@@ -79,7 +81,7 @@ def _pid_namespace(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process."""
+    """Return the direct children of a process."""
     found: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"{_PROC}/{pid}/task"):
@@ -89,12 +91,12 @@ def children(pid: int) -> list[int]:
 
 
 def session_of(pid: int) -> int:
-    """The session a process belongs to; 0 if it is gone."""
+    """Return the session a process belongs to; 0 if it is gone."""
     return _session(pid)
 
 
 def mark_of(pid: int, name: str) -> str | None:
-    """A variable of the environment that a process was exec'd with; empty if it has none. None if it shows no
+    """Return a variable of the environment that a process was exec'd with; empty if it has none. None if it shows no
     environment at all: so look all processes in the moment of their exec, and few others."""
     environment = _environment(pid)
     for entry in environment.split(b"\0"):
@@ -104,14 +106,15 @@ def mark_of(pid: int, name: str) -> str | None:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of a process now; 0 if it is gone."""
+    """Return the resident memory of a process; 0 if it is gone."""
     with suppress(OSError, ValueError, IndexError):
         return int((_PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def sockets_between(pids: list[int]) -> tuple[int, ...]:
-    """Inodes of connected TCP sockets whose both ends belong to these processes: their collectives and their store.
+    """Return inodes of connected TCP sockets whose both ends belong to these processes: their collectives and their
+    store.
 
     A user's own connections, to a database or a tracking server, have another process at the other end and are left
     alone.
@@ -121,19 +124,19 @@ def sockets_between(pids: list[int]) -> tuple[int, ...]:
 
 
 def ends_outside(pids: list[int]) -> tuple[tuple[str, str], ...]:
-    """Local and remote address of the connections of these processes that none of them has the other end of."""
+    """Return local and remote address of the connections of these processes that none of them has the other end of."""
     ends = _connections(pids)
     return tuple((local, remote) for local, remote in ends if (remote, local) not in ends)
 
 
 def sockets_towards(pids: list[int], ends: Iterable[tuple[str, str]]) -> tuple[int, ...]:
-    """Inodes of those connections of these processes whose other ends `ends_outside` has found elsewhere."""
+    """Return inodes of those connections of these processes whose other ends `ends_outside` has found elsewhere."""
     found = _connections(pids)
     return tuple(found[remote, local] for local, remote in ends if (remote, local) in found)
 
 
 def _connections(pids: list[int]) -> dict[tuple[str, str], int]:
-    """By local and remote address, the inodes of the connected TCP sockets of these processes."""
+    """Return the inodes of the connected TCP sockets of these processes, by local and remote address."""
     owned = {inode for pid in pids for inode in _socket_inodes(pid)}
     ends: dict[tuple[str, str], int] = {}
     for table in ("tcp", "tcp6"):
@@ -151,7 +154,7 @@ def _tcp_row(line: str) -> tuple[str, str, str, int]:
 
 
 def _mapped(address: str) -> str:
-    """An IPv4 address inside IPv6 (proc_net_tcp: 32 hex digits) is the same end as the plain one."""
+    """Map an IPv4 address inside IPv6 (proc_net_tcp: 32 hex digits) to the plain one, which is the same end."""
     host, _, port = address.partition(":")
     return f"{host[-8:] if host.startswith('0000000000000000FFFF0000') else host}:{port}"
 

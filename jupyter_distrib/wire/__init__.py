@@ -1,1 +1,1 @@
-"""What crosses between kernel, coordinator, agent and worker, and how. Any process."""
+"""The traffic between kernel, coordinator, agent and worker: its messages and its transport. Any process."""

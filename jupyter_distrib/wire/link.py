@@ -28,31 +28,32 @@ from jupyter_distrib.wire.messages import Message
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
 _READ_BYTES = 1 << 16
-"""For four times as much C's allocator asks the system at each read, which takes longer than the read itself."""
+"""Bytes per read: for four times as much C's allocator asks the system at each read, which takes longer than the read
+itself."""
 _GATHER = 64
 _FD_BYTES = struct.calcsize("i")
 _FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
 """Linux passes at most 253 descriptors in one message (SCM_MAX_FD, unix(7))."""
 _MAX_FRAME_BYTES = 1 << 28
-"""What is larger lies in shared memory, so a frame that says so is none."""
+"""Limit on a frame: what is larger lies in shared memory, so a frame that says so is none."""
 _CLASSES = {name: value for name, value in vars(messages).items() if isinstance(value, type) and is_dataclass(value)}
 _MESSAGES = frozenset(get_args(Message))
 _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
     cls: tuple((field.name, field.default) for field in fields(cls)) for cls in _CLASSES.values()
 }
-"""Of each class: names and defaults."""
+"""The names and defaults of each class's fields."""
 _SIMPLE = frozenset({str, int, float, bool, type(None)})
-"""What JSON has itself."""
+"""Types that JSON has itself."""
 _CLASS = b'"$":"'
 _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 class LinkError(ConnectionError):
-    """The peer sent something that is not a frame."""
+    """An error for a peer that sent something that is not a frame."""
 
 
 class Link:
-    """Messages over one connected unix stream socket."""
+    """A stream of messages over one connected unix stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -93,20 +94,20 @@ class Link:
         return decode_frame(frame)[0], fds
 
     def receive_frame(self) -> tuple[bytes, list[int]]:
-        """The same, for somebody who passes it on."""
+        """Wait for one message, for a relay that passes its frame on. Raises `EOFError` when the peer has gone."""
         while (found := self._next()) is None:
             self._fill()
         return found
 
     def receive_one(self) -> Message:
-        """Wait for one message and take not a byte more, for somebody who will read on with another `Link`."""
+        """Wait for one message and read not a byte more, for a caller who will read on with another `Link`."""
         head = self.sock.recv(_PREFIX.size, socket.MSG_PEEK | socket.MSG_WAITALL)
         json_bytes, _, _ = _PREFIX.unpack(head)
         whole = self.sock.recv(_PREFIX.size + json_bytes, socket.MSG_WAITALL)
         return decode(whole[_PREFIX.size :], [])
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether something arrives within this time."""
+        """Return whether something arrives within this time."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(self._incoming or poll.poll(timeout_s * 1000))
@@ -131,7 +132,7 @@ class Link:
             self._sent(sent)
 
     def _plain_run(self) -> list[memoryview]:
-        """The next frames that need no descriptors, to be sent together."""
+        """Return the next frames that need no descriptors, to be sent together."""
         frames = itertools.takewhile(lambda entry: not entry[1], itertools.islice(self._outgoing, _GATHER))
         return [data for data, _ in frames]
 
@@ -147,7 +148,7 @@ class Link:
         return bool(self._outgoing)
 
     def read(self) -> Iterable[tuple[Message, list[int]]]:
-        """Everything that has arrived, to be gone through at once. Raises `EOFError` when the peer has gone."""
+        """Return everything that has arrived, to be iterated at once. Raises `EOFError` when the peer has gone."""
         try:
             self._fill()
         except (BlockingIOError, InterruptedError):
@@ -155,7 +156,7 @@ class Link:
         return self._messages()
 
     def _messages(self) -> Iterator[tuple[Message, list[int]]]:
-        """One after another, so that `frame` is that of the message in hand; none after `close`."""
+        """Yield one message after another, so that `frame` is that of the message in hand; none after `close`."""
         while self.sock.fileno() >= 0 and (found := self._next()) is not None:
             self.frame, fds = found
             yield decode_frame(self.frame)[0], fds
@@ -177,7 +178,7 @@ class Link:
         self._incoming += data
 
     def _next(self) -> tuple[bytes, list[int]] | None:
-        """The next frame, if all of it is here."""
+        """Return the next frame, if all of it is here."""
         incoming = self._incoming
         length = _length(incoming)
         if length is None or len(incoming) < length:
@@ -194,7 +195,7 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def encode(message: Message, fd_count: int = 0) -> bytes:
-    """One frame; `fd_count` descriptors are expected to travel with it."""
+    """Encode one frame; `fd_count` descriptors are expected to travel with it."""
     blobs: list[bytes] = []
     text = _JSON.encode(_plain(message, blobs)).encode()
     sizes = b"".join(_SIZE.pack(len(blob)) for blob in blobs)
@@ -202,7 +203,7 @@ def encode(message: Message, fd_count: int = 0) -> bytes:
 
 
 def decode_frame(frame: bytes) -> tuple[Message, int]:
-    """One whole frame, and how many descriptors belong to it."""
+    """Decode one whole frame, and how many descriptors belong to it."""
     json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + _SIZE.size * blob_count
     text, at = frame[at : at + json_bytes], at + json_bytes
@@ -214,14 +215,14 @@ def decode_frame(frame: bytes) -> tuple[Message, int]:
 
 
 def kind_of(frame: bytes) -> str:
-    """The name of the class of a whole frame's message, which is the last of its text."""
+    """Return the name of the class of a whole frame's message, which is the last of its text."""
     json_bytes, blob_count, _ = _PREFIX.unpack_from(frame)
     end = _PREFIX.size + _SIZE.size * blob_count + json_bytes
     return frame[frame.rindex(_CLASS, 0, end) + len(_CLASS) : end].rstrip(b'"}').decode()
 
 
 def split(frames: bytes) -> Iterator[bytes]:
-    """Whole frames that lie one behind another."""
+    """Yield the whole frames that lie one behind another."""
     at = 0
     while (length := _length(frames, at)) is not None:
         yield frames[at : at + length]
@@ -229,7 +230,7 @@ def split(frames: bytes) -> Iterator[bytes]:
 
 
 def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
-    """Of the frame that begins there; None if too little of it is there to tell."""
+    """Return the length of the frame that begins there; None if too little of it is there to tell."""
     if len(incoming) < at + _PREFIX.size:
         return None
     json_bytes, blob_count, _ = _PREFIX.unpack_from(incoming, at)
@@ -244,12 +245,12 @@ def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
 
 
 def _sizes(frame: bytes | bytearray, blob_count: int, at: int = 0) -> tuple[int, ...]:
-    """Of the raw bytes behind the text of the frame that begins there."""
+    """Return the sizes of the raw bytes behind the text of the frame that begins there."""
     return struct.unpack_from(f"!{blob_count}Q", frame, at + _PREFIX.size)
 
 
 def decode(text: bytes, blobs: list[bytes]) -> Message:
-    """Raises `LinkError` for anything that `encode` does not write."""
+    """Decode one message. Raises `LinkError` for anything that `encode` does not write."""
     try:
         message: Message = _rich(json.loads(text), blobs)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -297,7 +298,7 @@ def _rich(value: Any, blobs: list[bytes]) -> Any:
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """The user at the other end of a unix socket, by the system's word; None where the system cannot tell."""
+    """Return the user at the other end of a unix socket, by the system's word; None where the system cannot tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

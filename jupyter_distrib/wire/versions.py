@@ -1,5 +1,5 @@
-"""Whether kernel and ranks may exchange pickles: their Python, torch and cloudpickle, compared before anything is
-unpickled. Kernel side; pure functions, standard library only."""
+"""A check whether kernel and ranks may exchange pickles: their Python, torch and cloudpickle, compared before anything
+is unpickled. Kernel side; pure functions, standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = {"python": "Python", "torch": "torch", "cloudpickle": "cloudpickle"}
 
 
 def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
-    """A sentence that names both sides; empty if they fit."""
+    """Return a sentence that names both sides; empty if they fit."""
     for name, parts in _SAME_PARTS.items():
         ours, theirs = getattr(kernel, name), getattr(agent, name)
         shown = _SHOWN[name]
@@ -30,7 +30,7 @@ def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
 
 
 def remark(kernel: Hello, agent: Welcomed) -> str:
-    """What differs and mostly works; empty if nothing does."""
+    """Return what differs and mostly works; empty if nothing does."""
     differing = [
         f"{_SHOWN[name]} {theirs} there, {ours} here"
         for name in _SAME_PARTS
@@ -44,5 +44,5 @@ def _parts(version: str, count: int) -> list[str]:
 
 
 def _release(version: str) -> str:
-    """Without the build: `2.13.0` for `2.13.0+cu130`."""
+    """Return a version without the build: `2.13.0` for `2.13.0+cu130`."""
     return version.partition("+")[0]

@@ -1,4 +1,4 @@
-"""What a cell calls on a rank: `prepare` and `total`. Elsewhere they give back what they are given.
+"""The functions that a cell calls on a rank: `prepare` and `total`. Elsewhere they give back what they are given.
 
 Loads neither torch nor the kernel's side.
 """

@@ -26,10 +26,10 @@ from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire.messages import Cleared, Displayed
 
 MAX_BYTES = 10_000_000
-"""Of one display: a browser that gets more of them becomes slow."""
+"""Limit on the size of one display: a browser that gets more of them becomes slow."""
 SEND_EVERY_S = 0.1
 MAX_WAITING = 100
-"""Of displays that follow each other faster, the notebook gets the newest."""
+"""Number of waiting displays; of those that follow each other faster, the notebook gets the newest."""
 _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
 """Code that nobody should run for a rank, and widgets whose model is not in the kernel."""
 BACKEND = "module://jupyter_distrib.worker.matplotlib_backend"

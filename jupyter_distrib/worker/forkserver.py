@@ -50,7 +50,7 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
 
 
 def preload(agent_pid: int, preloaded: socket.socket) -> None:
-    """What the twin does."""
+    """Import libraries in the preloaded forkserver, then serve."""
     process.die_with_parent(agent_pid)
     gc.disable()
     with threads.loading():

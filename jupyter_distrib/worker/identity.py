@@ -1,5 +1,5 @@
-"""Who this process is: rank, world size, device. Set once when the worker starts; read by strategies and by the
-cell."""
+"""The identity of this process: rank, world size, device. Set once when the worker starts; read by strategies and by
+the cell."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def device() -> Any:
 
 
 def environment() -> dict[str, str]:
-    """What torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and what libraries look for to see that they
-    need not launch ranks themselves: Lightning reads TORCHELASTIC_RUN_ID, Accelerate on CPU ranks needs
-    ACCELERATE_USE_CPU, DeepSpeed DS_ACCELERATOR."""
+    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and those that libraries
+    look for to see that they need not launch ranks themselves: Lightning reads TORCHELASTIC_RUN_ID, Accelerate on CPU
+    ranks needs ACCELERATE_USE_CPU, DeepSpeed DS_ACCELERATOR."""
     me = order()
     out = {
         "RANK": me.rank,
@@ -88,9 +88,9 @@ def environment() -> dict[str, str]:
 
 
 def with_defaults(given: dict[str, str]) -> dict[str, str]:
-    """What the user has set, and beside it: threads share the cores, local ranks meet on the loopback interface, those
-    of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of its default, which
-    grow to 3 MB a rank (measured with torch 2.13)."""
+    """Return what the user has set, and beside it: threads share the cores, local ranks meet on the loopback interface,
+    those of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of its default,
+    which grow to 3 MB a rank (measured with torch 2.13)."""
     interface = order().interface
     out = {
         "OMP_NUM_THREADS": str(order().threads),

@@ -74,8 +74,9 @@ class LocalModules:
         return changed
 
     def _forget_listings(self) -> None:
-        """What Python remembers of local folders: a file that was written since may be no younger than the folder, by
-        the clock of the file system. Libraries have hundreds of folders, in which nobody writes between two cells."""
+        """Forget what Python remembers of local folders: a file that was written since may be no younger than the
+        folder, by the clock of the file system. Libraries have hundreds of folders, in which nobody writes between two
+        cells."""
         cache = sys.path_importer_cache
         if _size_and_newest(cache) == self._listed:
             return
@@ -116,7 +117,7 @@ def drop_orphans() -> None:
 
 
 of_forkserver: LocalModules | None = None
-"""Of the process that this one was forked from."""
+"""The local modules of the process that this one was forked from."""
 
 
 def _since(last: str, entries: dict[str, Any]) -> set[str]:
@@ -130,7 +131,7 @@ def _since(last: str, entries: dict[str, Any]) -> set[str]:
 
 
 def _size_and_newest(entries: dict[str, Any]) -> tuple[int, str]:
-    """What changes when one is added."""
+    """Return a key that changes when an entry is added."""
     return len(entries), next(reversed(entries), "")
 
 

@@ -67,7 +67,7 @@ ANNOUNCE_S = 0.02
 CLEAN_AFTER_S = 0.02
 """Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
 FLUSH_EVERY_S = 0.1
-"""What a running cell prints without a newline is seen after this time."""
+"""Seconds after which unfinished lines of a running cell are seen."""
 ASKED_GRACE_S = 2.0
 """A SIGINT may overtake the command that explains it by this much."""
 
@@ -114,13 +114,14 @@ class Worker:
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
         self._in_cycles = False
-        """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
+        """Whether what the last cell left behind holds itself, and would be there beside all that the next one
+        needs."""
         self._wanted: dict[str, str] = {}
         """The environment of a cell."""
         self._kept_by = ""
         """The last run that was to keep something."""
         self._wanted_for: object = None
-        """What it follows from."""
+        """Inputs of the cached environment."""
         self.running = ""
         """Id of the run whose cell is being executed."""
         self._left = ""
@@ -132,9 +133,9 @@ class Worker:
         """Set by the control thread: the current run is being stopped."""
         self._telling = threading.RLock()
         self._in_send = False
-        """Of whoever has `_telling`."""
+        """Whether the thread that has `_telling` is inside a send."""
         self._meanwhile: list[Event] = []
-        """What finalizers, which Python may call at any time, have told in the midst of that."""
+        """Events that finalizers, which Python may call at any time, have reported in the midst of that."""
         self._sending = False
         """The main thread is at it."""
         self._unannounced: Started | None = None
@@ -170,7 +171,7 @@ class Worker:
         gc.collect()
 
     def settle(self) -> None:
-        """What a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
+        """Complete what a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
         import multiprocessing
 
         import torch
@@ -229,7 +230,7 @@ class Worker:
         self._clear(command, module.__dict__)
 
     def _part(self, run: str) -> None:
-        """What processes write that go on after their cell is not to be seen under the next one."""
+        """Open new streams, so that output of processes that go on after their cell is not seen under the next one."""
         ends = process.renew_streams()
         self._tell(StreamsReplaced(run=run), ends)
         for fd in ends:
@@ -267,7 +268,7 @@ class Worker:
     def _outcome(
         self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
     ) -> tuple[RunEvent, list[int]]:
-        """What to tell of the end. Pickling the value runs the user's code too, and may be stopped."""
+        """Return the event that reports the end. Pickling the value runs the user's code too, and may be stopped."""
 
         def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
             rank, sequence = self.order.rank, self.group.sequence()

@@ -12,5 +12,5 @@ from jupyter_distrib.worker import displaying
 
 
 def show(*_: object, **__: object) -> None:
-    """What `plt.show()` calls."""
+    """Show all figures; `plt.show()` calls this."""
     displaying.show_figures()

@@ -135,7 +135,8 @@ def _function(frames: list[types.FrameType], filename: str) -> str:
 
 
 def _call(frames: list[types.FrameType]) -> str:
-    """Of the innermost calls, those inside torch's communication: the outermost, which is the one that was called."""
+    """Return those of the innermost calls inside torch's communication: the outermost, which is the one that was
+    called."""
     called = ""
     for frame in frames:
         code = frame.f_code

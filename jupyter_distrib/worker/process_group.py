@@ -54,7 +54,7 @@ class Rendezvous:
         self._made_with: str | None = None
         self._board: StoreBoard | None = None
         self._board_before: StoreBoard | None = None
-        """Of the run before: all ranks have ended that one when this rank has ended the next."""
+        """The board of the run before: all ranks have ended that one when this rank has ended the next."""
 
     def reset_groups(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""

@@ -1,4 +1,5 @@
-"""What a cell leaves in the rank's process that the next would trip over, since the process lives on. Main thread only.
+"""The removal of what a cell leaves in the rank's process that the next would trip over, since the process lives on.
+Main thread only.
 
 - Signal handlers: Lightning ignores SIGINT while it shuts down, and leaves it ignored.
 - What a library remembers for the life of a program: Accelerate takes one set of arguments and one process group per

@@ -1,4 +1,4 @@
-"""What a rank's random numbers begin with.
+"""The start of a rank's random numbers.
 
 Every rank begins with its own, as separate programs do. Ranks that train together begin with those of rank 0, on the
 CPU, so that what an unchanged cell draws there (a random split, say) is the same on all of them; only once, and what
@@ -15,7 +15,7 @@ import torch
 from jupyter_distrib.worker import identity, process_group
 
 _mine: int | None = None
-"""What torch was seeded with here; None as soon as the ranks have begun alike."""
+"""The seed that torch was given here; None as soon as the ranks have begun alike."""
 
 
 def begin() -> None:

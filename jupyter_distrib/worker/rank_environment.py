@@ -1,5 +1,4 @@
-"""What a cell finds around it on a rank: the kernel's folder, environment and path, and the names that are there for
-it.
+"""The environment of a cell on a rank: the kernel's folder, variables and path, and the names that are there for it.
 
 Runs in the thread that executes cells: a rank's main thread, or that of whoever uses an inline pool.
 """
@@ -17,7 +16,7 @@ from jupyter_distrib.worker import displaying, identity, shell
 _libraries = tuple(folder for folder in sys.path if folder)
 """As this process began with them."""
 environment = dict(os.environ)
-"""Likewise."""
+"""The environment with which this process began."""
 
 
 def take(setting: Setting, env: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What `get_ipython()` is on a rank: enough for `!command`, `%time`, `%cd` and `%env`.
+"""The `get_ipython()` of a rank: enough for `!command`, `%time`, `%cd` and `%env`.
 
 `kernel/capture/capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main
 thread."""

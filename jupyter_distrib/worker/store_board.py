@@ -24,7 +24,7 @@ class StoreBoard:
         self._store.set(key, text)
 
     def put_first(self, key: str, text: str) -> str:
-        """What stands there; this text, if nothing did."""
+        """Write a text unless another stands there; return the text that stands there."""
         self._mine.add(key)
         return str(self._store.compare_set(key, "", text).decode())
 
@@ -52,6 +52,6 @@ class StoreBoard:
             self._store.delete_key(key)
 
     def wipe_mine(self) -> None:
-        """What this rank has written; called when every rank has read it."""
+        """Delete what this rank has written; called when every rank has read it."""
         self.wipe(self._mine)
         self._mine.clear()

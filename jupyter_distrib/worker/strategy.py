@@ -32,12 +32,12 @@ DIVIDED_ALWAYS = "divided among the ranks, in an evaluation without repetitions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyRun:
-    """What a strategy knows of the run that it serves."""
+    """The facts of a run that its strategy knows."""
 
     options: Mapping[str, str]
     """By `Option.name`, those of the strategy's own options that were given, as texts that were checked."""
     filename: str
-    """What tracebacks call the cell: `Cell In[5]`."""
+    """The cell's name in tracebacks: `Cell In[5]`."""
     everyone: bool
     """All ranks of the worker group run the cell, so they can meet in a collective."""
     names: MutableMapping[str, object]
@@ -54,11 +54,11 @@ class Strategy:
     shards: ClassVar[bool] = False
     """Whether values of its cells may be sharded over the ranks."""
     summary: ClassVar[str] = ""
-    """What it does with the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: nothing."""
+    """Its effect on the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: nothing."""
 
     @classmethod
     def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
-        """What it will do with a model and with a data loader, for `--explain`; called in the kernel.
+        """Return what it will do with a model and with a data loader, for `--explain`; called in the kernel.
 
         Args:
             options: Those of its own that were given, by `Option.name`.
@@ -87,7 +87,7 @@ class Strategy:
 
 
 class Training(Protocol):
-    """What converts one cell's training code."""
+    """The converter of one cell's training code."""
 
     def end(self, *, ok: bool) -> None: ...
     def prepare(self, *objects: Any) -> tuple[Any, ...]: ...

@@ -1,1 +1,1 @@
-"""What the user types, and what is shown for it: magics, the decorator, the live view, status."""
+"""The notebook's interface: magics, the decorator, the live view, status."""

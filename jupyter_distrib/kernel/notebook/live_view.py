@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
 
 DRAW_EVERY_S = 0.25
-"""Of HTML and text; the first time at once."""
+"""Interval of HTML and text; the first one is drawn at once."""
 WIDGET_AFTER_S = 0.3
 """A run that ends sooner has no widget: it would only flash up."""
 WIDGET_EVERY_S = 0.2
@@ -182,7 +182,7 @@ class LiveView:
         return {**self._pieces.now, "clock": {"elapsed_s": self._run.elapsed_s}}
 
     def _take(self, request: dict[str, Any]) -> None:
-        """What the browser asks for, in whatever thread it arrives; of this run only."""
+        """Handle a request of the browser, in whatever thread it arrives; of this run only."""
         bridge.handle({**request, "run": self._run.id})
 
     # ------------------------------------------------------------------------------------------------ a terminal

@@ -127,7 +127,7 @@ class DistributedMagics(Magics):
         return run
 
     def _taking_over(self, here: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
-        """What a run leaves in the notebook: handles to kept values, and where names went that were not kept.
+        """Bind in the notebook what a run leaves: handles to kept values, and where names went that were not kept.
 
         In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached
         run leaves alone what has changed in the notebook since it began.
@@ -215,7 +215,7 @@ class DistributedMagics(Magics):
 
 
 def _shown_alone(error: SyntaxError) -> BaseException:
-    """What to raise in place of a `SyntaxError`, which IPython would show with our frames."""
+    """Return an exception to raise in place of a `SyntaxError`, which IPython would show with our frames."""
     place, *rest = "".join(traceback.format_exception_only(error)).splitlines()
     stand_in = failures.remote_error("SyntaxError", str(error))
     lines = (place.replace(f'File "{error.filename}"', str(error.filename)), *rest)
@@ -261,7 +261,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def _pass_on(_: object) -> None:
-    """What a cell of the notebook has dropped is freed on the ranks when it ends."""
+    """Free on the ranks what a cell of the notebook has dropped, when the cell ends."""
     session.current().pass_on()
 
 

@@ -17,14 +17,14 @@ class Line:
     """One line of output, or (`skipped` > 0, no text) the place where that many lines were left out."""
 
     rank: int | None
-    """None: the lines left out there are of any rank."""
+    """The rank that wrote the line; None if the lines left out there are of any rank."""
     stream: str = "stdout"
     text: str = ""
     skipped: int = 0
 
 
 class Lines:
-    """Memory is bounded, whatever the ranks write."""
+    """The first and the last lines of a run's output, so that memory is bounded whatever the ranks write."""
 
     def __init__(self) -> None:
         self.entries = 0

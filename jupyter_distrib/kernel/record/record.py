@@ -1,4 +1,4 @@
-"""What is known about one run: the fold of its events. Kernel side; no thread, no clock, standard library only.
+"""The record of one run: the fold of its events. Kernel side; no thread, no clock, standard library only.
 
 `RunRecord.apply(event)` is the only way anything changes here. The live view, the returned values, a saved record and
 a reattached run are all readings of the same fold. Memory is bounded whatever the ranks print, because the full text is
@@ -75,25 +75,26 @@ class RankRecord:
     """The last value of every name ever reported."""
     metrics_step: int = 0
     history: list[Sample] = field(default_factory=list)
-    """Thinned to every second sample whenever it is full, so that it always spans the whole run."""
+    """Reported samples, thinned to every second one whenever the list is full, so that it always spans the whole
+    run."""
     last_line: str = ""
     failure: Failure | None = None
     failed_at_s: float = 0.0
     exit: Exited | None = None
     stopped_at: tuple[Frame, ...] = ()
-    """Where an interrupt met it, outermost first."""
+    """The frames at which an interrupt met the rank, outermost first."""
     returned: bool = False
     value: Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
     """Names that stay on the rank -> name of the value's type."""
     sharded: tuple[str, ...] = ()
-    """Those of them whose values are sharded over the ranks."""
+    """The names among `kept` whose values are sharded over the ranks."""
     exited_early: bool = False
     rss_bytes: int = 0
     """Resident memory of its process and the children it started; 0 while unknown."""
     peak_rss_bytes: int = 0
     cpu_percent: float = 0.0
-    """100 is one core."""
+    """Processor usage; 100 is one core."""
     gpu_memory_bytes: int | None = None
     peak_gpu_memory_bytes: int | None = None
     gpu_memory_total_bytes: int | None = None
@@ -108,7 +109,8 @@ class RankRecord:
 
     @property
     def gone(self) -> bool:
-        """Its process ended during the run, for whatever reason: what was kept on it is gone with it."""
+        """Return whether the rank's process ended during the run, for any reason: what was kept on it is gone with
+        it."""
         return self.exit is not None
 
 
@@ -147,12 +149,12 @@ class RunRecord:
         self.limit_s: float | None = None
         """The time limit that ended the run; None if none did."""
         self.hung = False
-        """The limit was one for a stall (`--hang-timeout`)."""
+        """Whether the limit was one for a stall (`--hang-timeout`)."""
         self.log_directory = ""
         self.stall: Stalled | None = None
-        """What nothing moves for; of a run that has ended: what it was stuck in when it was stopped."""
+        """The current stall, or the one in which an ended run was stopped."""
         self.changes = 0
-        """Grows with every event, so that a view knows whether to draw."""
+        """Number of events so far, so that a view knows whether to draw."""
         self._streams: dict[tuple[int, str], Stream] = {}
         self._output = Lines()
         self._last_at_s: float | None = None
@@ -162,7 +164,7 @@ class RunRecord:
                 rank.state = "starting" if worker.state == "starting" else "waiting"
 
     def apply(self, event: RunEvent) -> None:
-        """Take one event of this run.
+        """Apply one event of this run.
 
         Raises:
             ValueError: It belongs to another run.
@@ -211,42 +213,42 @@ class RunRecord:
 
     @property
     def ok(self) -> bool:
-        """Every rank reached the end of the cell, or left it with `sys.exit(0)`."""
+        """Return whether every rank reached the end of the cell, or left it with `sys.exit(0)`."""
         return all(rank.state == "done" for rank in self.ranks.values())
 
     @property
     def elapsed_s(self) -> float:
-        """From the first rank's start to the last event; a running view adds its own clock."""
+        """Return the time from the first rank's start to the last event; a running view adds its own clock."""
         starts = [rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None]
         return max(0.0, self._last_at_s - min(starts)) if starts and self._last_at_s is not None else 0.0
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The most that its ranks used, each at its own worst moment, together; 0 while unknown."""
+        """Return the sum of the ranks' peaks, each at its own worst moment; 0 while unknown."""
         return sum(rank.peak_rss_bytes for rank in self.ranks.values())
 
     @property
     def peak_gpu_memory_bytes(self) -> int | None:
-        """As `peak_rss_bytes`; None without GPUs."""
+        """Return the sum of the ranks' peaks on their GPUs; None without GPUs."""
         peaks = [rank.peak_gpu_memory_bytes for rank in self.ranks.values() if rank.peak_gpu_memory_bytes is not None]
         return sum(peaks) if peaks else None
 
     @property
     def line_count(self) -> int:
-        """Complete lines that the ranks wrote, also those that are not kept here."""
+        """Return the number of complete lines that the ranks wrote, including those that are not kept here."""
         return self._output.count
 
     @property
     def entry_count(self) -> int:
-        """What to give to `lines_since` to get only what comes after now."""
+        """Return the entry to give to `lines_since` later, to get only lines that arrive after now."""
         return self._output.entries
 
     def lines_since(self, entry: int = 0) -> list[Line]:
-        """Complete lines of all ranks in order of arrival, with one gap where the middle is no longer kept."""
+        """Return complete lines of all ranks in order of arrival, with one gap where the middle is no longer kept."""
         return self._output.since(entry)
 
     def partial_lines(self) -> list[Line]:
-        """What each rank has written of a line that has not ended yet."""
+        """Return what each rank has written of a line that has not ended yet."""
         return [
             Line(rank=rank, stream=name, text=text)
             for (rank, name), stream in sorted(self._streams.items())

@@ -1,4 +1,4 @@
-"""What a rank writes, as lines and as tqdm's bars. Kernel side; no thread, no clock, standard library only.
+"""The output of a rank as lines and as tqdm's bars. Kernel side; no thread, no clock, standard library only.
 
     Stream.feed(text)   joins pieces, folds \\r and terminal codes   -->  complete lines
                                                                    -->  bars, drawn at a depth or cleared
@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass
 
 LINE_CHARACTERS = 4000
-"""A longer line is cut, and says by how much: one line of 100 MB must not be held here."""
+"""Length at which a line is cut, with a note of how much is missing: one line of 100 MB must not be held here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far one loop of one rank is."""
+    """The progress of one loop of one rank."""
 
     label: str
     step: float
@@ -36,7 +36,7 @@ class Progress:
 
 Draw = tuple[int | None, Progress | None]
 _UP = "\x1b"
-"""After the codes are taken out, this character stands for one cursor move up; no other escape is left."""
+"""The character that stands for one cursor move up after the codes are taken out; no other escape is left."""
 _CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
 _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
@@ -52,15 +52,16 @@ class Stream:
         self._cut = 0
         """Characters of the current line beyond `LINE_CHARACTERS`."""
         self._over = False
-        """A carriage return came: the next character starts the line anew, unless it is the newline of `\\r\\n`."""
+        """Whether a carriage return came: the next character starts the line anew, unless it is the newline of
+        `\\r\\n`."""
         self._redrawn = False
-        """The current text was started by a carriage return."""
+        """Whether a carriage return started the current text."""
         self._on_bar = False
-        """The cursor was moved up onto a bar, so that a newline only steps down again."""
+        """Whether the cursor was moved up onto a bar, so that a newline only steps down again."""
         self._code = ""
 
     def feed(self, text: str) -> tuple[list[str], list[Draw]]:
-        """Give the lines that are complete now, and what was drawn of tqdm's bars."""
+        """Take in text. Return the lines that are complete now, and the changes to tqdm's bars."""
         lines: list[str] = []
         bars: list[Draw] = []
         *complete, rest = self._decode(text).split("\n")
@@ -84,11 +85,11 @@ class Stream:
         return lines
 
     def peek(self) -> str:
-        """The current line, unless it is a bar."""
+        """Return the current line, unless it is a bar."""
         return "" if self._redrawn and parse_bar(self._line) else self._shown().strip("\n")
 
     def _decode(self, text: str) -> str:
-        """Take out terminal codes, make other control characters visible; hold back a code that is cut in two."""
+        """Remove terminal codes and make other control characters visible; hold back a code that is cut in two."""
         text, self._code = self._code + text, ""
         if _UP in text:
             if (cut := _UNFINISHED_CODE.search(text, max(0, len(text) - 256))) is not None:
@@ -130,7 +131,7 @@ class Stream:
         self._reset()
 
     def _draw(self, depth: int, bars: list[Draw]) -> bool:
-        """Note what the current text does to a bar, if it is one or wipes one out."""
+        """Note what the current text does to a bar. Return False if it neither is a bar nor wipes one out."""
         if not self._redrawn or not self._line:
             return False
         bar = parse_bar(self._line)
@@ -149,12 +150,13 @@ class Stream:
 
 
 def without_codes(text: str) -> str:
-    """A whole text as it would stand after it was written: no terminal codes, other control characters visible."""
+    """Return a whole text as it would stand after it was written: no terminal codes, other control characters
+    visible."""
     return "\n".join(Stream().feed(f"{text}\n")[0])
 
 
 def visible(text: str) -> str:
-    """The same without a character that does something to a terminal; line ends and tabs stay."""
+    """Make every character visible that does something to a terminal, except for line ends and tabs."""
     return _CONTROL.sub(_escaped, text.replace("\x1b", "\\x1b"))
 
 

@@ -119,11 +119,11 @@ class Connection:
         self.refusal = ""
         """Why kernel and ranks must not exchange values; known before any worker group is open."""
         self.remark = ""
-        """What differs between kernel and ranks all the same."""
+        """Return what differs between kernel and ranks all the same."""
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
         self.has_gpus: bool | None = None
-        """None: no ranks are up yet."""
+        """Whether the ranks have GPUs; None while no ranks are up yet."""
         self.visible: tuple[str, ...] | None = None
         """The kernel's CUDA_VISIBLE_DEVICES, split; None if that is unset."""
         self.lost = ""

@@ -1,4 +1,4 @@
-"""What ranks keep of a run: which names can be kept, and handles to the values.
+"""The values that ranks keep of a run: which names can be kept, and handles to the values.
 
 The ranks drop a value that nobody in the notebook has a handle to any more.
 """
@@ -21,7 +21,7 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.wire.messages import Forget, Noted
 
 _PROVIDED = PROVIDED | {"mesh"}
-"""What a rank puts into the cell's namespace, with `--strategy fsdp` and `tp` included."""
+"""Names that a rank puts into the cell's namespace, with `--strategy fsdp` and `tp` included."""
 _BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__import__", "get_ipython"})
 """A program that reads one of these may bind names that its text does not show."""
 
@@ -64,7 +64,7 @@ class KeptValues:
         self._forgotten: queue.SimpleQueue[tuple[WorkerGroup, str]] = queue.SimpleQueue()
 
     def handles(self, group: WorkerGroup, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
-        """Those of the names that some rank defined."""
+        """Return the names that some rank defined."""
         out: dict[str, RankValue] = {}
         for name in names:
             types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}

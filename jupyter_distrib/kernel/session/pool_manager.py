@@ -1,4 +1,4 @@
-"""Which pools and ranks a kernel holds, and which the next cell uses. Knows no cells.
+"""The pools and ranks that a kernel holds, and the ones that the next cell uses. Knows no cells.
 
 Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
 (`kernel/session/connection.py`)."""
@@ -30,7 +30,7 @@ from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import PROTOCOL, CloseWorkerGroup, Hello, OpenWorkerGroup
 
 HEAD_START_S = 0.1
-"""What gets the pool ready has the kernel for itself for so long, if it takes that long."""
+"""Seconds for which the thread that gets the pool ready has the kernel for itself, if it takes that long."""
 
 
 class PoolManager:
@@ -53,7 +53,7 @@ class PoolManager:
         self.on_change: Callable[[], object] = lambda: None
         """Whom to tell that worker groups or runs have come or gone; called from any thread."""
         self._loaded: tuple[config_files.FilesState, Settings] | None = None
-        """What files and environment said last."""
+        """The last content of files and environment."""
         self._connections: list[Connection] = []
         self._lock = threading.RLock()
         self._turns = threading.Condition(self._lock)
@@ -89,7 +89,7 @@ class PoolManager:
 
     @property
     def label(self) -> str:
-        """What others call this kernel."""
+        """The name of this kernel for others."""
         notebook = os.path.basename(_notebook())
         return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
 
@@ -342,7 +342,8 @@ class PoolManager:
         self.changed()
 
     def pick(self, *, pool: str | None = None, strategy: str | None = None, size: dict[str, Any] | None = None) -> None:
-        """What the next runs use where their cell does not say, as picked in the sidebar. What is None stays as it is.
+        """Choose what the next runs use where their cell does not say, as picked in the sidebar; None leaves a choice
+        as it is.
 
         Args:
             pool: By name.

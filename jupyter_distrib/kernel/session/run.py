@@ -52,7 +52,7 @@ news."""
 
 
 class Run:
-    """What `%%distributed --detach` returns, and what every other cell waits for.
+    """A run, as `%%distributed --detach` returns it, and as every other cell waits for it.
 
     Args:
         record: Of this run, fresh.
@@ -332,8 +332,8 @@ def _unpack_exception(parcel: Parcel) -> BaseException | None:
 
 
 def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
-    """What to raise, outside any `except` block, for an interrupt that met the kernel before it waited for a run; that
-    of a run is returned as it is.
+    """Return what to raise, outside any `except` block, for an interrupt that met the kernel before it waited for a
+    run; that of a run is returned as it is.
 
     IPython cannot show every such interrupt: Python 3.11 may raise it where a generator begins, which has no line, and
     IPython 9 fails to format a frame without one, so the cell would end without an error.

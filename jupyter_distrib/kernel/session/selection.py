@@ -1,4 +1,4 @@
-"""Which of the ranks that are up a cell can have. In the thread that runs the cell."""
+"""The selection of ranks for a cell among those that are up. In the thread that runs the cell."""
 
 from __future__ import annotations
 

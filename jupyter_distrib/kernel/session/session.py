@@ -1,5 +1,5 @@
-"""What one kernel has: its pools and ranks (`kernel/session/pool_manager.py`), and its runs. One instance a process
-(`current`).
+"""The session of one kernel: its pools and ranks (`kernel/session/pool_manager.py`), and its runs. One instance a
+process (`current`).
 
 Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
 (`kernel/session/connection.py`)."""
@@ -250,7 +250,7 @@ class Session(PoolManager):
 
 
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
-    """What of a cell's options changes nothing where it runs."""
+    """Return the cell's options that change nothing where it runs."""
     for option in OPTIONS:
         if option.name in connection.capabilities.ignored_options and getattr(options, option.name):
             why = connection.capabilities.ignored_options[option.name]

@@ -1,5 +1,5 @@
-"""What of the kernel's surroundings means something elsewhere: under another interpreter, or on another machine. Kernel
-side; standard library only."""
+"""The part of the kernel's environment that means something elsewhere: under another interpreter, or on another
+machine. Kernel side; standard library only."""
 
 from __future__ import annotations
 

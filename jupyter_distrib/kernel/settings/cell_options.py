@@ -1,4 +1,4 @@
-"""What a user can ask for: the magic line and the keywords of the Python API; `kernel/settings/help.py` tells of them.
+"""The options of a cell: the magic line and the keywords of the Python API; `kernel/settings/help.py` describes them.
 
 Runs in the kernel and wherever a strategy or pool declares its options; standard library only, no state.
 
@@ -6,7 +6,7 @@ Runs in the kernel and wherever a strategy or pool declares its options; standar
     gpus=2, strategy="ddp"                    --from_keywords-->  Options
 
 An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; all else here is derived from
-that. Both ways in end in `arguments.gather`, so a line and a call are refused for the same reasons in the same words.
+that. Both ways in end in `options.gather`, so a line and a call are refused for the same reasons in the same words.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: An
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What one cell or call asks for; None, empty and False mean not asked for."""
+    """The options of one cell or call; None, empty and False mean not asked for."""
 
     gpus: int | None = _declared(
         None, "--gpus", "N", "N ranks with one GPU each; where the pool has no GPU at all, N CPU ranks", read=count,
@@ -99,7 +99,7 @@ class Options:
     explain: bool = _declared(
         False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
     strategy_options: dict[str, str] = field(default_factory=dict)
-    """By `Option.name`, what was given of the chosen strategy's own options."""
+    """The given options of the chosen strategy, by `Option.name`."""
     pool_options: dict[str, str] = field(default_factory=dict)
 # fmt: on
 
@@ -114,7 +114,7 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 def parse_line(
     line: str, *, strategies: Declared, pools: Declared, strategy: str = DEFAULT_STRATEGY, pool: str = DEFAULT_POOL
 ) -> Options:
-    """Read what follows `%%distributed`, quoted as in a shell; a `# comment` may end it.
+    """Parse the text after `%%distributed`, quoted as in a shell; a `# comment` may end it.
 
     Args:
         line: As typed.
@@ -161,7 +161,7 @@ def from_keywords(
 
 
 def to_line(options: Options) -> str:
-    """The magic line that `parse_line` reads as these options.
+    """Return the magic line that `parse_line` reads as these options.
 
     Raises:
         OptionsError: a value holds a line break.
@@ -200,7 +200,7 @@ def _word(flag: str, text: str) -> str:
 
 
 def _texts(option: Option, value: object) -> list[str]:
-    """What a keyword's value would be on a line; repeatable options have one text for each item."""
+    """Return a keyword's value as texts of a line; repeatable options have one text for each item."""
     if not option.metavar:
         if not isinstance(value, bool):
             raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
@@ -220,7 +220,7 @@ def _texts(option: Option, value: object) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What may be given with the chosen strategy and pool."""
+    """The options allowed with the chosen strategy and pool."""
 
     options: tuple[Option, ...]
     strategy: tuple[Option, ...]
@@ -239,7 +239,7 @@ class Table:
 
 
 def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:
-    """What may be given with this strategy and this pool. Raises `OptionsError` if there is none of that name."""
+    """Return the options allowed with this strategy and this pool. Raises `OptionsError` if either name is unknown."""
     everywhere = base(strategies, pools)
     for option in everywhere:  # before all else, since what other options mean hangs on these two
         if name := {"strategy": strategy, "pool": pool}.get(option.name):
@@ -261,7 +261,7 @@ def _owners(strategies: Declared, pools: Declared, say: Say) -> dict[str, list[s
 
 
 def base(strategies: Declared, pools: Declared) -> tuple[Option, ...]:
-    """The options that every cell has."""
+    """Return the options that every cell has."""
     choices = {"strategy": tuple(strategies), "pool": tuple(pools)}
     return tuple(replace(each, choices=choices[each.name]) if each.name in choices else each for each in OPTIONS)
 
@@ -278,7 +278,7 @@ def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:
 
 
 def value_after(words: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, wherever it stands: a value never begins with `--`."""
+    """Return the value of a flag, wherever it stands: a value never begins with `--`."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith(flag + "="):
             return word.partition("=")[2]

@@ -67,7 +67,7 @@ class NamedPool:
     name: str
     kind: str
     options: dict[str, str] = field(default_factory=dict)
-    """Of its kind, by `Option.name`, as texts."""
+    """The options of its kind, by `Option.name`, as texts."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Fields of `Options` for cells that leave them out."""
     origin: str = BUILT_IN
@@ -82,7 +82,7 @@ class NamedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What holds in this notebook now."""
+    """The settings of this notebook now."""
 
     pools: dict[str, NamedPool]
     kinds: Declared
@@ -101,7 +101,7 @@ class Settings:
 
     @property
     def possible(self) -> dict[str, Any]:
-        """What a cell can ask for here, as the readers of `kernel/settings/cell_options.py` take it."""
+        """Return what a cell can ask for here, as the readers of `kernel/settings/cell_options.py` take it."""
         return {
             "strategies": self.strategies,
             "pools": self.declared,
@@ -110,7 +110,7 @@ class Settings:
         }
 
     def options(self, line: str) -> Options:
-        """What this line asks for here, read once: cells are run again and again. Raises `OptionsError`."""
+        """Parse what this line asks for here, once: cells are run again and again. Raises `OptionsError`."""
         if line not in self._read:
             if len(self._read) == REMEMBERED:
                 self._read.clear()
@@ -118,7 +118,7 @@ class Settings:
         return self._read[line]
 
     def strategy_for(self, pool: str | None = None) -> str:
-        """What cells on this pool get that name no strategy."""
+        """Return the strategy of cells on this pool that name none."""
         own = self.pools[pool or self.pool].defaults.get("strategy")
         here = self.strategy_origin in (NOTEBOOK, SIDEBAR)
         return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
@@ -156,7 +156,7 @@ def built_in(kinds: Declared) -> dict[str, NamedPool]:
 
 
 def load(kinds: Declared, strategies: Declared, *, directory: str | None = None) -> Settings:
-    """What the files and the environment say.
+    """Read the files and the environment.
 
     Raises:
         OptionsError: One sentence with the file and the line.
@@ -168,7 +168,7 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
 
 
 def state(*, directory: str | None = None) -> FilesState:
-    """What `load` goes by: while this is equal, so is what `load` gives. Every cell asks. Raises `OptionsError`."""
+    """Return a key for `load`: while this is equal, so is what `load` gives. Every cell asks. Raises `OptionsError`."""
     try:
         folder = directory or os.getcwd()
         files = tuple(_files(folder))
@@ -178,7 +178,7 @@ def state(*, directory: str | None = None) -> FilesState:
 
 
 def without_files(kinds: Declared, strategies: Declared) -> Settings:
-    """What holds where nobody has said anything."""
+    """Return the settings where nobody has said anything."""
     return Settings(pools=built_in(kinds), kinds=kinds, strategies=strategies)
 
 
@@ -201,7 +201,7 @@ def of_kinds(kinds: Declared, strategies: Declared) -> Declared:
 
 
 def options_of(kind: str, kinds: Declared, strategies: Declared) -> tuple[Option, ...]:
-    """What can be set for a pool of this kind."""
+    """Return the options that can be set for a pool of this kind."""
     common = [replace(option, keyword="") if option.name == "wait_s" else option for option in OPTIONS]
     chosen = [option for option in common if _field(option) in _OF_A_POOL]
     choices = {"strategy": tuple(strategies)}
@@ -369,7 +369,7 @@ def _as_options(names: tuple[str, ...]) -> tuple[Option, ...]:
 
 
 def _as_text(option: Option, value: object) -> str:
-    """What would stand on a line; a table, such as a runtime environment, as JSON."""
+    """Return the text of a value on a line; a table, such as a runtime environment, as JSON."""
     match value:
         case True:
             return "" if not option.metavar else "true"

@@ -1,1 +1,1 @@
-"""What JupyterLab's sidebar is told of this kernel, and what it asks for."""
+"""The link to JupyterLab's sidebar: what it shows of this kernel, and what it asks for."""

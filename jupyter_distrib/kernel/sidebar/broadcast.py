@@ -19,7 +19,7 @@ from typing import Any
 
 COMM = "jupyter_distrib-events"
 GATHER_S = 0.1
-"""What changes within this time goes out together; so there are at most ten messages a second."""
+"""Time in which changes go out together; so there are at most ten messages a second."""
 LOOK_S = 1.0
 """How often the progress of a run is looked at."""
 BEAT_S = 2.0

@@ -1,4 +1,4 @@
-"""What stands under the cells of the notebook: views of runs that go on, which pages that were loaded later draw, too,
+"""The outputs under the cells of the notebook: views of runs that go on, which pages that were loaded later draw, too,
 and what has become of them, kept until a page has it in the notebook's file.
 
 Kernel side; `kernel/sidebar/bridge.py` hands it to the pages. Views are shown and settled in the threads that show
@@ -29,7 +29,7 @@ class CellPlace:
     count: int
     """The number that stands beside it."""
     session: str
-    """Of the page that asked for it, as its messages say."""
+    """The session of the page that asked for it, as its messages say."""
     asked_at_s: float
     """Since the epoch, by that page's clock."""
 
@@ -51,7 +51,7 @@ class Shown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Settled:
-    """What a cell shows of its runs when they have ended, as a notebook file holds it."""
+    """Return what a cell shows of its runs when they have ended, as a notebook file holds it."""
 
     place: CellPlace
     views: list[dict[str, Any]]
@@ -83,7 +83,7 @@ class Cells:
             self._shown.pop(run, None)
 
     def views(self) -> list[dict[str, Any]]:
-        """Which ones can be drawn."""
+        """Return the runs that can be drawn."""
         shown = list(self._shown.values())
         return [{"run": each.run.id, "model": each.model, **each.place.to_message()} for each in shown]
 
@@ -119,7 +119,7 @@ class Cells:
             self._publish(Settled(place=place, views=views, outcome=self._outcome(result)))
 
     def settled(self) -> list[dict[str, Any]]:
-        """What no page has saved yet."""
+        """Return the outputs that no page has saved yet."""
         return [each.to_message() for each in list(self._settled) if self._is_last(each)]
 
     def forget(self, runs: Sequence[str]) -> None:

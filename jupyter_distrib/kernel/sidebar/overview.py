@@ -1,6 +1,5 @@
-"""What a front end shows of this kernel, as JSON can carry it: the pools, the ranks that are up, the last runs, and
-what the next run would use. Kernel side; a pure function of the session.
-"""
+"""The overview of this kernel for a front end, as JSON can carry it: the pools, the ranks that are up, the last runs,
+and what the next run would use. Kernel side; a pure function of the session."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str
 
 
 def _next(session: Session, here: Settings) -> dict[str, Any]:
-    """What a bare `%%distributed` uses, and the line that says the same."""
+    """Return what a bare `%%distributed` uses, and the line that says the same."""
     filled = here.filled(Options())
     size = session.size_of(here.pool, here)
     said = Options(

@@ -1,1 +1,1 @@
-"""A record as text, HTML, or the state of a widget. Pure functions."""
+"""The views of a record: text, HTML, and the state of a widget. Pure functions."""

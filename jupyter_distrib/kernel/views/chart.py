@@ -19,14 +19,15 @@ COLUMNS = 2
 WIDTH, HEIGHT = 300, 110
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 54
 POINTS = 600
-"""Of one chart, over all its ranks."""
+"""Points of one chart, over all its ranks."""
 FIRST, OTHERS, TEXT = "#e8751a", "#6b8fb5", "#808080"
 
 Point = tuple[float, float]
 
 
 def chart_of(record: RunRecord) -> str:
-    """An `<img>` with one chart for each of the first metrics that change, and how many more do; empty if none does."""
+    """Return an `<img>` with one chart for each of the first metrics that change, and how many more do; empty if none
+    does."""
     lines = {name: _lines(record, name) for name in _names(record)}
     charts = {name: drawn for name, drawn in lines.items() if any(_changes(points) for _, points in drawn)}
     if not charts:
@@ -60,7 +61,7 @@ def _changes(points: Sequence[Point]) -> bool:
 
 
 def _lines(record: RunRecord, name: str) -> list[tuple[int, list[Point]]]:
-    """By rank, its points; the first rank last, so that it is drawn over the others."""
+    """Return the points of each rank; the first rank last, so that it is drawn over the others."""
     most = max(20, POINTS // len(record.ranks))
     lines = [(rank.rank, list(_points(rank, name, most))) for rank in record.ranks.values()]
     return [(rank, points) for rank, points in reversed(lines) if points]
@@ -74,7 +75,7 @@ def _points(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
 
 
 def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
-    """Title, lines, and at the right the highest, the lowest and the first rank's last value."""
+    """Draw the title, the lines, and at the right the highest, the lowest and the first rank's last value."""
     xs = [x for _, points in lines for x, _ in points]
     ys = [y for _, points in lines for _, y in points]
     low, high = min(ys), max(ys)
@@ -105,6 +106,6 @@ def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """Where a value is between the lowest and the highest: 0 to 1."""
+    """Return where a value is between the lowest and the highest: 0 to 1."""
     # Halved first: the range of two large numbers may not be a number.
     return 0.5 if low == high else (value / 2 - low / 2) / (high / 2 - low / 2)

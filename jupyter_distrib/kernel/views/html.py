@@ -19,19 +19,19 @@ from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.system.formatting import clipped
 
 DISPLAY_BYTES = 8_000_000
-"""Of all displays together; a notebook that is larger is slow to open."""
+"""Limit on all displays together; a notebook that is larger is slow to open."""
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
-"""More lines than this can be folded away."""
+"""Number of lines above which output can be folded away."""
 WIDE_CHARACTERS = 60
 _DRAWN_BAR = re.compile(" [▓░]+")
-"""Ragged in a proportional font."""
+"""A bar of block characters, which is ragged in a proportional font."""
 _CELL = ' style="text-align:left;white-space:nowrap"'
 _WIDE_CELL = ' style="text-align:left"'
 
 
 def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
-    """The same as `view.as_text`, with the charts and displays besides."""
+    """Return the view of `text.as_text` as HTML, with the charts and displays."""
     if not always and not text_view.is_worth_showing(record, elapsed_s):
         return ""
     parts = [f"<div><b>{escape(text_view.header(record, elapsed_s, pool))}</b></div>"]
@@ -85,7 +85,7 @@ def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
 
 
 def display_html(display: Display, alt: str) -> str:
-    """The richest representation that is harmless everywhere."""
+    """Return the richest representation of a display that is harmless everywhere."""
     data = display.data
     for kind in sanitize_html.IMAGES:
         if kind in data and sanitize_html.is_base64(data[kind]):

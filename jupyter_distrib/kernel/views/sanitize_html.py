@@ -1,4 +1,4 @@
-"""HTML that a rank displayed, reduced to what cannot do anything. Kernel side; pure functions.
+"""The harmless part of HTML that a rank displayed. Kernel side; pure functions.
 
 The result is written anew from what the parser found: only tags and attributes of the lists below, every text escaped,
 every tag closed. So it can stand in the middle of other markup, in a notebook that is trusted as in one that is not.
@@ -18,7 +18,7 @@ _VOID = {"br", "hr", "img", "wbr"}
 _DROPPED = {"applet", "audio", "button", "canvas", "embed", "form", "frame", "frameset", "head", "iframe", "input",
             "link", "math", "meta", "noembed", "noframes", "noscript", "object", "option", "param", "plaintext",
             "script", "select", "style", "svg", "template", "textarea", "title", "video", "xmp"}  # fmt: skip
-"""Gone with all that is in them; any other tag is left out and its content stays."""
+"""Tags that go with all that is in them; any other unknown tag is left out and its content stays."""
 _NO_END = {"embed", "input", "link", "meta", "param", "frame", "option"}
 _DEPTH = 200
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -31,7 +31,7 @@ def is_base64(content: str) -> bool:
 
 
 def safe(html: str) -> str:
-    """The harmless part of `html`: structure, text and embedded images."""
+    """Return the harmless part of `html`: structure, text and embedded images."""
     parser = _Parser()
     parser.feed(html)
     parser.close()

@@ -1,4 +1,4 @@
-"""A run's record as JSON can carry it: all that a view in the browser is given of a run.
+"""The state of a run as JSON can carry it: all that a view in the browser gets of a run.
 
 Kernel side; the golden state in `tests/` holds its shape, for Python and for JavaScript. `head`, `row`, `history` and
 `displays` are parts of it that change at different paces.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:
-    """Everything a view needs, as JSON can carry it; of the output the last `lines` entries.
+    """Return everything a view needs, as JSON can carry it; of the output the last `lines` entries.
 
     Times are seconds since the first rank's start; numbers that JSON does not know are `"nan"`, `"inf"`, `"-inf"`.
     """
@@ -32,12 +32,12 @@ def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:
 
 
 def origin(record: RunRecord) -> float:
-    """The moment that the times of a state are counted from."""
+    """Return the moment that the times of a state are counted from."""
     return min((rank.started_at_s for rank in record.ranks.values() if rank.started_at_s is not None), default=0.0)
 
 
 def head(record: RunRecord) -> dict[str, Any]:
-    """What is said of the run as a whole."""
+    """Return the state of the run as a whole."""
     return {
         "run": record.run,
         "label": record.label,
@@ -64,7 +64,7 @@ def line_state(line: Line) -> dict[str, Any]:
 
 
 def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
-    """What is said of one rank, without its history and its displays."""
+    """Return the state of one rank, without its history and its displays."""
     ended = rank.exit
     return {
         "rank": rank.rank,

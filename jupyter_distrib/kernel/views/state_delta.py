@@ -31,34 +31,34 @@ LAST_LINE_CHARACTERS = 200
 NAMES = 12
 """Metrics of a rank that are sent, with how many others there are; those are in the record."""
 FEWEST_CHARTS, MOST_CHARTS = 6, 24
-"""Of a rank; the more ranks, the fewer."""
+"""Charts of a rank; the more ranks, the fewer."""
 POINTS = 12_000
-"""Of all charts and ranks together."""
+"""Points of all charts and ranks together."""
 FEWEST_POINTS = 30
-"""Of a line."""
+"""Points that each line has at least."""
 HISTORY_EVERY_S = 1.0
 DISPLAY_BYTES = 2_000_000
-"""Of one update; what is over waits for the next."""
+"""Bytes of displays in one update; the rest waits for the next."""
 
 Piece = Any
 
 
 class StateDelta:
-    """What the browser has; `changed` brings it up to date."""
+    """The changes between what the browser has and what is new."""
 
     def __init__(self, pool: str) -> None:
         self.now: dict[str, Piece] = {}
-        """Every piece as it was last given out; replaced, never changed, so that any thread may read it."""
+        """All pieces as they were last sent; replaced, never changed, so that any thread may read them."""
         self._pool = pool
         self._entries = 0
         self._count = 0
         self._chunk: list[dict[str, Any]] = []
         self._histories: dict[int, tuple[Sample, float]] = {}
-        """By rank, the newest sample that was given out, and when."""
+        """By rank, the newest sample that was sent, and when."""
         self._displays: dict[str, Display] = {}
 
     def changed(self, record: RunRecord, now_s: float, *, stopping: str = "") -> dict[str, Piece]:
-        """The pieces that differ from what was given out before."""
+        """Return the pieces that differ from those sent before."""
         of_run = {"elapsed_s": 0, "pool": self._pool, "stopping": stopping, "numbers": list(record.ranks)}
         found: dict[str, Piece] = {"head": {**run_state.head(record), **of_run}}
         origin_s = run_state.origin(record)
@@ -94,7 +94,8 @@ class StateDelta:
         return found
 
     def _lines(self, record: RunRecord) -> dict[str, Piece]:
-        """Chunks that are new or have grown. Every entry has a number, which is its place in the ring."""
+        """Yield the chunks of output that are new or have grown. Every entry has a number, which is its place in the
+        ring."""
         new = _latest(record.lines_since(self._entries))
         self._entries = record.entry_count
         found: dict[str, Piece] = {}
@@ -121,8 +122,8 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
 
 
 def columns(rank: RankRecord, points: int) -> dict[str, Any]:
-    """`{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about so many points of all numbers together, evenly taken,
-    and always the last ones; how many numbers are left out."""
+    """Return a history as columns, `{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about so many points of all
+    numbers together, evenly taken, and always the last ones; how many numbers are left out."""
     most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
     names = list(rank.metrics)[:most]
     stride = -(-len(rank.history) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
@@ -136,7 +137,7 @@ def columns(rank: RankRecord, points: int) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | str | None:
-    """Five digits are more than a chart shows."""
+    """Round to five digits, which are more than a chart shows."""
     return None if value is None else run_state.number(float(f"{value:.5g}"))
 
 

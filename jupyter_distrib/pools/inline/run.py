@@ -147,7 +147,7 @@ class InlineRun:
 
     @contextmanager
     def _kept_values(self, rank: int) -> Iterator[None]:
-        """What this rank has kept is what `payload.kept_value` finds meanwhile."""
+        """Let `payload.kept_value` find what this rank has kept, for the time of the block."""
         before = dict(payload.kept_values)
         payload.kept_values.clear()
         payload.kept_values.update(self._group.kept.get(rank, {}))
@@ -190,7 +190,7 @@ def _environment(kernel: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Whatever the cell does to the process's surroundings is undone."""
+    """Undo whatever the cell does to the process's environment."""
     main, env, argv, path = sys.modules["__main__"], dict(os.environ), list(sys.argv), list(sys.path)
     streams = sys.stdin, sys.stdout, sys.stderr
     directory = _directory()
@@ -256,7 +256,7 @@ class _Tee(io.TextIOBase):
 
 
 class _Clock:
-    """What `RunOutput` wants of a loop, for a thread that has none: what is due is called at the next write."""
+    """The loop that `RunOutput` wants, for a thread that has none: what is due is called at the next write."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, Timer]] = []

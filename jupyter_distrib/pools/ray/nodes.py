@@ -1,5 +1,5 @@
-"""What nodes a Ray cluster has, and how much of each is free. Used in the coordinator's loop; Ray is asked in a thread
-of its own, since it may take its time or for ever."""
+"""The nodes of a Ray cluster, and how much of each is free. Used in the coordinator's loop; Ray is asked in a thread of
+its own, since it may take its time or for ever."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 
 ANSWER_S = 2.0
-"""Who asks gets what was known before if Ray does not answer within this."""
+"""Seconds after which the last known state is given if Ray does not answer."""
 _TYPE = "accelerator_type:"
-"""What Ray's names of GPU types begin with."""
+"""Prefix of Ray's names of GPU types."""
 Described = dict[str, object]
 
 

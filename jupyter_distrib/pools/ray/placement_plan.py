@@ -14,7 +14,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, OpenWorkerGroup
 
 _TYPE = "accelerator_type:"
-"""What Ray's names of GPU types begin with."""
+"""Prefix of Ray's names of GPU types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Wanted:
     """How worker groups are spread: options of the pool."""
 
     nodes: int = 0
-    """0: as few as can be."""
+    """0: as few as possible."""
     cpus_per_rank: float = 1.0
     python: str = ""
     """The ranks' interpreter; empty: that of Ray's own processes."""
@@ -36,7 +36,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What one worker group takes."""
+    """The resources that one worker group takes."""
 
     command: OpenWorkerGroup
     wanted: Wanted
@@ -69,14 +69,14 @@ class PlacementRequest:
         return self.command.size or (max(1, sum(there)) if self.gpus else DEFAULT_CPU_RANKS)
 
     def shapes(self, there: Sequence[int]) -> list[list[int]]:
-        """Those that the nodes have room for if nobody else is there, the best first."""
+        """Return the shapes that the nodes have room for if nobody else is there, the best first."""
         size, nodes = self.size(there), self.wanted.nodes
         counts = (min(nodes, size),) if nodes else range(1, len(there) + 1)
         return [shape for count in counts if (shape := _even(size, count, there))]
 
     def grown(self, there: Sequence[int]) -> list[int]:
-        """What to wait for if the cluster is too small: new nodes are taken to be like the largest there is. If none
-        has room for a rank, each is asked for by itself, since how many a new node can take is not known."""
+        """Return what to wait for if the cluster is too small: new nodes are taken to be like the largest there is. If
+        none has room for a rank, each is asked for by itself, since how many a new node can take is not known."""
         size = self.size(there)
         if self._is_loose(there):
             return [1] * size
@@ -92,7 +92,7 @@ class PlacementRequest:
         return not self.wanted.nodes and not any(there)
 
     def bundle(self, size: int) -> dict[str, float]:
-        """What so many ranks on one node take."""
+        """Return the resources that so many ranks on one node take."""
         cpus = self.wanted.cpus_per_rank
         bundle: dict[str, float] = {"CPU": size * cpus} if cpus else {}
         if self.gpus:
@@ -102,7 +102,7 @@ class PlacementRequest:
         return bundle or {"CPU": 0.001}
 
     def busy(self, nodes: Sequence[Mapping[str, Any]], total: Mapping[str, float], free: Mapping[str, float]) -> str:
-        """What is asked for and what is free, of that which is short; what Ray calls a CPU or a GPU."""
+        """Say what is asked for and what is free, of that which is short; what Ray calls a CPU or a GPU."""
         there = self.there(nodes)
         asked = {unit: count for unit, count in self.bundle(self.size(there)).items() if unit in ("GPU", "CPU")}
         unit = next((unit for unit in sorted(asked) if free.get(unit, 0) < asked[unit]), max(asked))

@@ -1,4 +1,4 @@
-"""What crosses between kernel, coordinator, agent and worker: commands (imperative) and events (past tense).
+"""The messages between kernel, coordinator, agent and worker: commands (imperative) and events (past tense).
 
 Plain data, no behaviour, standard library only; loaded in every process of the project. `wire/link.py` carries these
 classes as JSON plus raw bytes, so a field may only be one of: `None`, `bool`, `int`, `float`, `str`, `bytes`, a tuple
@@ -198,7 +198,7 @@ RunEvent = (
     | TimedOut
     | Ended
 )
-"""What a `RunRecord` folds."""
+"""The events that a `RunRecord` folds."""
 Event = (
     Welcomed
     | Leaving
@@ -221,8 +221,8 @@ Event = (
     | NotAttached
 )
 Message = Command | Event
-"""All that a link carries."""
+"""Any message that a link carries."""
 PROTOCOL = crc32(
     repr([(one.__name__, one.__annotations__) for one in list(globals().values()) if isinstance(one, type)]).encode()
 )
-"""Differs whenever a class has other fields; part of the agent's fingerprint."""
+"""A number that differs whenever a class has other fields; part of the agent's fingerprint."""

@@ -1,4 +1,5 @@
-"""Between a kernel and the agent or coordinator that serves it: worker groups, runs, and what happens in a run.
+"""Messages between a kernel and the agent or coordinator that serves it: worker groups, runs, and what happens in a
+run.
 
 The coordinator passes most of it on to agents as it is, and agents pass cells on to ranks.
 """
@@ -12,19 +13,19 @@ from jupyter_distrib.wire.messages.shared import Cell, Failure, Frame, Parcel, R
 DEFAULT_CPU_RANKS = 2
 """The size of a worker group without GPUs, if none was asked for."""
 KILL_AFTER_S = 2.0
-"""How long after `Stop` a rank is killed."""
+"""Seconds after `Stop` at which a rank is killed."""
 
 
 @message
 class Hello:
-    """First frame on every link from a kernel. The agent answers `Welcomed` or closes the link."""
+    """The first frame on every link from a kernel. The agent answers `Welcomed` or closes the link."""
 
     protocol: int
     session: str
     """Random name of this kernel's use of the extension; run ids begin with it."""
     pid: int
     label: str
-    """How other notebooks are told who holds something: `train.ipynb (kernel 4242)`."""
+    """The holder's name in other notebooks: `train.ipynb (kernel 4242)`."""
     notebook: str = ""
     """The notebook's path, the same after a restart of its kernel; empty if the front end does not tell."""
     python: str
@@ -40,13 +41,13 @@ class OpenWorkerGroup:
     size: int
     """Ranks on this node; 0: one for each visible GPU, or 2 CPU ranks on a node without any."""
     gpus: bool
-    """True: one leased GPU per rank, or CPU ranks if the node has no GPU at all. False: CPU ranks."""
+    """Whether each rank leases a GPU (CPU ranks if the node has no GPU at all); False: CPU ranks."""
     first_rank: int = 0
     world_size: int = 0
-    """0: the same as `size`."""
+    """Ranks on all nodes; 0: the same as `size`."""
     node_rank: int = 0
     host: str = "127.0.0.1"
-    """Where other nodes reach this one; rank 0's node binds the store to it."""
+    """Address by which other nodes reach this one; rank 0's node binds the store to it."""
     interface: str = "lo"
     load_env: dict[str, str] = field(default_factory=dict)
     """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd
@@ -54,9 +55,9 @@ class OpenWorkerGroup:
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
     gpu_type: str = ""
-    """Only GPUs with this in their name, in any case: `A10`."""
+    """Text that the names of the GPUs must contain, in any case: `A10`."""
     wait_s: float = 0.0
-    """How long to wait for what others hold; `WorkerGroupQueued` says what that is. 0: refuse at once."""
+    """Seconds to wait for what others hold; `WorkerGroupQueued` says what that is. 0: refuse at once."""
 
 
 @message
@@ -74,11 +75,11 @@ class Execute:
     none."""
     detached: bool = False
     timeout_s: float | None = None
-    """The agent stops the run after this long and says so with `TimedOut`."""
+    """Seconds after which the agent stops the run and says so with `TimedOut`."""
     hang_timeout_s: float | None = None
-    """The same when ranks have waited this long for others, in one and the same place."""
+    """Seconds after which the agent stops the run when ranks wait for others in one and the same place."""
     label: str = ""
-    """How the run is named in lists: `Cell In[5]`."""
+    """The run's name in lists: `Cell In[5]`."""
 
 
 @message
@@ -88,7 +89,7 @@ class Stop:
 
     run: str
     force: bool = False
-    """Kill at once (the second press of the button)."""
+    """Whether to kill at once (the second press of the button)."""
 
 
 @message
@@ -105,9 +106,9 @@ class CloseWorkerGroup:
 
     group: str
     reason: str = ""
-    """Why, for whoever waits for that run."""
+    """The reason, for everyone who waits for that run."""
     force: bool = False
-    """Kill them, instead of giving exit handlers a second."""
+    """Whether to kill them, instead of giving exit handlers a second."""
 
 
 @message
@@ -123,7 +124,7 @@ class Attach:
     `NotAttached`."""
 
     run: str
-    """Empty: the newest detached run."""
+    """The run's id; empty for the newest detached run."""
 
 
 @message
@@ -136,8 +137,8 @@ class Welcomed:
 
 @message
 class Leaving:
-    """Whoever holds the pool cannot reach it any more, and takes no more worker groups: the next one is for its
-    successor."""
+    """Stop taking worker groups, because the holder of the pool cannot reach it any more: the next one is for the
+    agent's successor."""
 
 
 @message
@@ -145,9 +146,10 @@ class WorkerGroupOpened:
     group: str
     workers: tuple[WorkerInfo, ...]
     gpus: bool
-    """One GPU for each of these ranks."""
+    """Whether each of these ranks has a GPU."""
     node_has_gpus: bool = False
-    """There are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have any."""
+    """Whether there are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have
+    any."""
 
 
 @message
@@ -165,7 +167,7 @@ class WorkerGroupQueued:
 
     group: str
     reason: str
-    """As in `WorkerGroupRefused`."""
+    """A sentence for the user, as in `WorkerGroupRefused`."""
 
 
 @message
@@ -205,7 +207,7 @@ class Wrote:
     stream: str
     """`stdout` or `stderr`."""
     text: str
-    """Decoded with replacement; ends anywhere, also inside a line."""
+    """Text decoded with replacement; ends anywhere, also inside a line."""
     skipped_lines: int = 0
     """Lines left out before `text` because there were too many to show; all of them are in the log."""
     at_s: float = 0.0
@@ -220,7 +222,7 @@ class Progressed:
     label: str
     step: int
     total: int | None
-    """None if the loop has no known end."""
+    """The loop's end; None if it has no known end."""
     at_s: float
 
 
@@ -246,15 +248,15 @@ class Noted:
 
 @message
 class Sampled:
-    """What a rank's process and the children it started use; about once a second while a run is on, only then."""
+    """A rank's process and the children it started were measured; about once a second while a run is on, only then."""
 
     run: str
     rank: int
     rss_bytes: int
     cpu_percent: float
-    """Since the sample before; 100 is one core."""
+    """Processor usage since the sample before; 100 is one core."""
     gpu_memory_bytes: int | None
-    """Used by this rank on its GPU; None for a CPU rank, and where the driver does not tell."""
+    """Memory used by this rank on its GPU; None for a CPU rank, and where the driver does not tell."""
     gpu_memory_total_bytes: int | None
     gpu_percent: float | None
     """How busy the whole GPU is."""
@@ -272,13 +274,13 @@ class Displayed:
     metadata: dict[str, object]
     display_id: str = ""
     update: bool = False
-    """It takes the place of what this rank displayed under the same `display_id`, and is nothing new."""
+    """Whether it takes the place of what this rank displayed under the same `display_id`, and is nothing new."""
     at_s: float
 
 
 @message
 class Cleared:
-    """A rank called `clear_output`: what it displayed goes. What it wrote stays."""
+    """A rank called `clear_output`: what it displayed goes; what it wrote stays."""
 
     run: str
     rank: int
@@ -311,18 +313,18 @@ class Returned:
     run: str
     rank: int
     value: Parcel | None
-    """None: the cell does not end with an expression, or its value is None."""
+    """The cell's value; None if the cell does not end with an expression, or its value is None."""
     kept: dict[str, str] = field(default_factory=dict)
     """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
     at_s: float = 0.0
     exited_early: bool = False
-    """The cell called `sys.exit()` or `sys.exit(0)`."""
+    """Whether the cell called `sys.exit()` or `sys.exit(0)`."""
     sharded: tuple[str, ...] = ()
-    """Those of the kept names whose values are sharded over the ranks."""
+    """The names among `kept` whose values are sharded over the ranks."""
     sequence: int = -1
     """Collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no group."""
     started: Started | None = None
-    """The beginning, if the cell was over before that was told."""
+    """The beginning, if the cell was over before that was sent."""
 
 
 @message
@@ -342,7 +344,7 @@ class Interrupted:
     run: str
     rank: int
     frames: tuple[Frame, ...]
-    """Where it was."""
+    """The frames at which it was interrupted."""
     at_s: float
 
 
@@ -354,21 +356,21 @@ class Exited:
     rank: int
     pid: int
     exit_code: int | None
-    """As `waitpid` tells it: the status, or minus the signal's number; None if it cannot be known."""
+    """The exit code as `waitpid` has it: the status, or minus the signal's number; None if it cannot be known."""
     asked: bool
-    """True if we killed it, because a stop was asked for, another rank had failed first, or for the `reason`."""
+    """Whether we killed it, because a stop was asked for, another rank had failed first, or for the `reason`."""
     reason: str = ""
-    """Why the whole run had to end with its ranks; empty if it was not for that: `its ranks were stopped`."""
+    """Why the whole run had to end with its ranks: `its ranks were stopped`; empty if it ended for another cause."""
     last_lines: tuple[str, ...] = ()
-    """The end of what it wrote to standard error (and of the crash report for a fatal signal)."""
+    """The end of its standard error (and of the crash report for a fatal signal)."""
     frames: tuple[Frame, ...] = ()
-    """Where it was when a fatal signal came, as far as the crash report tells."""
+    """The frames at which a fatal signal came, as far as the crash report tells."""
     loading: str = ""
     """The variable of the notebook that it was unpickling; empty if it was past that."""
     out_of_memory: bool = False
-    """The system's own counter says that its out-of-memory killer was at work."""
+    """Whether the system's own counter says that its out-of-memory killer was at work."""
     memory_limit_bytes: int = 0
-    """What all processes of its control group together may use; 0: there is no limit, or it does not matter here."""
+    """Limit on all processes of its control group together; 0: there is none, or it does not matter here."""
     peak_rss_bytes: int = 0
     at_s: float = 0.0
 
@@ -381,7 +383,7 @@ class TimedOut:
     limit_s: float
     at_s: float
     stalled: bool = False
-    """The limit is that for a stall; the last `Stalled` says what it is."""
+    """Whether the limit is that for a stall; the last `Stalled` says what it is."""
 
 
 @message
@@ -391,11 +393,11 @@ class Ended:
     run: str
     at_s: float
     log_directory: str = ""
-    """Where the ranks' logs are; empty if nobody wrote anything."""
+    """The folder of the ranks' logs; empty if no rank wrote anything."""
     clean: bool = True
-    """False: the groups of these ranks are not fit for another run."""
+    """Whether the groups of these ranks are fit for another run."""
     sequences: tuple[int, ...] = ()
-    """See `Returned.sequence`: those that differ between ranks need a new group too."""
+    """The numbers of `Returned.sequence`: those that differ between ranks need a new group too."""
 
 
 @message
@@ -406,7 +408,7 @@ class Answered:
 
 @message
 class Attached:
-    """What the run is; its events follow."""
+    """The description of a detached run; its events follow."""
 
     run: str
     label: str

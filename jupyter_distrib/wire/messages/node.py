@@ -1,4 +1,4 @@
-"""Between the coordinator and the agents of a worker group that spans several nodes."""
+"""Messages between the coordinator and the agents of a worker group that spans several nodes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class CutRemoteSockets:
 
     run: str
     ends: tuple[tuple[str, str], ...]
-    """As in `Connected`."""
+    """Addresses as in `Connected`."""
 
 
 @message
 class RankSighting:
-    """What an agent knows of one rank that executes a cell."""
+    """The agent's knowledge of one rank that executes a cell."""
 
     rank: int
     state: str
     """`running`, `stopped` by SIGSTOP, `traced` by a debugger, `silent` (C code does not let it answer), or `left`."""
     pid: int = 0
     seen: ProbeAnswer | None = None
-    """Its last answer."""
+    """The rank's last answer to a probe."""
     line: int | None = None
-    """Of a silent rank: where it is now."""
+    """The line where a silent rank is now."""
 
 
 @message

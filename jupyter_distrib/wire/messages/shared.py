@@ -1,4 +1,4 @@
-"""What the messages of several conversations are made of."""
+"""The parts that the messages of several conversations share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
-    """A dataclass of keywords that is not changed once it is made: type checkers see to that.
+    """Make a dataclass of keywords that is not changed once it is made: type checkers see to that.
 
     All share how they are compared and shown. A class for which `dataclass` generates that, and what freezes it at run
     time, takes three times as long to make, and each process of the project begins with these sixty.
@@ -61,7 +61,7 @@ class Frame:
     """The source line, stripped, where the rank could read it; the kernel prefers its own copy."""
     first_column: int = -1
     last_column: int = -1
-    """0-based columns of the failing expression in that line, -1 if unknown."""
+    """The last of the 0-based columns of the failing expression in that line, -1 if unknown."""
 
 
 @message
@@ -71,15 +71,15 @@ class Failure:
     type_name: str
     """Qualified name, without the module for builtins and `__main__`: `KeyError`, `torch.OutOfMemoryError`."""
     message: str
-    """What `str(exception)` gave, or a sentence that says it failed."""
+    """The text of `str(exception)`, or a sentence that says it failed."""
     frames: tuple[Frame, ...] = ()
     notes: tuple[str, ...] = ()
     parcel: Parcel | None = None
     """The exception object, for the kernel to raise as its own type; None if it cannot be pickled."""
     cause: Failure | None = None
-    """What it was raised from (`__cause__`, or `__context__` unless suppressed)."""
+    """The failure that it was raised from (`__cause__`, or `__context__` unless suppressed)."""
     code: int | None = None
-    """For `SystemExit`: the exit status the user asked for."""
+    """The exit status that the user asked for, of a `SystemExit`."""
 
 
 @message
@@ -90,30 +90,31 @@ class Cell:
     """Python source, IPython syntax already translated, padded with empty lines so that its line numbers are those of
     the front end (the magic line is line 1)."""
     filename: str
-    """How tracebacks name it: `Cell In[5]`."""
+    """The cell's name in tracebacks: `Cell In[5]`."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Names that the notebook has or had, and in a sentence why the ranks do not: a `NameError` tells it."""
+    """Names that the notebook has or had, and in a sentence why the ranks do not: a `NameError` says it."""
 
 
 @message
 class Setting:
-    """The surroundings a rank takes over before it executes a cell."""
+    """The environment a rank takes over before it executes a cell."""
 
     env: dict[str, str] = field(default_factory=dict)
     """The kernel's whole environment plus `--env`; the rank's own variables (RANK, ...) are added by the worker."""
     directory: str = ""
     path: tuple[str, ...] = ()
-    """`sys.path` of the kernel, notebook folder first."""
+    """The kernel's `sys.path`, notebook folder first."""
     own_libraries: bool = False
-    """The ranks run under another interpreter than the kernel: its own library folders follow `path`."""
+    """Whether the ranks run under another interpreter than the kernel: its own library folders follow `path`."""
     own_environment: bool = False
-    """The ranks run on another machine: `env` goes on top of that machine's own environment."""
+    """Whether the ranks run on another machine: `env` goes on top of that machine's own environment."""
     strategy: str = "none"
     strategy_options: dict[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     """Names of the cell's namespace that stay on the rank."""
     by_value: bool = False
-    """True for detached runs: values must be readable by another kernel, so nothing is sent as a reference."""
+    """Whether values must be readable by another kernel, as in detached runs, so that nothing is sent as a
+    reference."""
 
 
 @message
@@ -123,11 +124,11 @@ class WorkerInfo:
     rank: int
     pid: int
     device: str
-    """`cpu`, `cuda:0` (as the rank itself names it) or `mps`."""
+    """The device: `cpu`, `cuda:0` (as the rank itself names it) or `mps`."""
     device_name: str = ""
-    """`NVIDIA H200 (GPU 3)`; empty for CPU ranks."""
+    """The device's full name: `NVIDIA H200 (GPU 3)`; empty for CPU ranks."""
     state: str = "idle"
-    """`starting`, `idle`, `running` or `gone`."""
+    """The state: `starting`, `idle`, `running` or `gone`."""
     rss_bytes: int = 0
     node: str = ""
     """The machine that it is on, by the name or address that its pool knows it by; empty if there is only one."""
@@ -135,31 +136,31 @@ class WorkerInfo:
 
 @message
 class RankPlace:
-    """Where one rank is while nothing moves."""
+    """The place of one rank while nothing moves."""
 
     rank: int
     where: str
-    """What it does there, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
+    """Its action there, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
     line: int | None
-    """Of the cell; None if it is not known, or the rank is in no line of the cell."""
+    """The line of the cell; None if it is not known, or the rank is in no line of the cell."""
     waiting: bool
-    """It waits for other ranks, so it is not the one to look at."""
+    """Whether it waits for other ranks, so that it is not the one to look at."""
 
 
 @message
 class GroupSighting:
-    """How far one rank is in one process group, by torch's flight recorder."""
+    """The progress of one rank in one process group, by torch's flight recorder."""
 
     name: str
     ranks: tuple[int, ...]
-    """Its members, as numbers of the whole world."""
+    """The group's members, as numbers of the whole world."""
     entered: int
     """Number of the last collective that the rank has called in it, counted from 1 in each run."""
     number: int = 0
-    """The first one that has not ended for this rank; 0: none."""
+    """Number of the first collective that has not ended for this rank; 0: none."""
     op: str = ""
-    """Its kind, `all_reduce`."""
+    """The kind of that collective: `all_reduce`."""
     tensors: str = ""
-    """Shapes and types of what it was given: `[4] Float`."""
+    """Shapes and types of the tensors given to it: `[4] Float`."""
     spins: bool = False
-    """A thread that waits for it keeps its core busy (NCCL)."""
+    """Whether a thread that waits for it keeps its core busy (NCCL)."""

@@ -1,4 +1,4 @@
-"""Between an agent and its forkserver and ranks."""
+"""Messages between an agent and its forkserver and ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jupyter_distrib.wire.messages.shared import GroupSighting, message
 
 @message
 class WorkerOrder:
-    """Who a new worker is; fixed for its life."""
+    """The identity of a new worker; fixed for its life."""
 
     group: str
     worker: str
@@ -26,8 +26,8 @@ class WorkerOrder:
     agent: str = ""
     """The agent's mark; in the environment too, for when the agent itself is gone. Empty: there is no agent."""
     interface: str = "lo"
-    """Through which ranks reach one another: loopback, or for worker groups of several nodes the one that routes
-    between them."""
+    """The interface through which ranks reach one another: loopback, or for worker groups of several nodes the one that
+    routes between them."""
 
 
 @message
@@ -68,7 +68,7 @@ class CutSockets:
     run: str
     inodes: tuple[int, ...]
     stop: bool = True
-    """The run is being stopped; False: only its far ends have gone."""
+    """Whether the run is being stopped; False: only its far ends have gone."""
 
 
 @message
@@ -78,7 +78,7 @@ class Probe:
 
     run: str
     deep: bool = False
-    """Look into the process groups in any case; else only if the main thread has not moved for a while."""
+    """Whether to look into the process groups in any case; else only if the main thread has not moved for a while."""
 
 
 @message
@@ -93,18 +93,18 @@ class ProbeAnswer:
     run: str
     rank: int
     line: int | None
-    """Of the cell."""
+    """The line of the cell."""
     function: str
-    """What runs at that line: the cell's function, or the library's that it has called: `load()`,
-    `wait() (threading.py)`; empty for the cell's own level."""
+    """The function that runs at that line: the cell's function, or the library's that it has called: `load()`, `wait()
+    (threading.py)`; empty for the cell's own level."""
     call: str
     """The function of `torch.distributed` that it is in: `all_reduce`; empty if it is in none."""
     unmoved_s: float
-    """For so long it has been seen at exactly this place, with no collective in between."""
+    """Seconds that it has been seen at exactly this place, with no collective in between."""
     idle_s: float
-    """For so long the main thread has used no processor time."""
+    """Seconds that the main thread has used no processor time."""
     groups: tuple[GroupSighting, ...] | None
-    """None if it has not looked."""
+    """The process groups; None if it has not looked."""
 
 
 @message
@@ -114,7 +114,7 @@ class Ready:
     rank: int
     pid: int
     early: bool = False
-    """Forked before the forkserver had imported everything an optimizer or FSDP needs."""
+    """Whether it was forked before the forkserver had imported everything an optimizer or FSDP needs."""
 
 
 @message

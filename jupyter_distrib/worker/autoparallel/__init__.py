@@ -1,4 +1,5 @@
-"""What strategies share that turn unchanged training code into distributed training. Runs in a rank's main thread.
+"""The shared parts of strategies that turn unchanged training code into distributed training. Runs in a rank's main
+thread.
 
 hooks.py               when something has to be done: an optimizer is built, a backward pass, a loader is read
 ownership.py           whose parameters an optimizer has

@@ -55,17 +55,17 @@ class _Stop:
 
 
 class DataConsensus:
-    """Those of one run."""
+    """The consensus of ranks on the data of one run."""
 
     def __init__(self) -> None:
         self._been: Counter[str] = Counter()
         self._met: set[str] = set()
-        """Places to which all ranks have come before."""
+        """Places that all ranks have reached before."""
         self._begun = 0
-        """Collectives of our own, which every rank begins in the same order."""
+        """Number of our own collectives, which every rank begins in the same order."""
 
     def compare(self, place: str, mine: str) -> bool:
-        """Whether the rank that has come here first holds something else; waits for nobody."""
+        """Return whether the rank that has come here first holds something else; waits for nobody."""
         if (board := process_group.current.board()) is None:
             return False
         stop = self._next(place)
@@ -74,7 +74,7 @@ class DataConsensus:
         return first != mine
 
     def decide(self, place: str, mine: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
-        """What is decided of what the ranks hold, the same on each of them, and what they hold.
+        """Return the decision on what the ranks hold, the same on each of them, and what they hold.
 
         Both are empty if one of them does not come.
         """
@@ -91,7 +91,7 @@ class DataConsensus:
         return ("", []) if verdict == _NOTHING else (verdict, every)
 
     def meets(self, *, told: bool) -> None:
-        """A collective begins in which every rank takes part; in any thread.
+        """Note that a collective begins in which every rank takes part; in any thread.
 
         Args:
             told: Some rank may wait for this one.
@@ -101,7 +101,7 @@ class DataConsensus:
             board.put(_begun(identity.rank()), str(self._begun))
 
     def end(self) -> None:
-        """The cell has ended: nobody has to wait for this rank."""
+        """End, because the cell has ended: nobody has to wait for this rank."""
         if (board := process_group.current.board()) is not None:
             with suppress(RuntimeError):  # it was cut off from the store, as the others were or will be
                 board.put(_ended(identity.rank()), "")
@@ -111,7 +111,7 @@ class DataConsensus:
         return _Stop(place=place, number=self._been[place])
 
     def _wait(self, board: StoreBoard, stop: _Stop) -> list[str]:
-        """What every rank has left; nothing if one of them does not come, or another has said so."""
+        """Return what every rank has left; nothing if one of them does not come, or another has said so."""
         rank, until_s = identity.rank(), time.monotonic() + WAIT_S
         board.put(_waits(rank), self._order(stop))
         while not board.has(stop.everyones) and not board.has([stop.verdict]):
@@ -122,7 +122,7 @@ class DataConsensus:
         return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
 
     def _is_alone(self, board: StoreBoard, stop: _Stop) -> bool:
-        """Whether none of the ranks that have not come will come before this one goes on."""
+        """Return whether none of the ranks that have not come will come before this one goes on."""
         missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
         return all(self._stays_away(board, rank, stop) for rank in missing)
 
@@ -139,8 +139,8 @@ class DataConsensus:
         return is_ahead and bool(json.loads(self._order(stop)) < theirs)
 
     def _order(self, stop: _Stop) -> str:
-        """Of two places where ranks wait for one another, who is at the smaller one goes on: not where all have met
-        before, and the line further up, which the other rank has passed."""
+        """Return a sort key for places where ranks wait for one another; the ranks at the smaller one go on: not where
+        all have met before, and the line further up, which the other rank has passed."""
         line = re.search(r"\d+$", stop.place)
         return json.dumps([stop.place in self._met, int(line.group()) if line else 0, stop.place, stop.number])
 
@@ -149,7 +149,7 @@ _NOTHING = "nothing"
 
 
 def _leave(board: StoreBoard, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
-    """Called by every rank when it needs these no more; the last one wipes them off."""
+    """Leave these keys, as every rank does when it needs them no more; the last one deletes them."""
     is_last = board.count(stop.left) == identity.world_size()
     if is_last:
         board.wipe([*keys, stop.left])

@@ -1,9 +1,10 @@
-"""Whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main thread.
+"""A check whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main
+thread.
 
 Each rank leaves in the store what its data look like, a few samples of them, and reads what the others have left. Only
 a cell whose code asks how many ranks there are can have divided anything on purpose: there the ranks wait for one
-another before a loader is divided (`meetings.py`). In any other cell nobody waits, and what differs (a random split
-without a seed, say) is only said.
+another before a loader is divided (`data_consensus.py`). In any other cell nobody waits, and what differs (a random
+split without a seed, say) is only said.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jupyter_distrib.worker.autoparallel.data_consensus import DataConsensus
 
 _SAMPLES = 16
 _ELEMENTS = 1024
-"""Of each sample."""
+"""Elements of each sample that are read."""
 _DEPTH = 4
 _SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _RANK_CALLS = {"get_rank", "get_node_local_rank"}
@@ -37,15 +38,15 @@ _RANK_NAMES = {"rank", "local_rank"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What is known of one data loader, and what to say of it."""
+    """The findings on one data loader, and the sentence about it."""
 
     by_hand: bool
-    """The ranks hold different data on purpose."""
+    """Whether the ranks hold different data on purpose."""
     note: str = ""
 
 
 class DataFingerprints:
-    """What the ranks have told one another of their data in one run.
+    """The fingerprints of data that the ranks have exchanged in one run.
 
     Args:
         cell: The cell's file name.
@@ -57,7 +58,7 @@ class DataFingerprints:
         self._consensus = DataConsensus()
 
     def compared(self, loader: DataLoader[Any], place: str) -> Compared:
-        """Whether the cell has divided this loader's data among the ranks, as far as can be known now."""
+        """Return whether the cell has divided this loader's data among the ranks, as far as can be known now."""
         length, data, order = _described(loader)
         if not self.look():
             return Compared(by_hand=False, note=_DIFFERS.format(place) if self._consensus.compare(place, data) else "")
@@ -69,17 +70,17 @@ class DataFingerprints:
         return Compared(by_hand=True, note=_DIVIDED.format(place, unequal))
 
     def look(self) -> bool:
-        """Whether the cell asks how many ranks there are; called while it is being executed."""
+        """Check whether the cell asks how many ranks there are; called while it is being executed."""
         if self._asks_size is None:
             self._asks_size = _asks_size(self._cell)
         return self._asks_size
 
     def meets(self) -> None:
-        """A collective begins in which every rank takes part; in any thread."""
+        """Note that a collective begins in which every rank takes part; in any thread."""
         self._consensus.meets(told=bool(self._asks_size))
 
     def end(self) -> None:
-        """The cell has ended."""
+        """End, because the cell has ended."""
         self._consensus.end()
 
 
@@ -102,7 +103,7 @@ def _verdict(every: list[str]) -> str:
 
 
 def reads_ranks(thing: object) -> bool:
-    """Whether a data set's code asks which rank it is on. A column or a method that is called `rank` is none."""
+    """Return whether a data set's code asks which rank it is on. A column or a method that is called `rank` is none."""
     cls = type(thing)
     methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
     if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
@@ -112,7 +113,7 @@ def reads_ranks(thing: object) -> bool:
 
 
 def _is_rank(thing: object, name: str) -> bool:
-    """Whether this attribute may hold the number of a rank."""
+    """Return whether this attribute may hold the number of a rank."""
     value = getattr(thing, "__dict__", {}).get(name) if name in _RANK_NAMES else None
     return type(value) is int and 0 <= value < identity.world_size()
 
@@ -125,7 +126,7 @@ def _asks_rank(code: CodeType) -> bool:
 
 
 def _asks_size(cell: str) -> bool:
-    """Whether the cell that is being executed, or a function of the notebook, asks how many ranks there are."""
+    """Return whether the cell that is being executed, or a function of the notebook, asks how many ranks there are."""
     codes = [
         each.__code__
         for value in list(vars(sys.modules["__main__"]).values())
@@ -150,7 +151,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _described(loader: DataLoader[Any]) -> tuple[int | None, str, str]:
-    """How many batches there are, the data set's print, and that of the data set with its sampler."""
+    """Return how many batches there are, the data set's fingerprint, and that of the data set with its sampler."""
     sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
     data = list(_print(loader.dataset, _DEPTH))
     batches = _length(loader.batch_sampler) if loader.batch_size is not None else _length(sampler)
@@ -162,7 +163,8 @@ def _digest(parts: list[bytes]) -> str:
 
 
 def _print(thing: Any, depth: int) -> Iterator[bytes]:
-    """What can be told of data without changing anything: no sample is made, since that may draw random numbers."""
+    """Return what can be told of data without changing anything: no sample is made, since that may draw random
+    numbers."""
     if _is_array(thing):
         yield from _print_of_array(thing)
     elif isinstance(thing, (int, float, str, bytes)):
@@ -204,7 +206,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
-    """Its data, not its numbers and texts: a seed of its own says nothing of the samples."""
+    """Fingerprint an object's data, not its numbers and texts: a seed of its own says nothing of the samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
     fingerprint = getattr(thing, "_fingerprint", None)  # of `datasets`, whose tables are not looked into
@@ -224,5 +226,5 @@ def _length(thing: Any) -> int | None:
 
 
 def _places(length: int) -> range:
-    """The first, the last or nearly, and some between."""
+    """Return the first index, the last or nearly, and some between."""
     return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

@@ -1,4 +1,4 @@
-"""Averages the gradients of a model over ranks, with the reducer of torch's own `DistributedDataParallel`.
+"""The averaging of a model's gradients over ranks, with the reducer of torch's own `DistributedDataParallel`.
 
 The user's model is not touched: it is not wrapped, its class and its `state_dict` stay, and no module call costs
 anything. A `DistributedDataParallel` object holds the model beside itself and is told of every backward pass instead of
@@ -26,7 +26,7 @@ from jupyter_distrib.worker.autoparallel import weight_sync
 
 
 class ReducedParameters(nn.Module):
-    """Holds modules and tensors of the user so that `DistributedDataParallel` finds their parameters."""
+    """A module around modules and tensors of the user, so that `DistributedDataParallel` finds their parameters."""
 
     def __init__(self, modules: Sequence[nn.Module], loose: Sequence[torch.Tensor], flags: nn.Parameter) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class ReducedParameters(nn.Module):
         self.held = nn.ModuleList(modules)
 
     def forward(self) -> None:
-        """Nothing to compute."""
+        """Compute nothing."""
 
 
 class GradientReducer:
     """The parameters of some modules, and tensors that no module owns, whose gradients are averaged together.
 
     Args:
-        modules: They may share parameters with nobody else's replica.
+        modules: They may share parameters with no other reducer.
         loose: Tensors that require a gradient.
         left_alone: Parameters of the modules that somebody else looks after.
     """
@@ -64,14 +64,14 @@ class GradientReducer:
         self._used: list[bool] = []
         self._has_buffers = any(True for module in modules for _ in module.buffers())
         self._averaged = False
-        """Gradients have come since the buffers were shared."""
+        """Whether gradients have come since the buffers were shared."""
 
     @property
     def in_training(self) -> bool:
         return bool(self.loose) or any(module.training for module in self.modules)
 
     def announce(self) -> bool:
-        """Called before a backward pass; False if there is nothing to average."""
+        """Prepare for a backward pass; return False if there is nothing to average."""
         some_unknown = len(self._known) < len(self.parameters)  # frozen when the reducer was made
         if some_unknown and any(each.requires_grad and id(each) not in self._known for each in self.parameters):
             self._make()
@@ -87,7 +87,8 @@ class GradientReducer:
         return True
 
     def finish(self, meets: Callable[[], None]) -> None:
-        """Called at the end of the backward pass, inside it; `meets` is told before this waits for other ranks."""
+        """Finish the averaging at the end of the backward pass, inside it; `meets` is called before this waits for
+        other ranks."""
         assert self._ddp is not None
         self._used = [
             grad is not None and (before is None or grad is not before[0] or grad._version != before[1])  # noqa: SLF001
@@ -110,7 +111,7 @@ class GradientReducer:
         self._averaged = True
 
     def settle(self) -> bool:
-        """Called after the backward pass; False if it was another model's."""
+        """Complete the backward pass, after it; return False if it was another model's."""
         some = any(self._used)
         if some and not all(self._used):
             assert self._flags.grad is not None
@@ -121,7 +122,7 @@ class GradientReducer:
         return some
 
     def share_buffers(self) -> None:
-        """Called when the optimizer has stepped: no graph needs the old buffers any more."""
+        """Give every rank the buffers of rank 0. Called when the optimizer has stepped: no graph needs the old ones."""
         if self._has_buffers and self._averaged:
             weight_sync.take_from_rank_0([each for module in self.modules for each in module.buffers()])
         self._averaged = False

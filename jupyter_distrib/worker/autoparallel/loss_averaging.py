@@ -1,5 +1,5 @@
-"""Losses that decide how a training goes on are averaged over ranks: each rank has seen its share only, and all have to
-decide alike. Those are what a closure gives to an optimizer (`LBFGS` chooses its step by it) and what
+"""The averaging of losses that decide how a training goes on: each rank has seen its share only, and all have to decide
+alike. Such losses are what a closure gives to an optimizer (`LBFGS` chooses its step by it) and what
 `ReduceLROnPlateau` is told.
 
 Collective: every rank calls them, as every rank computes gradients.
@@ -21,7 +21,7 @@ from jupyter_distrib.worker.autoparallel.patches import Patches
 
 
 class LossAveraging:
-    """Those of one run.
+    """The averaged losses of one run.
 
     Args:
         applies: Whether there is anything that the ranks train together.

@@ -1,4 +1,4 @@
-"""Objects that ranks tell one another over the process group, pickled. Collective; runs in the rank's main thread.
+"""Pickled objects that ranks exchange over the process group. Collective; runs in the rank's main thread.
 
 torch's own object collectives want numpy, which a kernel need not have.
 """
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def gather(mine: T) -> list[T]:
-    """What every rank gives, in rank order."""
+    """Return the objects of all ranks, in rank order."""
     data = pickle.dumps(mine)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(data)]))
@@ -27,7 +27,7 @@ def gather(mine: T) -> list[T]:
 
 
 def from_rank_0(mine: T) -> T:
-    """What rank 0 gives."""
+    """Return the object of rank 0."""
     data = pickle.dumps(mine) if dist.get_rank() == 0 else b""
     size = torch.tensor([len(data)])
     dist.broadcast(size, src=0)
@@ -42,5 +42,5 @@ def _as_tensor(data: bytes) -> torch.Tensor:
 
 
 def _read(tensor: torch.Tensor) -> Any:
-    """A pickle knows its end, whatever follows it."""
+    """Unpickle; a pickle knows its end, whatever follows it."""
     return pickle.loads(ctypes.string_at(tensor.data_ptr(), tensor.numel()))

@@ -1,4 +1,5 @@
-"""Whose parameters an optimizer has: the modules that are alive in this rank, found through the garbage collector.
+"""The owners of an optimizer's parameters: the modules that are alive in this rank, found through the garbage
+collector.
 
 What the forkserver has imported is frozen (`gc.freeze`) and is not looked through, so that this takes well under a
 millisecond unless the cell itself holds millions of objects.
@@ -25,23 +26,23 @@ REACH = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """Where an optimizer's parameters live."""
+    """The modules and tensors that hold an optimizer's parameters."""
 
     roots: tuple[nn.Module, ...]
     """The outermost modules that own any of them, in the order of the parameters."""
     loose: tuple[torch.Tensor, ...]
-    """Those that no module owns."""
+    """The parameters that no module owns."""
 
 
 def alive(kind: type[T]) -> list[T]:
-    """The objects of this kind that anything refers to; garbage that only holds itself is collected first."""
+    """Return the objects of this kind that anything refers to; garbage that only holds itself is collected first."""
     gc.collect()
     # Not isinstance(): it asks the object for its `__class__`, and a proxy may do anything then.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 def within_reach(things: Sequence[T], start: object) -> list[T]:
-    """Those of the things that can be reached from `start`: a variable of the cell, or something inside one.
+    """Return those of the things that can be reached from `start`: a variable of the cell, or something inside one.
 
     Gives up on a heap of more than `REACH` objects, and says then that all are.
     """
@@ -70,7 +71,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def owners_of(parameters: Sequence[torch.Tensor]) -> Owners:
-    """The outermost modules that own these parameters, and the parameters that nobody owns."""
+    """Return the outermost modules that own these parameters, and the parameters that nobody owns."""
     wanted = {id(parameter) for parameter in parameters}
     owning = [module for module in alive(nn.Module) if any(id(each) in wanted for each in _own_parameters(module))]
     inside = {id(child) for module in owning for child in module.modules() if child is not module}
@@ -85,7 +86,7 @@ def owners_of(parameters: Sequence[torch.Tensor]) -> Owners:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The user's own module behind what `torch.compile` has made of it."""
+    """Return the user's own module behind what `torch.compile` has made of it."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -97,22 +98,22 @@ def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def named(modules: Iterable[nn.Module]) -> str:
-    """The names of their classes, for sentences: `Net` or `Generator, Critic`."""
+    """Name the classes of modules, for sentences: `Net` or `Generator, Critic`."""
     return ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
 
 
 def named_plainly(modules: Iterable[nn.Module]) -> str:
-    """The same without the prefix that `fully_shard` gives a class."""
+    """Name the classes of modules without the prefix that `fully_shard` gives a class."""
     return ", ".join(dict.fromkeys(plain_class(type(module)).__name__ for module in modules))
 
 
 def plain_class(cls: type) -> type:
-    """The user's class below the one that `fully_shard` (2.13) makes of it: `FSDPNet(FSDPModule, Net)`."""
+    """Return the user's class below the one that `fully_shard` (2.13) makes of it: `FSDPNet(FSDPModule, Net)`."""
     is_sharded = len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule"
     return cls.__bases__[1] if is_sharded else cls
 
 
 def tensors_of(modules: Iterable[nn.Module], loose: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Parameters and buffers, each once."""
+    """Return parameters and buffers, each once."""
     found: list[Any] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return list({id(tensor): tensor for tensor in (*found, *loose)}.values())

@@ -14,14 +14,14 @@ class Patches:
         self._made: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Have `owner.name` be what `make` gives for the original."""
+        """Replace `owner.name` by what `make` gives for the original."""
         original = getattr(owner, name)
         replacement = functools.wraps(original)(make(original))
         self._made.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 
     def undo(self) -> None:
-        """Put back what is still ours: what the cell itself has replaced meanwhile stays."""
+        """Restore what is still ours: what the cell itself has replaced meanwhile stays."""
         while self._made:
             owner, name, original, replacement = self._made.pop()
             if getattr(owner, name) is replacement:

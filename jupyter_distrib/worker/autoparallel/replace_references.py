@@ -1,4 +1,4 @@
-"""Gives every holder of some objects other objects in their place. Runs in a rank's main thread.
+"""The replacement of some objects by others in all that holds them. Runs in a rank's main thread.
 
 `fully_shard` gives a model new parameters, and whoever holds the old ones from before (an optimizer, a list that is
 clipped after each backward pass, a variable of a loop that is over) would go on with tensors that no gradient ever
@@ -77,7 +77,7 @@ def _replace_in(holder: Any, new_of: Mapping[int, tuple[Any, Any]]) -> None:
 
 
 def _replace_locals(new_of: Mapping[int, tuple[Any, Any]]) -> None:
-    """Local variables of the functions that are being executed, which the garbage collector does not see."""
+    """Replace local variables of the functions that are being executed, which the garbage collector does not see."""
     frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         if frame.f_code.co_filename != _HERE and frame.f_code.co_flags & 0x1:  # CO_OPTIMIZED: not a module's or cell's

@@ -1,4 +1,5 @@
-"""Which replicas there are, and for which optimizers: one that nobody has asked for by name ends with its optimizer."""
+"""The gradient reducers of a run, and their optimizers: one that nobody has asked for by name ends with its
+optimizer."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
 
 
 class ReplicaRegistry:
-    """Those of one run."""
+    """The reducers of one run."""
 
     def __init__(self) -> None:
         self._of: dict[ref[Optimizer], list[GradientReducer]] = {}
         self._by_name: list[GradientReducer] = []
         self._all: list[GradientReducer] | None = None
-        """What `all` gives, as long as nothing changes: it is asked for in every step."""
+        """The result of `all`, as long as nothing changes: it is asked for in every step."""
 
     def all(self) -> Sequence[GradientReducer]:
-        """Each once."""
+        """Return every reducer once."""
         if self._all is None:
             self._all = list(
                 dict.fromkeys([*self._by_name, *(each for reducers in self._of.values() for each in reducers)])
@@ -35,12 +36,12 @@ class ReplicaRegistry:
         self._all = None
 
     def keep(self, reducers: Sequence[GradientReducer]) -> None:
-        """Until the run ends."""
+        """Keep a reducer until the run ends."""
         self._by_name += reducers
         self._all = None
 
     def replace(self, concerned: Callable[[GradientReducer], bool], by: Sequence[GradientReducer] = ()) -> None:
-        """Everywhere, or leave them out."""
+        """Replace reducers everywhere, or leave them out."""
 
         def changed(reducers: Sequence[GradientReducer]) -> list[GradientReducer]:
             return list(dict.fromkeys(new for each in reducers for new in (by if concerned(each) else (each,))))
@@ -50,7 +51,7 @@ class ReplicaRegistry:
         self._all = None
 
     def clear(self) -> None:
-        """The run has ended."""
+        """Drop all, because the run has ended."""
         for reducer in self.all():
             reducer.drop()
         self._of, self._by_name, self._all = {}, [], None

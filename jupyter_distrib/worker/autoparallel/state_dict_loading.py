@@ -1,4 +1,4 @@
-"""Whole state dicts, as a program for one device has saved them, are loaded into what is sharded.
+"""The loading of whole state dicts, as a program for one device has saved them, into what is sharded.
 
 Every rank has read all of it and takes its part, so nothing is sent. Of meshes with several dimensions only those parts
 that are cut plainly are taken; else torch's own error says so.
@@ -21,7 +21,7 @@ _listening: WeakSet[Optimizer] = WeakSet()
 
 
 def listen(thing: nn.Module | Optimizer) -> None:
-    """Have it take whole state dicts from now on."""
+    """Make a model accept whole state dicts from now on."""
     if isinstance(thing, nn.Module):
         thing.register_load_state_dict_pre_hook(_before_module)  # type: ignore[no-untyped-call]
     elif thing not in _listening:
@@ -30,7 +30,7 @@ def listen(thing: nn.Module | Optimizer) -> None:
 
 
 def reshard(root: nn.Module) -> None:
-    """Have the sharded parameters in the model."""
+    """Put the sharded parameters back into the model."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -50,7 +50,7 @@ def _after_optimizer(optimizer: Optimizer) -> None:
 
 
 def _part(value: Any, like: torch.Tensor) -> Any:
-    """What belongs to this rank, if it is a whole tensor of the same shape."""
+    """Return what belongs to this rank, if it is a whole tensor of the same shape."""
     is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == like.shape
     if not is_whole or not isinstance(like, DTensor) or any(type(p) not in (Shard, Replicate) for p in like.placements):
         return value

@@ -1,4 +1,5 @@
-"""Ranks begin with the same weights. Collective: every rank of the group calls these functions in the same order."""
+"""The start of ranks with the same weights. Collective: every rank of the group calls these functions in the same
+order."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFingerprint:
-    """What can be told of tensors without sending them."""
+    """A fingerprint of tensors, without sending them."""
 
     form: tuple[tuple[object, ...], ...]
     """Shape and type of each."""
     sums: tuple[int, ...]
-    """Of each the sum of its bits, taken as whole numbers: equal for equal contents on whatever device."""
+    """The sum of each tensor's bits, taken as whole numbers: equal for equal contents on whatever device."""
 
 
 def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
@@ -55,7 +56,7 @@ def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Each summed over ranks: a tensor as a tensor, a number as a number of its kind."""
+    """Sum over ranks: a tensor as a tensor, a number as a number of its kind."""
     out = []
     for value in values:
         is_tensor = isinstance(value, torch.Tensor)
