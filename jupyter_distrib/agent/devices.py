@@ -11,21 +11,21 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as NVML sees it."""
+    """One GPU as NVML sees it; two readings of one GPU are equal, whatever is used on it by then."""
 
-    index: int
+    index: int = field(compare=False)
     """Number in NVML's order (PCI bus), which is the order of CUDA_VISIBLE_DEVICES under
     CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     uuid: str
-    name: str
-    memory_bytes: int
-    used_bytes: int
+    name: str = field(compare=False)
+    memory_bytes: int = field(compare=False)
+    used_bytes: int = field(compare=False)
 
 
 def gpus() -> list[Gpu]:

@@ -1,0 +1,48 @@
+"""Python imports this when it starts, in every process of a test bed: stand-ins come behind `pynvml` and into `torch`
+when somebody imports them."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+STAND_INS = {"pynvml": "feigned_nvml", "torch": "feigned_cuda"}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds what others find, and has it changed when it has been loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in STAND_INS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = Loader(spec.loader, STAND_INS[name])
+        return spec
+
+
+class Loader(importlib.abc.Loader):
+    """Loads as another loader does, then installs a stand-in."""
+
+    def __init__(self, loader: importlib.abc.Loader, stand_in: str) -> None:
+        self._loader, self._stand_in = loader, stand_in
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        importlib.import_module(self._stand_in).install(module)
+
+
+if "CUDA_GPU_BED" in os.environ:
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,86 @@
+"""GPUs change hands between cells and notebooks, while ranks use memory on them as real contexts do."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.gpu_bed import GpuBed
+from tests.notebook import Outcome
+
+WHERE = "import os, torch\n(os.getpid(), str(device))"
+
+
+def pids(outcome: Outcome) -> list[int]:
+    assert outcome.status == "ok", outcome.text
+    return [ast.literal_eval(line.partition(": ")[2])[0] for line in outcome.result.splitlines()]
+
+
+def test_a_rank_has_a_context_on_its_own_gpu_only(bed: GpuBed) -> None:
+    with bed.notebook() as book:
+        found = pids(book.cell(f"%%distributed --gpus 3\n{WHERE}"))
+
+        assert bed.numbers() == {found[0]: [0], found[1]: [1], found[2]: [2]}
+
+
+def test_more_gpus_are_given_where_idle_ranks_are(bed: GpuBed) -> None:
+    with bed.notebook() as book:
+        before = pids(book.cell(f"%%distributed --gpus 2\n{WHERE}"))
+        after = pids(book.cell(f"%%distributed --gpus 8\n{WHERE}"))
+
+        assert len(after) == 8
+        assert not set(before) & set(after)
+        assert bed.numbers() == {pid: [number] for number, pid in enumerate(after)}
+
+
+def test_fresh_ranks_get_the_gpus_of_those_that_leave(bed: GpuBed) -> None:
+    with bed.notebook() as book:
+        before = pids(book.cell(f"%%distributed --gpus 8\n{WHERE}"))
+        after = pids(book.cell(f"%%distributed --gpus 8 --fresh\n{WHERE}"))
+
+        assert not set(before) & set(after)
+
+
+def test_resize_and_restart_reuse_the_gpus(bed: GpuBed) -> None:
+    with bed.notebook() as book:
+        pids(book.cell(f"%%distributed --gpus 8\n{WHERE}"))
+        book.ok("%distributed_pool resize 7")
+        assert len(pids(book.cell(f"%%distributed\n{WHERE}"))) == 7
+        book.ok("%distributed_pool restart")
+        assert len(pids(book.cell(f"%%distributed\n{WHERE}"))) == 7
+
+
+def test_idle_ranks_of_another_notebook_yield(bed: GpuBed) -> None:
+    with bed.notebook() as first, bed.notebook() as second:
+        pids(first.cell(f"%%distributed --gpus 8\n{WHERE}"))
+        taken = pids(second.cell(f"%%distributed --gpus 8\n{WHERE}"))
+
+        assert bed.ranks_are(taken)
+
+
+def test_a_refusal_names_what_the_holder_keeps(bed: GpuBed) -> None:
+    with bed.notebook() as first, bed.notebook() as second:
+        first.ok("%%distributed --gpus 8 --keep w\nw = 1")
+        refused = second.fails("%%distributed --gpus 1\n1")
+
+        assert refused.evalue.startswith("--gpus 1 but only 0 of 8 GPUs are free. GPUs 0-7: ")
+        assert refused.evalue.endswith("(keeps w).")
+
+
+def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
+    with bed.notebook() as first, bed.notebook() as second:
+        first.start("%%distributed --gpus 8\nprint('on')\nimport signal\nsignal.pause()")
+        first.until("on")
+        refused = second.fails("%%distributed --gpus 1\n1")
+        first.interrupt()
+        first.finish()
+
+        assert "(run " in refused.evalue
+        assert "In[" in refused.evalue
+        assert second.ok("%%distributed --gpus 8\nlocal_rank").result
+
+
+def test_the_end_of_a_kernel_frees_its_gpus(bed: GpuBed) -> None:
+    with bed.notebook() as second:
+        with bed.notebook() as first:
+            first.ok("%%distributed --gpus 8 --keep w\nw = 1")
+        assert len(pids(second.cell(f"%%distributed --gpus 8 --wait 10\n{WHERE}"))) == 8
