@@ -13,7 +13,8 @@ LOAD = "%load_ext jupyter_distrib"
 _READY = """\
 import time
 import jupyter_distrib.kernel.session.session
-_connection = jupyter_distrib.kernel.session.session.current().connect("local")
+_session = jupyter_distrib.kernel.session.session.current()
+_connection = getattr(_session, "pools", _session).connect("local")
 while _connection.ask()["state"] != "forkserver ready":
     time.sleep(0.1)
 """

@@ -67,7 +67,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%load_ext jupyter_distrib`."""
     from jupyter_distrib.kernel.session import session
 
-    session.current().warm_up()  # the pool gets ready while the rest is imported
+    session.current().pools.connections.warm_up()  # the pool gets ready while the rest is imported
 
     from jupyter_distrib.kernel.notebook import magic
 

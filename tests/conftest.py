@@ -84,7 +84,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     with Notebook(tmp_path) as book:
         assert book.cell("%load_ext jupyter_distrib").status == "ok"
         session = book.cell(
-            "from jupyter_distrib.kernel.session import session as _s; print(_s.current().name)"
+            "from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)"
         ).stdout.strip()
         yield book
     leftovers_after(session)

@@ -184,7 +184,7 @@ def test_a_notebook_attaches_its_own_run_though_another_has_a_newer_one(tmp_path
             book.ok("%%distributed --ranks 1 --detach --out job\nrank")
             runs.append(book.ok("print(job.id)").stdout.strip())
         assert other.ok(
-            "from jupyter_distrib.kernel.session import session\nsession.current().label"
+            "from jupyter_distrib.kernel.session import session\nsession.current().identity.label"
         ).result.startswith("'other.ipynb (")
         one.restart()
         load(one, "/home/me/one.ipynb")
@@ -205,7 +205,7 @@ def test_an_attached_run_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> 
     with Notebook(tmp_path) as book:
         book.cell("%load_ext jupyter_distrib")
         session = book.cell(
-            "from jupyter_distrib.kernel.session import session as _s; print(_s.current().name)"
+            "from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)"
         ).stdout.strip()
         book.cell(
             "%%distributed --ranks 2 --detach\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nimport time\ntime.sleep(600)"

@@ -421,7 +421,7 @@ def test_a_library_whose_import_does_not_end_is_stopped(book: Notebook) -> None:
 LEFT = """
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.settings.cell_options import Options
-group = session.current()._choose(Options(ranks=8, pool="local", strategy="none"))
+group = session.current().pools._choose(Options(ranks=8, pool="local", strategy="none"))
 """
 """Ranks that were asked for by a cell which an interrupt then ended."""
 
@@ -430,7 +430,7 @@ def test_ranks_that_are_still_starting_are_not_taken_for_another_number(book: No
     book.ok(LEFT)
 
     assert book.cell(GOOD).result == "ranks 0-1: 2"
-    book.ok("session.current().close_group(group)")
+    book.ok("session.current().pools.close_group(group)")
 
 
 def test_an_interrupt_while_the_cell_is_sent_stops_its_ranks(book: Notebook) -> None:

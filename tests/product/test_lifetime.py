@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow  # kernels and agents come and go
 
 def _session(book: Notebook) -> str:
     return book.cell(
-        "from jupyter_distrib.kernel.session import session as _s; print(_s.current().name)"
+        "from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)"
     ).stdout.strip()
 
 

@@ -66,7 +66,7 @@ def test_a_rank_that_dies_between_cells_is_replaced_unnoticed(book: Notebook) ->
     pids = processes(book)
     os.kill(pids[3], signal.SIGKILL)
     book.ok(
-        "import time\nfrom jupyter_distrib.kernel.session import session\n[group] = session.current().groups()\n"
+        "import time\nfrom jupyter_distrib.kernel.session import session\n[group] = session.current().pools.groups()\n"
         f"while group.workers[3].pid == {pids[3]}: time.sleep(0.01)"
     )
     assert_good(book)

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/record": {"errors", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
-    "kernel/settings": {"errors", "options", "pools", "worker"},
+    "kernel/settings": {"errors", "options", "pools", "wire", "worker"},
     "kernel/session": {
         "errors",
         "kernel/capture",

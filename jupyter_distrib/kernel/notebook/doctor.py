@@ -149,26 +149,30 @@ def _sidebar() -> Iterator[Finding]:
 
 def _settings(session: Session) -> Iterator[Finding]:
     try:
-        pools = ", ".join(session.settings.pools)
+        settings = session.settings
     except DistributedError as error:
         yield Finding(topic="settings", text="cannot be read", advice=str(error))
     else:
-        yield Finding(topic="pools", text=f"{pools}; cells use {session.pool}")
+        yield Finding(topic="pools", text=f"{', '.join(settings.pools)}; cells use {settings.pool}")
 
 
 def _pool(session: Session) -> Iterator[Finding]:
+    try:
+        pool = session.settings.pool
+    except DistributedError:
+        return  # is a finding already
     began_s = time.monotonic()
     try:
-        answer = session.connect(session.pool).ask()
+        answer = session.pools.connect(pool).ask()
     except (DistributedError, OSError) as error:
-        yield Finding(topic="pool", text=f"{session.pool} does not answer", advice=str(error))
+        yield Finding(topic="pool", text=f"{pool} does not answer", advice=str(error))
         return
     took_ms = 1000 * (time.monotonic() - began_s)
-    text = f"{session.pool} answers in {took_ms:.0f} ms: agent {answer['pid']}, up {duration(answer['up_s'])}"
+    text = f"{pool} answers in {took_ms:.0f} ms: agent {answer['pid']}, up {duration(answer['up_s'])}"
     yield Finding(topic="pool", text=f"{text}, {answer['state']}")
     for group in answer["groups"]:
-        mine = "this notebook" if group["session"] == session.name else group["holder"]
-        yield Finding(topic="ranks", text=f"{len(group['workers'])} of {mine}, {group['label'] or 'idle'}")
+        holder = "this notebook" if group["session"] == session.identity.name else group["holder"]
+        yield Finding(topic="ranks", text=f"{len(group['workers'])} of {holder}, {group['label'] or 'idle'}")
 
 
 def _gpus() -> Iterator[Finding]:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import (
     Arguments,
     Declared,
@@ -46,10 +47,10 @@ class PoolRequest:
     action: PoolAction = "list"
     name: str | None = None
     """The pool's name; None for the pool in use."""
-    size: int | None = None
+    count: int | None = None
     """The number of ranks in `resize N`; their kind stays."""
-    gpus: int | None = None
-    ranks: int | None = None
+    size: GroupSize | None = None
+    """The size that `--gpus` or `--ranks` name."""
     kind: str | None = None
     """The kind of the pool, for `add` alone."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -101,10 +102,11 @@ def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = Mappin
     request = PoolRequest(
         action=cast(PoolAction, action or "list"),
         name=operand if action != "resize" else None,
-        size=count("resize", operand) if operand and action == "resize" else None,
-        **arguments.values,
+        count=count("resize", operand) if operand and action == "resize" else None,
+        size=Options(**arguments.values).size if arguments.values else None,
     )
-    _refuse_pool_nonsense(request, pools)
+    given = len(arguments.values) + (request.count is not None)
+    _refuse_pool_nonsense(request, given, pools)
     return request
 
 
@@ -129,13 +131,13 @@ def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
     return PoolRequest(action="add", name=names[0], kind=kind, values=values)
 
 
-def _refuse_pool_nonsense(request: PoolRequest, pools: Collection[str]) -> None:
+def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[str]) -> None:
+    """Raise `OptionsError` for a line that makes no sense; `sizes` is how many sizes it names."""
     action, name = request.action, request.name
-    sizes = [size for size in (request.size, request.gpus, request.ranks) if size]
     if action in ("start", "resize"):
-        if len(sizes) > 1 or (action == "resize" and not sizes):
+        if sizes > 1 or (action == "resize" and not sizes):
             number = "N, --gpus N or --ranks N" if action == "resize" else "--gpus N or --ranks N"
-            raise OptionsError(f"{action} wants one of {number}; got {len(sizes) or 'none'} of them")
+            raise OptionsError(f"{action} wants one of {number}; got {sizes or 'none'} of them")
     elif sizes:
         raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
     if action in ("use", "remove") and not name:

@@ -59,14 +59,14 @@ class DistributedMagics(Magics):
     distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
 
     def _run(self, line: str, cell: str) -> Any:
-        known = session.current().settings
-        options = known.options(line)
+        settings = session.current().settings
+        options = settings.options(line)
         captured = self._capture(options, cell)
         if options.explain:
-            strategy = known.filled(options).strategy or "none"
+            strategy = settings.filled(options).strategy or "none"
             effects = load_strategy(strategy).effects(options.strategy_options)
             return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
-        run = self._start(captured, options, known)
+        run = self._start(captured, options, settings)
         if options.detach:
             return self._detached(run, options)
         results = run.wait(LiveView(run))
@@ -94,7 +94,7 @@ class DistributedMagics(Magics):
             raise missing
         return captured
 
-    def _start(self, captured: Captured, options: Options, known: config_files.Settings) -> Run:
+    def _start(self, captured: Captured, options: Options, settings: config_files.Settings) -> Run:
         here, notebook = session.current(), self.shell.user_ns
         packed_inputs = inputs.pack(captured.inputs, notebook)
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
@@ -108,7 +108,7 @@ class DistributedMagics(Magics):
             cell_id=cell_outputs.cell_id(self.shell),
             handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(here, captured, options),
-            known=known,
+            settings=settings,
         )
 
     def _detached(self, run: Run, options: Options) -> Run:
@@ -191,26 +191,28 @@ class DistributedMagics(Magics):
         `%distributed_pool resize N`            as many ranks from now on
         """
         here = session.current()
-        known = here.settings
-        of_kinds = config_files.of_kinds(known.kinds, known.strategies)
-        request = line_magics.parse_pool(line, pools=tuple(known.pools), of_kinds=of_kinds)
+        settings, pools = here.settings, here.pools
+        of_kinds = config_files.of_kinds(settings.kinds, settings.strategies)
+        request = line_magics.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
+        name = request.name or settings.pool
         match request.action:
             case "list":
                 return PoolTable.of(here)
             case "use":
-                here.use(request.name)
+                here.choices.use(request.name)
+                here.changed()
             case "add":
-                here.add_pool(config_files.add(known, request.name or "", request.kind or "", request.values))
+                pools.add_pool(config_files.add(settings, name, request.kind or "", request.values))
             case "remove":
-                here.remove_pool(request.name or "")
+                pools.remove_pool(name)
             case "start":
-                here.start_ranks(request.name or here.pool, request.gpus, request.ranks)
+                pools.start_ranks(name, request.size)
             case "stop":
-                here.stop_ranks(request.name or here.pool)
+                pools.stop_ranks(name)
             case "restart":
-                here.restart_ranks(request.name or here.pool)
+                pools.restart_ranks(name)
             case "resize":
-                here.resize(request.name or here.pool, request.size, request.gpus, request.ranks)
+                pools.resize(name, request.size or request.count)
         return PoolTable.of(here)
 
 

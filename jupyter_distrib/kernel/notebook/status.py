@@ -44,21 +44,22 @@ class Status:
     @classmethod
     def of(cls, session: Session) -> Status:
         """Ask every pool that was used. Raises `PoolError` if one does not answer."""
-        connections = session.connections() or [session.connect(session.pool)]
+        settings, pools = session.settings, session.pools
+        connections = list(pools.connections) or [pools.connect(settings.pool)]
         answers = [(connection.pool, connection.ask()) for connection in connections]
         groups = [(pool, group) for pool, answer in answers for group in answer["groups"]]
         return cls(
-            pool=session.pool,
-            strategy=session.strategy,
+            pool=settings.pool,
+            strategy=settings.strategy_for(),
             ranks=tuple(
                 {**_rank(info, pool), **_load(session, group["run"], info.rank)}
                 for pool, group in groups
-                if group["session"] == session.name
+                if group["session"] == session.identity.name
                 for info in group["workers"]
             ),
             nodes=tuple({**node, "pool": pool} for pool, answer in answers for node in nodes_of(session, answer)),
             gpus=tuple(gpu for _, answer in answers for gpu in answer["gpus"]),
-            kept=tuple(repr(handle) for group in session.groups() for handle in group.kept),
+            kept=tuple(repr(handle) for group in pools.groups() for handle in group.kept),
             runs=tuple(
                 {
                     "run": run.id,
@@ -80,7 +81,7 @@ class Status:
                     "kept": tuple(key.partition("/")[2] for key in group["kept"]),
                 }
                 for _, group in groups
-                if group["session"] != session.name
+                if group["session"] != session.identity.name
             ),
             agent="; ".join(_agent(pool, answer, alone=len(answers) == 1) for pool, answer in answers),
         )
@@ -139,13 +140,13 @@ class PoolTable:
 
     @classmethod
     def of(cls, session: Session) -> PoolTable:
-        here = session.settings
+        settings = session.settings
         rows = []
-        for name, pool in here.pools.items():
-            groups = [group for group in session.groups() if group.connection.pool == name]
+        for name, pool in settings.pools.items():
+            groups = session.pools.groups(name)
             ranks = ", ".join(f"{group.size} {'GPU' if group.gpus else 'CPU'}" for group in groups if group.size)
             kept = ", ".join(handle.name for group in groups for handle in group.kept)
-            in_use = "yes" if name == here.pool else ""
+            in_use = "yes" if name == settings.pool else ""
             rows.append((name, pool.kind, in_use, ranks or "none up", kept, pool.origin))
         return cls(rows=tuple(rows))
 

@@ -1,4 +1,4 @@
-"""One pool that a kernel has reached: its worker groups, the runs on them, and who gets which event.
+"""One pool that a kernel has reached: its worker groups, the runs on them, and which event concerns which of them.
 
 `take` is called in the pool's own thread, everything else in the thread that runs the cell.
 """
@@ -8,16 +8,14 @@ from __future__ import annotations
 import itertools
 import os
 import queue
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.pools.base import Node, capabilities_of, open_pool
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.pools.base import Capabilities, Node, capabilities_of, open_pool
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.messages import (
@@ -37,124 +35,156 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupOpened,
     WorkerGroupQueued,
     WorkerGroupRefused,
-    WorkerInfo,
 )
 
 ANSWER_S = 5.0
+T = TypeVar("T")
+GroupEvent = WorkerGroupOpened | WorkerGroupRefused | WorkerGroupClosed | WorkerGroupChanged | WorkerGroupQueued
 
 
-@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
-class WorkerGroup:
-    """A set of warm ranks, as the notebook knows it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAddress:
+    """The name and the options under which a pool was reached."""
 
     name: str
-    connection: Connection
-    load_env: dict[str, str]
-    asked_size: int
-    """0: as many as there are GPUs."""
-    asked_gpus: bool
-    gpu_type: str = ""
-    visible: tuple[str, ...] | None = None
-    """The kernel's CUDA_VISIBLE_DEVICES when it was asked for, split; None if that was unset."""
-    size: int = 0
-    gpus: bool = False
-    workers: tuple[WorkerInfo, ...] = ()
-    state: str = "opening"
-    """`opening`, `open`, or `closed`."""
-    reason: str = ""
-    """Why it is closed."""
-    opened: threading.Event = field(default_factory=threading.Event)
-    news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    """For whoever waits for `opened`: what the worker group waits for, and an empty text when it is settled."""
-    run: Run | None = None
-    """The run that has it now, or had it last."""
-    taker: threading.Thread | None = None
-    """Has chosen it, and is about to send it a cell."""
-    handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
-
-    @property
-    def taken(self) -> bool:
-        """Another thread than this one is about to send it a cell."""
-        return self.taker not in (None, threading.current_thread()) and self.taker.is_alive()
-
-    @property
-    def executing(self) -> Run | None:
-        """The run that it is at."""
-        return None if self.run is None or self.run.done() else self.run
-
-    @property
-    def busy(self) -> bool:
-        return self.taken or self.executing is not None
-
-    @property
-    def kept(self) -> list[RankValue]:
-        return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
-
-    def close(self, reason: str) -> None:
-        self.state, self.reason = "closed", reason
-        for handle in list(self.handles):
-            handle.mark_lost(handle.ranks)
-        self.settle()
-
-    def settle(self) -> None:
-        """It is open or closed now: wake whoever waits."""
-        self.opened.set()
-        self.news.put("")
+    kind: str
+    options: dict[str, str]
 
 
-class Connection:
-    """One pool that this kernel has reached."""
+class GpuVisibility:
+    """The GPUs of a pool, as far as the kernel knows of them."""
 
-    def __init__(
-        self,
-        pool: str,
-        hello: Hello,
-        on_lost: Callable[[Connection], object],
-        *,
-        kind: str,
-        options: Mapping[str, str],
-    ) -> None:
-        self.pool, self.kind, self.options = pool, kind, dict(options)
-        self._hello = hello
+    def __init__(self) -> None:
+        self.devices: tuple[str, ...] | None = None
+        """The kernel's CUDA_VISIBLE_DEVICES, split; None if that is unset."""
+        self.exist: bool | None = None
+        """Whether ranks can have GPUs; None while no ranks have been up that see these devices."""
+
+    def update(self, devices: tuple[str, ...] | None) -> None:
+        """Note the kernel's CUDA_VISIBLE_DEVICES of this moment."""
+        if devices != self.devices:
+            self.devices, self.exist = devices, None
+
+
+class VersionCheck:
+    """The outcome of comparing the kernel's Python and torch with those of the ranks."""
+
+    def __init__(self, hello: Hello, pool: str) -> None:
         self.refusal = ""
         """Why kernel and ranks must not exchange values; known before any worker group is open."""
         self.remark = ""
-        """Return what differs between kernel and ranks all the same."""
+        """The differences that do no harm."""
+        self._hello, self._pool = hello, pool
+
+    def compare(self, welcomed: Welcomed) -> None:
+        self.refusal = versions.refusal(self._hello, welcomed, self._pool)
+        self.remark = versions.remark(self._hello, welcomed)
+
+
+class Requests:
+    """The requests to an agent that it answers, and their answers."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
+        self._make: Callable[[Attached], Run] | None = None
+
+    def ask(self, node: Node) -> dict[str, Any]:
+        """Return the agent's description of its node and ranks. Raises `PoolError`."""
+        number = next(self._numbers)
+        answers = self._answers[number] = queue.SimpleQueue()
+        node.send(Ask(question=number))
+        return self._within(answers)
+
+    def attach(self, node: Node, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
+        """Have the events of a detached run sent from its beginning. Raises `PoolError`."""
+        self._make = make
+        node.send(Attach(run=run))
+        return self._within(self._attachments)
+
+    def _within(self, box: queue.SimpleQueue[T]) -> T:
+        try:
+            return interrupts.take(box, ANSWER_S)
+        except queue.Empty:
+            raise PoolError(f"the {self._pool} pool has not answered within {ANSWER_S:g} s.") from None
+
+    def answered(self, event: Answered) -> None:
+        if (box := self._answers.pop(event.question, None)) is not None:
+            box.put(event.answer)
+
+    def attached(self, event: Attached) -> Run | None:
+        """Return the run that was asked for; None if nobody asked."""
+        if self._make is None:
+            return None
+        run = self._make(event)
+        self._attachments.put(run)
+        return run
+
+    def not_attached(self, event: NotAttached) -> None:
+        self._attachments.put(event)
+
+
+class Connection:
+    """One pool that this kernel has reached.
+
+    Args:
+        address: The pool.
+        hello: Who the kernel is.
+        on_lost: Called when nothing more can be sent to it.
+        on_change: Called when a worker group has come, changed or gone.
+    """
+
+    def __init__(
+        self,
+        address: PoolAddress,
+        hello: Hello,
+        *,
+        on_lost: Callable[[Connection], object],
+        on_change: Callable[[], object],
+    ) -> None:
+        self._address = address
+        self.versions = VersionCheck(hello, address.name)
+        self.gpus = GpuVisibility()
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
-        self.has_gpus: bool | None = None
-        """Whether the ranks have GPUs; None while no ranks are up yet."""
-        self.visible: tuple[str, ...] | None = None
-        """The kernel's CUDA_VISIBLE_DEVICES, split; None if that is unset."""
         self.lost = ""
-        self.on_change: Callable[[], object] = lambda: None
-        """Called when a worker group has come, changed or gone."""
+        """Why nothing can be sent any more."""
         self._leaving = False
-        self._on_lost = on_lost
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
-        self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
-        self._questions = itertools.count(1)
-        self._attaching: Callable[[Attached], Run] | None = None
-        self.capabilities = capabilities_of(kind)
-        self.node: Node = open_pool(kind, options).connect(hello, self.take, self._lose)
-
-    def look_through(self, visible: tuple[str, ...] | None) -> None:
-        """The kernel's CUDA_VISIBLE_DEVICES is this now."""
-        if visible != self.visible:
-            self.visible, self.has_gpus = visible, None
+        self._on_lost, self._on_change = on_lost, on_change
+        self._requests = Requests(address.name)
+        self.node: Node = open_pool(address.kind, address.options).connect(hello, self.take, self._lose)
 
     @property
-    def elsewhere(self) -> bool:
-        """Its ranks run under another interpreter than the kernel, or may do so."""
-        return self.remote or bool(self.options.get("python"))
+    def pool(self) -> str:
+        return self._address.name
+
+    @property
+    def kind(self) -> str:
+        return self._address.kind
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The options of the pool's kind that it was reached with."""
+        return self._address.options
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return capabilities_of(self.kind)
 
     @property
     def remote(self) -> bool:
-        """Its ranks may be on other machines."""
+        """Whether its ranks may be on other machines."""
         return self.capabilities.remote
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its ranks run, or may run, under another interpreter than the kernel."""
+        return self.remote or bool(self.options.get("python"))
+
     def take(self, event: Event, fds: Sequence[int]) -> None:
-        """Sort an event to whom it concerns; in the node's thread."""
+        """Pass an event on to what it concerns; in the node's thread."""
         match event:
             case (
                 WorkerGroupOpened()
@@ -164,34 +194,29 @@ class Connection:
                 | WorkerGroupQueued()
             ):
                 self._group_event(event)
-                self.on_change()
+                self._on_change()
             case Answered():
-                if (box := self._answers.pop(event.question, None)) is not None:
-                    box.put(event.answer)
+                self._requests.answered(event)
             case Attached():
-                if self._attaching is not None:
-                    run = self.runs[event.run] = self._attaching(event)
-                    self._attachments.put(run)
+                if (run := self._requests.attached(event)) is not None:
+                    self.runs[event.run] = run
             case NotAttached():
-                self._attachments.put(event)
+                self._requests.not_attached(event)
             case Leaving():
                 self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
             case Welcomed():
-                self.refusal = versions.refusal(self._hello, event, self.pool)
-                self.remark = versions.remark(self._hello, event)
+                self.versions.compare(event)
             case _:
                 self._run_event(event, fds)  # type: ignore[arg-type]
 
-    def _group_event(
-        self, event: WorkerGroupOpened | WorkerGroupRefused | WorkerGroupClosed | WorkerGroupChanged | WorkerGroupQueued
-    ) -> None:
+    def _group_event(self, event: GroupEvent) -> None:
         group = self.groups.get(event.group)
         if group is None:
             return
         match event:
             case WorkerGroupOpened():
-                group.workers, group.gpus, group.size = event.workers, event.gpus, len(event.workers)
-                self.has_gpus = event.gpus or event.node_has_gpus
+                group.workers, group.gpus = event.workers, event.gpus
+                self.gpus.exist = event.gpus or event.node_has_gpus
                 group.state = "open"
                 group.settle()
             case WorkerGroupQueued():
@@ -217,7 +242,7 @@ class Connection:
             self.node.close()
 
     def _lose(self, reason: str) -> None:
-        """The agent is gone, and every rank with it."""
+        """End everything here: the agent is gone, and every rank with it."""
         self.lost = reason
         self._on_lost(self)
         for group in list(self.groups.values()):
@@ -227,7 +252,7 @@ class Connection:
             self._give_up(run)
 
     def begin(self, run: Run) -> None:
-        """Have its events sorted to this run. It ends at once if the agent was lost a moment ago."""
+        """Have its events passed on to this run. It ends at once if the agent was lost a moment ago."""
         self.runs[run.id] = run
         if self.lost:
             self._give_up(run)
@@ -244,18 +269,9 @@ class Connection:
             self.node.close()
 
     def ask(self) -> dict[str, Any]:
-        question = next(self._questions)
-        box = self._answers[question] = queue.SimpleQueue()
-        self.node.send(Ask(question=question))
-        try:
-            return interrupts.take(box, ANSWER_S)
-        except queue.Empty:
-            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
+        """Return the agent's description of its node and ranks. Raises `PoolError`."""
+        return self._requests.ask(self.node)
 
     def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
-        self._attaching = make
-        self.node.send(Attach(run=run))
-        try:
-            return interrupts.take(self._attachments, ANSWER_S)
-        except queue.Empty:
-            raise PoolError(f"the {self.pool} pool has not answered within {ANSWER_S:g} s.") from None
+        """Return the detached run of this id, made of the agent's answer; the newest for an empty id."""
+        return self._requests.attach(self.node, run, make)

@@ -7,27 +7,24 @@ import time
 from collections.abc import Iterable, Sequence
 
 from jupyter_distrib.errors import CaptureError, PoolError
-from jupyter_distrib.kernel.session.connection import Connection, WorkerGroup
+from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.system.formatting import rank_list
 
 
-def to_ask(size: int, gpus: bool) -> int:
-    """How many ranks to ask the pool for; 0 for as many as there are GPUs."""
-    return size or (0 if gpus else 2)
-
-
-def fits(group: WorkerGroup, size: int, gpus: bool, load_env: dict[str, str], gpu_type: str | None) -> bool:
-    if group.state == "closed" or group.load_env != load_env:
+def fits(group: WorkerGroup, request: GroupRequest) -> bool:
+    """Whether these ranks are what is asked for; `request.size` counts ranks of a pool without GPUs."""
+    size, asked = request.size, group.asked
+    if group.state == "closed" or asked.load_env != request.load_env:
         return False
-    if group.asked_gpus and group.visible != group.connection.visible:
+    if asked.size.gpus and asked.visible != request.visible:
         return False
-    if gpu_type and gpu_type.lower() != group.gpu_type.lower():
+    if size.gpu_type and size.gpu_type.lower() != asked.size.gpu_type.lower():
         return False
     if group.state == "opening":
-        return group.asked_gpus == gpus and group.asked_size == to_ask(size, gpus)
-    wanted = size or (group.size if group.gpus == gpus and gpus else 2)
-    return group.size == wanted and group.gpus == gpus
+        return asked.size.gpus == size.gpus and asked.size.count == size.count
+    return group.gpus == size.gpus and size.count in (None, group.size)
 
 
 def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:
@@ -49,7 +46,7 @@ def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Conditio
 
 
 def of_handles(
-    handles: Sequence[RankValue], connection: Connection, size: int, on: Iterable[int] | None
+    handles: Sequence[RankValue], connection: Connection, count: int | None, on: Iterable[int] | None
 ) -> WorkerGroup:
     """The worker group on which the kept values live that the cell reads."""
     first = handles[0]
@@ -65,16 +62,16 @@ def of_handles(
         raise CaptureError(
             f"`{first.name}` is not kept on the {connection.pool} pool: leave out --pool, or name its own."
         )
-    if size not in (0, group.size):
+    if count not in (None, group.size):
         raise CaptureError(
             f"`{first.name}` is kept on {group.size} ranks: run this cell with --ranks {group.size}, "
             "or --on some of them."
         )
     for handle in handles:
         if set(range(group.size)).intersection(range(group.size) if on is None else on) - set(handle.ranks):
-            there = rank_list(handle.ranks)
-            these = there.partition(" ")[2].replace(" ", "")
-            raise CaptureError(f"`{handle.name}` was kept on {there} only: run this cell with --on {these}.")
+            ranks = rank_list(handle.ranks)
+            numbers = ranks.partition(" ")[2].replace(" ", "")
+            raise CaptureError(f"`{handle.name}` was kept on {ranks} only: run this cell with --on {numbers}.")
     return group
 
 

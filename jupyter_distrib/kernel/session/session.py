@@ -1,5 +1,5 @@
-"""The session of one kernel: its pools and ranks (`kernel/session/pool_manager.py`), and its runs. One instance a
-process (`current`).
+"""The session of one kernel: the runs on its ranks. One instance a process (`current`); it has a pool manager, which
+holds the ranks (`kernel/session/pool_manager.py`), and the choices that were made in this notebook.
 
 Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
 (`kernel/session/connection.py`)."""
@@ -18,11 +18,14 @@ from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import selection, travelling_environment
-from jupyter_distrib.kernel.session.connection import Connection, WorkerGroup
+from jupyter_distrib.kernel.session.choices import Choices
+from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.handles import KeptValues
+from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.config_files import Settings
 from jupyter_distrib.serialization import payload, shared_memory
@@ -40,17 +43,31 @@ GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_
 """The cell that brings a sharded value back."""
 
 
-class Session(PoolManager):
-    """Everything this kernel holds: pools and ranks, and the runs on them."""
+class Session:
+    """Everything this kernel holds: its ranks, and the runs on them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.identity = KernelIdentity()
+        self.choices = Choices()
+        self.pools = PoolManager(self.identity, self.choices, self.changed)
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when worker groups or runs have come, changed or gone; from any thread."""
         self.history: tuple[Run, ...] = ()
         """The last runs, oldest first, and all that go on."""
         self.dropped: dict[str, Dropped] = {}
         """Names that a distributed cell defined on the ranks only."""
+        self._lock = threading.Lock()
+        """For `history`."""
         self._numbers = itertools.count(1)
         self._kept_values = KeptValues(self._fetch)
+
+    @property
+    def settings(self) -> Settings:
+        """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
+        return self.choices.settings
+
+    def changed(self) -> None:
+        self.on_change()
 
     def start(
         self,
@@ -62,20 +79,20 @@ class Session(PoolManager):
         cell_id: str = "",
         handles: Sequence[RankValue] = (),
         on_ended: Callable[[Run], object] | None = None,
-        known: Settings | None = None,
+        settings: Settings | None = None,
     ) -> Run:
         """Send the cell to its ranks. Returns as soon as they have been told to run it.
 
-        `on_ended` is called in the node's thread, before whoever waits for the run hears of its end. `known` are the
-        settings that the options were read with; without them, those of now.
+        `on_ended` is called in the node's thread, before a thread that waits for the run is told of its end. `settings`
+        are those that the options were read with; without them, those of now.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
-        here = known or self.settings
-        options, asked = self._filled(options, here), options
+        settings = settings or self.settings
+        options, asked = settings.filled(options), options
         self.pass_on()
-        with self.taking(options, handles) as group:
+        with self.pools.taking(options, handles) as group:
             for text in _meaningless(options, group.connection):
                 print(text)
             parcel, views = payload.laid_out(packed)
@@ -83,8 +100,8 @@ class Session(PoolManager):
             with content or nullcontext():
                 if content is not None and not group.connection.capabilities.streams_content:
                     content.fill()
-                self.wait_open(group)
-                run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=here.origins(asked))
+                self.pools.wait_open(group)
+                run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=settings.origins(asked))
                 run.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
@@ -130,14 +147,14 @@ class Session(PoolManager):
         if missing := set(ranks) - set(range(group.size)):
             raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
         record = RunRecord(
-            run=f"{self.name}-{next(self._numbers)}",
+            run=f"{self.identity.name}-{next(self._numbers)}",
             label=label,
             ranks=ranks,
             world_size=group.size,
             gpus=group.gpus,
             strategy=options.strategy or "none",
             workers=group.workers,
-            remark="; ".join(filter(None, (origins, group.connection.remark))),
+            remark="; ".join(filter(None, (origins, group.connection.versions.remark))),
         )
         if options.gpus is not None and not group.gpus:
             record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
@@ -194,7 +211,7 @@ class Session(PoolManager):
 
     def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
         """Handles to what a run has kept, for those names that some rank defined."""
-        group = next((group for group in self.groups() if group.run is run), None)
+        group = next((group for group in self.pools.groups() if group.run is run), None)
         return {} if group is None else self._kept_values.handles(group, run, names)
 
     def _fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
@@ -204,7 +221,7 @@ class Session(PoolManager):
             raise selection.busy(group)
         connection = group.connection
         on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
-        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=connection.options)
+        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=dict(connection.options))
         label = f"{handle.name}[{rank}]"
         packed = payload.pack_inputs({"__kept__": handle}, {})
         run = self.start(Cell(source=source, filename=label), packed, options, label=label, handles=[handle])
@@ -228,7 +245,7 @@ class Session(PoolManager):
         for run in reversed(self.history):
             if run.detached and (name is None or name in (run.id, run.id.rpartition("-")[2])):
                 return run
-        connection = self.connect(self.pool)
+        connection = self.pools.connect(self.choices.pool)
 
         def make(event: Attached) -> Run:
             record = RunRecord(
@@ -266,7 +283,7 @@ def current() -> Session:
     """This process's session; a forked child of the kernel gets its own."""
     global _current
     with _making:
-        if _current is None or _current.pid != os.getpid():
+        if _current is None or _current.identity.pid != os.getpid():
             _current = Session()
         return _current
 
@@ -274,6 +291,6 @@ def current() -> Session:
 def close() -> None:
     """End the session, if there is one; the next use starts another."""
     global _current
-    if _current is not None and _current.pid == os.getpid():
-        _current.close()
+    if _current is not None and _current.identity.pid == os.getpid():
+        _current.pools.close()
     _current = None

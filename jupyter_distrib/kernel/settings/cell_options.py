@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import (
     Declared,
     Option,
@@ -101,7 +102,22 @@ class Options:
     strategy_options: dict[str, str] = field(default_factory=dict)
     """The given options of the chosen strategy, by `Option.name`."""
     pool_options: dict[str, str] = field(default_factory=dict)
-# fmt: on
+    # fmt: on
+
+    @property
+    def size(self) -> GroupSize:
+        """The size of the worker group that these options ask for."""
+        return GroupSize(count=self.gpus or self.ranks, gpus=not self.ranks, gpu_type=self.gpu_type or "")
+
+    @property
+    def sized(self) -> bool:
+        """Whether they name ranks, or how many."""
+        return bool(self.gpus or self.ranks or self.on)
+
+    def resized(self, size: GroupSize) -> Options:
+        """Return options that ask for this size."""
+        gpus, ranks = (size.count, None) if size.gpus else (None, size.count)
+        return replace(self, gpus=gpus, ranks=ranks, gpu_type=size.gpu_type or None)
 
 
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, OPTIONS, Options, parse_line
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import Declared, Option, any_of, check_choice, gather, unknown_option
 from jupyter_distrib.pools.base import capabilities_of
 
@@ -39,9 +40,10 @@ PROJECT_FILE = "jupyter_distrib.toml"
 BUILT_IN = "built in"
 NOTEBOOK = "this notebook"
 SIDEBAR = "the sidebar"
-_OF_A_POOL = ("gpus", "ranks", "gpu_type", "strategy", "wait_s")
-"""Options of a cell that a pool may give a default for."""
 _OF_SIZE = ("gpus", "ranks", "gpu_type")
+_DEFAULTS = ("strategy", "wait_s")
+_OF_A_POOL = (*_OF_SIZE, *_DEFAULTS)
+"""Options of a cell that a pool may give a default for."""
 _TOP = ("pool", "strategy", "pools")
 _VARIABLES = ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")
 
@@ -68,16 +70,17 @@ class NamedPool:
     kind: str
     options: dict[str, str] = field(default_factory=dict)
     """The options of its kind, by `Option.name`, as texts."""
+    size: GroupSize = field(default_factory=GroupSize)
+    """The size of its worker groups for cells that name none."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Options` for cells that leave them out."""
+    """Other fields of `Options` for cells that leave them out: `strategy`, `wait_s`."""
     origin: str = BUILT_IN
     sized_by: str = ""
     """Where the number of ranks comes from, if not from the same place."""
 
-    def resized(self, size: Mapping[str, Any]) -> NamedPool:
-        """The pool with the number and type of ranks that was picked in the sidebar."""
-        kept = {name: value for name, value in self.defaults.items() if name not in _OF_SIZE}
-        return replace(self, defaults={**kept, **size}, sized_by=SIDEBAR)
+    def resized(self, size: GroupSize, by: str) -> NamedPool:
+        """Return the pool with a size that was chosen in this notebook or its sidebar."""
+        return replace(self, size=size, sized_by=by if by == SIDEBAR else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +129,16 @@ class Settings:
     def filled(self, options: Options) -> Options:
         """The options with every default in its place."""
         pool = self.pools[options.pool or self.pool]
-        sized = options.gpus or options.ranks or options.on
-        missing = {
-            name: value
-            for name, value in pool.defaults.items()
-            if not getattr(options, name) and not (sized and name in _OF_SIZE)
-        }
+        missing = {name: value for name, value in pool.defaults.items() if not getattr(options, name)}
         missing["strategy"] = options.strategy or self.strategy_for(pool.name)
+        if not options.sized:
+            gpu_type = options.gpu_type or pool.size.gpu_type
+            options = options.resized(replace(pool.size, gpu_type=gpu_type))
         return replace(options, **missing, pool=pool.name, pool_options={**pool.options, **options.pool_options})
+
+    def size_of(self, pool: str) -> GroupSize:
+        """Return the size of the worker group that a cell gets on this pool which does not name one."""
+        return self.pools[pool].size
 
     def origins(self, options: Options) -> str:
         """Where pool and strategy of a cell come from that does not name them itself: `pool lab from ~/pools.toml`."""
@@ -145,7 +150,7 @@ class Settings:
             own = "strategy" in pool.defaults and self.strategy_origin not in (NOTEBOOK, SIDEBAR)
             origin = pool.origin if own else self.strategy_origin
             parts.setdefault(origin, []).append(f"strategy {self.strategy_for(pool.name)}")
-        if pool.sized_by and not (options.gpus or options.ranks or options.on):
+        if pool.sized_by and not options.sized:
             parts.setdefault(pool.sized_by, []).append("number of ranks")
         return ", ".join(f"{' and '.join(what)} from {origin}" for origin, what in parts.items())
 
@@ -190,7 +195,7 @@ def add(settings: Settings, name: str, kind: str, values: Mapping[str, Any]) -> 
         name=name,
         kind=kind,
         options={key: value for key, value in values.items() if key in own},
-        defaults={"wait_s" if key == "wait" else key: value for key, value in values.items() if key not in own},
+        **_for_cells({"wait_s" if key == "wait" else key: value for key, value in values.items() if key not in own}),
         origin=NOTEBOOK,
     )
 
@@ -334,9 +339,15 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
         name=name,
         kind=kind,
         options={key: _as_text(known[key], table[key]) for key in values if key in own},
-        defaults={key: value for key, value in values.items() if key in _OF_A_POOL},
+        **_for_cells(values),
         origin=shown,
     )
+
+
+def _for_cells(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `NamedPool` that say what a cell gets which leaves these options out."""
+    size = Options(**{key: values[key] for key in _OF_SIZE if key in values}).size
+    return {"size": size, "defaults": {key: values[key] for key in _DEFAULTS if key in values}}
 
 
 def _named(kinds: Declared) -> list[str]:

@@ -23,6 +23,7 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.config_files import SIDEBAR
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.kernel.sidebar.overview import overview
@@ -123,15 +124,17 @@ class FrontEnd:
                 here.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
                 self._news.changed()
             case "pick":
-                known = here.settings
-                pool = _one_of(request, "pool", known.pools) if "pool" in request else None
-                strategy = _one_of(request, "strategy", known.strategies) if "strategy" in request else None
-                here.pick(pool=pool, strategy=strategy, size=_size(request["size"]) if "size" in request else None)
+                settings = here.settings
+                pool = _one_of(request, "pool", settings.pools) if "pool" in request else None
+                strategy = _one_of(request, "strategy", settings.strategies) if "strategy" in request else None
+                size = _size(request["size"]) if "size" in request else None
+                here.choices.pick(pool=pool, strategy=strategy, size=size)
+                self._news.changed()
                 return self._seen()  # the next pick is made on top of this one
             case "start" | "resize" | "restart" as op:
                 self._begin(op, _one_of(request, "pool", here.settings.pools), request)
             case "stop_ranks":
-                here.stop_ranks(_one_of(request, "pool", here.settings.pools), SIDEBAR)
+                here.pools.stop_ranks(_one_of(request, "pool", here.settings.pools), SIDEBAR)
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
@@ -155,21 +158,21 @@ class FrontEnd:
         """Have ranks started in a thread: that may take seconds, and the front end can stop them meanwhile."""
         if self._doing is not None:
             raise OptionsError(f"the {self._doing['pool']} pool is still being started; stop it, or wait.")
-        if size := _size(request):
-            session.current().pick_size(pool, size)
+        if (size := _size(request)) != GroupSize():
+            session.current().choices.resize(pool, size, SIDEBAR)
         self._doing, self._trouble = {"op": op, "pool": pool}, None
         self._news.changed()
 
         def work() -> None:
-            here = session.current()
+            pools = session.current().pools
             try:
                 match op:
                     case "start":
-                        here.start_ranks(pool, None, None)
+                        pools.start_ranks(pool)
                     case "resize":
-                        here.resize(pool, None, None, None, SIDEBAR)
+                        pools.resize(pool, by=SIDEBAR)
                     case _:
-                        here.restart_ranks(pool, SIDEBAR)
+                        pools.restart_ranks(pool, SIDEBAR)
             except (DistributedError, OSError) as error:
                 self._trouble = {"text": str(error), "at_s": time.time()}
             finally:
@@ -180,7 +183,7 @@ class FrontEnd:
 
     def _ask(self) -> None:
         """What every pool in use says of its node and of who holds its devices."""
-        for connection in session.current().connections():
+        for connection in session.current().pools.connections:
             with suppress(DistributedError):
                 self._answers[connection.pool] = {**connection.ask(), "at_s": time.time()}
         self._news.changed()
@@ -205,17 +208,15 @@ def _one_of(request: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> 
     return value
 
 
-def _size(request: Mapping[str, Any]) -> dict[str, Any]:
-    """How many ranks are asked for and of which kind, as `Options` has it; empty for what the pool gives by itself."""
-    size = {name: request[name] for name in ("gpus", "ranks", "gpu_type") if request.get(name)}
-    for name in ("gpus", "ranks"):
-        if name in request and request[name] is not None:
-            number = request[name]
-            if not isinstance(number, int) or not 0 < number <= 1000:
-                raise OptionsError(f"the number of ranks is 1 to 1000, not {number!r}.")
-    if len(size.keys() & {"gpus", "ranks"}) > 1 or ("gpu_type" in size and "ranks" in size):
+def _size(request: Mapping[str, Any]) -> GroupSize:
+    """Read how many ranks are asked for, and of which kind; `GroupSize()` for what the pool gives by itself."""
+    gpus, ranks, gpu_type = (request.get(name) for name in ("gpus", "ranks", "gpu_type"))
+    for number in (gpus, ranks):
+        if number is not None and (not isinstance(number, int) or not 0 < number <= 1000):
+            raise OptionsError(f"the number of ranks is 1 to 1000, not {number!r}.")
+    if ranks and (gpus or gpu_type):
         raise OptionsError("ranks have GPUs or are CPU ranks, not both.")
-    return size
+    return GroupSize(count=gpus or ranks, gpus=not ranks, gpu_type=gpu_type or "")
 
 
 def _end_of(path: Path, most_bytes: int) -> tuple[str, int]:

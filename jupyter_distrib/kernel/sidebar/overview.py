@@ -8,9 +8,9 @@ from typing import Any
 
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
-from jupyter_distrib.kernel.session.connection import WorkerGroup
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, to_line
 from jupyter_distrib.kernel.settings.config_files import NamedPool, Settings
 from jupyter_distrib.system.formatting import clipped
@@ -21,42 +21,40 @@ PROTOCOL = 3
 LINE_CHARACTERS = 200
 
 
-def overview(session: Session, here: Settings, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def overview(session: Session, settings: Settings, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Describe this moment.
 
     Args:
         session: What the kernel holds.
-        here: Its pools and defaults.
+        settings: Its pools and defaults.
         answers: By pool, what its agent said last, as `Connection.ask` gives it, and `at_s`, when that was.
     """
     return {
         "protocol": PROTOCOL,
-        "session": session.name,
-        "label": session.label,
-        "pid": session.pid,
-        "next": _next(session, here),
-        "strategies": list(here.strategies),
-        "pools": [_pool(session, pool, answers.get(pool.name)) for pool in here.pools.values()],
+        "session": session.identity.name,
+        "label": session.identity.label,
+        "pid": session.identity.pid,
+        "next": _next(settings),
+        "strategies": list(settings.strategies),
+        "pools": [_pool(session, pool, answers.get(pool.name)) for pool in settings.pools.values()],
         "runs": [_run(run) for run in reversed(session.history)],
     }
 
 
-def _next(session: Session, here: Settings) -> dict[str, Any]:
+def _next(settings: Settings) -> dict[str, Any]:
     """Return what a bare `%%distributed` uses, and the line that says the same."""
-    filled = here.filled(Options())
-    size = session.size_of(here.pool, here)
+    filled = settings.filled(Options())
     said = Options(
-        **size,
         strategy=filled.strategy if filled.strategy != DEFAULT_STRATEGY else None,
         pool=filled.pool if filled.pool != DEFAULT_POOL else None,
-    )
+    ).resized(filled.size)
     return {
         "pool": filled.pool,
         "strategy": filled.strategy,
-        "gpus": size.get("gpus"),
-        "ranks": size.get("ranks"),
-        "gpu_type": size.get("gpu_type"),
-        "origins": here.origins(Options()),
+        "gpus": filled.gpus,
+        "ranks": filled.ranks,
+        "gpu_type": filled.gpu_type,
+        "origins": settings.origins(Options()),
         "line": to_line(said),
     }
 
@@ -65,7 +63,7 @@ def _next(session: Session, here: Settings) -> dict[str, Any]:
 
 
 def _pool(session: Session, pool: NamedPool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    groups = [_group(group) for group in session.groups() if group.connection.pool == pool.name]
+    groups = [_group(group) for group in session.pools.groups(pool.name)]
     return {
         "name": pool.name,
         "kind": pool.kind,
@@ -113,14 +111,15 @@ def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
         "others": [
             {"holder": group["holder"], "ranks": len(group["workers"]), "running": group["label"]}
             for group in answer["groups"]
-            if group["session"] != session.name
+            if group["session"] != session.identity.name
         ],
     }
 
 
 def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a pool as its agent tells of them, each with `ranks`: those of this notebook that are there."""
-    mine = [info for group in answer["groups"] if group["session"] == session.name for info in group["workers"]]
+    name = session.identity.name
+    mine = [info for group in answer["groups"] if group["session"] == name for info in group["workers"]]
     if "nodes" in answer:
         return [
             {**node, "ranks": [info.rank for info in mine if info.node == node["name"]]} for node in answer["nodes"]

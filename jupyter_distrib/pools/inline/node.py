@@ -11,6 +11,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
 from jupyter_distrib.wire.messages import (
+    DEFAULT_CPU_RANKS,
     Answered,
     Ask,
     Attach,
@@ -30,7 +31,6 @@ from jupyter_distrib.wire.messages import (
     WorkerOrder,
 )
 
-DEFAULT_RANKS = 2
 MAX_RANKS = 1000
 
 
@@ -74,7 +74,7 @@ class InlineNode:
         self._groups.clear()
 
     def _open(self, command: OpenWorkerGroup) -> WorkerGroupOpened | WorkerGroupRefused:
-        size = command.size or DEFAULT_RANKS
+        size = command.size or DEFAULT_CPU_RANKS
         if command.load_env:
             names = ", ".join(command.load_env)
             reason = f"{names}: read when a program loads, too late for this process. Use --pool local."

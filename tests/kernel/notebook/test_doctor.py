@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.kernel.notebook.doctor import Finding, Report
 from tests.notebook import Notebook
@@ -40,8 +40,11 @@ def test_another_word_is_refused(shared_notebook: Notebook) -> None:
 
 
 class DeadSession:
-    name, pool = "s", "local"
-    settings = SimpleNamespace(pools={"local": None})
+    settings = SimpleNamespace(pools={"local": None}, pool="local")
+
+    @property
+    def pools(self) -> DeadSession:
+        return self
 
     def connect(self, pool: str) -> None:
         raise PoolError("the agent did not start: no space left on device.")
@@ -53,6 +56,20 @@ def test_a_pool_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatc
     assert not report.ok
     assert "-> the agent did not start: no space left on device." in repr(report)
     assert "lines as they come" in repr(report)
+
+
+class UnreadSession:
+    """A session whose settings file is wrong."""
+
+    @property
+    def settings(self) -> None:
+        raise OptionsError("jupyter_distrib.toml, line 2: there is no such key.")
+
+
+def test_a_settings_file_that_is_wrong_is_one_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    report = Report.of(UnreadSession(), None)  # type: ignore[arg-type]
+    assert [finding.topic for finding in report.findings if "line 2" in finding.advice] == ["settings"]
 
 
 def test_the_sidebar_is_found_where_jupyter_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     """The kernel of this module, without ranks and without the names of other tests."""
     yield shared_notebook
     shared_notebook.ok(
-        "%distributed_pool stop\nfrom jupyter_distrib.kernel.session import session as _s\n_s.current().sizes.clear()"
+        "%distributed_pool stop\nfrom jupyter_distrib.kernel.session import session as _s\n_s.current().choices.sizes.clear()"
     )
     shared_notebook.forget()
 

@@ -19,6 +19,7 @@ from jupyter_distrib.kernel.notebook.line_magics import (
     parse_status,
 )
 from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, Options, from_keywords, parse_line, to_line
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.help import complete, help_text, markdown_table
 from jupyter_distrib.options import Option, count, parse_arguments
 
@@ -405,11 +406,11 @@ def test_status_takes_nothing() -> None:
             PoolRequest(action="add", name="lab", kind="ray", values={"address": "head:6379"}),
         ),
         ("start", PoolRequest(action="start")),
-        ("start ray --gpus 2", PoolRequest(action="start", name="ray", gpus=2)),
+        ("start ray --gpus 2", PoolRequest(action="start", name="ray", size=GroupSize(count=2))),
         ("stop", PoolRequest(action="stop")),
         ("restart local", PoolRequest(action="restart", name="local")),
-        ("resize 4", PoolRequest(action="resize", size=4)),
-        ("resize --ranks 4", PoolRequest(action="resize", ranks=4)),
+        ("resize 4", PoolRequest(action="resize", count=4)),
+        ("resize --ranks 4", PoolRequest(action="resize", size=GroupSize(count=4, gpus=False))),
     ],
 )
 def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest) -> None:

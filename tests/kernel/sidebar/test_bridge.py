@@ -139,7 +139,9 @@ def test_news_go_on_after_trouble(notebook: Notebook, breaking: str, mending: st
     notebook.ok(
         "import os; from jupyter_distrib.kernel.sidebar import bridge as frontend; from jupyter_distrib.kernel.session import session\nhome = os.getcwd()"
     )
-    notebook.ok("here = session.current(); kind = type(here); label = kind.label; news = frontend._installed._news")
+    notebook.ok(
+        "here = session.current(); kind = type(here.identity); label = kind.label; news = frontend._installed._news"
+    )
     notebook.ok(breaking)
     notebook.ok("here.changed()\nimport time\nwhile news._news.is_set(): time.sleep(0.01)")
     notebook.ok(mending)
@@ -233,16 +235,18 @@ def test_ranks_are_started_resized_and_stopped(book: Notebook) -> None:
 
 
 def test_ranks_that_cannot_be_had_are_a_sentence_that_can_be_dismissed(book: Notebook) -> None:
-    book.ok("from jupyter_distrib.kernel.session import session\nhere = session.current(); saved = here.start_ranks")
     book.ok(
-        "from jupyter_distrib.errors import PoolError\ndef refuse(*_):\n    raise PoolError('no room')\nhere.start_ranks = refuse"
+        "from jupyter_distrib.kernel.session import session\npools = session.current().pools; saved = pools.start_ranks"
+    )
+    book.ok(
+        "from jupyter_distrib.errors import PoolError\ndef refuse(*_):\n    raise PoolError('no room')\npools.start_ranks = refuse"
     )
     drain(book)
     assert ask(book, op="start", pool="local", ranks=2)["ok"]
 
     told = news_until(book, lambda news: news["kind"] == "overview" and news["overview"]["trouble"])
     assert told["overview"]["trouble"]["text"] == "no room"
-    book.ok("here.start_ranks = saved")
+    book.ok("pools.start_ranks = saved")
     ask(book, op="dismiss")
     assert overview(book)["trouble"] is None
 
@@ -275,7 +279,10 @@ def test_restarted_ranks_are_on_the_same_type_of_gpu(book: Notebook) -> None:
         pytest.skip("this machine has GPUs")
     book.ok("%%distributed --ranks 2\nrank")
     book.ok(
-        "from jupyter_distrib.kernel.session import session\ngroup = session.current().groups()[-1]\ngroup.gpus, group.gpu_type = True, 'A10'"
+        "from jupyter_distrib.kernel.session import session\n"
+        "from jupyter_distrib.kernel.settings.group_size import GroupSize\nfrom dataclasses import replace\n"
+        "group = session.current().pools.groups()[-1]\n"
+        "group.gpus, group.asked = True, replace(group.asked, size=GroupSize(count=2, gpu_type='A10'))"
     )
     assert "--gpu-type A10, but" in refused(book, op="restart")
 

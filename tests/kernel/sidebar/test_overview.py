@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.sidebar.overview import overview
 from jupyter_distrib.wire.messages import WorkerInfo
 from tests.kernel.record.golden_run import golden_record
@@ -23,9 +25,9 @@ GOLDEN = Path(__file__).parent / "golden_overview.json"
 
 def golden_overview() -> dict[str, Any]:
     session = Session()
-    session.name, session.pid = "a1b2c3", 4000
+    session.identity = KernelIdentity(name="a1b2c3", pid=4000)
     session.history = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
-    session.pick(pool="local", strategy="ddp", size={"ranks": 4})
+    session.choices.pick(pool="local", strategy="ddp", size=GroupSize(count=4, gpus=False))
     gpu = {"index": 2, "name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 85899345920, "used_bytes": 31000000000}
     answer = {
         "at_s": 1800000000.0,
@@ -62,7 +64,7 @@ def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> N
     session = Session()
     node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}
     ranks = [WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2)]
-    group = {"session": session.name, "workers": ranks}
+    group = {"session": session.identity.name, "workers": ranks}
     answer = {
         "at_s": 0.0,
         "name": "Ray at 10.0.0.7:6379",

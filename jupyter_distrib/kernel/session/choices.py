@@ -1,0 +1,111 @@
+"""The choices that were made in this notebook, and the settings with them in place. Knows no ranks.
+
+A choice counts for more than files and environment, and for less than the cell's own line. Called from the thread that
+runs the cell, and from the one that serves the front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.settings import config_files
+from jupyter_distrib.kernel.settings.config_files import NOTEBOOK, SIDEBAR, NamedPool, Settings
+from jupyter_distrib.kernel.settings.group_size import GroupSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenSize:
+    """The number of ranks of a pool, and where it was chosen."""
+
+    size: GroupSize
+    by: str
+
+
+class Choices:
+    """The pools that were added, and the pool, strategy and sizes that were chosen."""
+
+    def __init__(self) -> None:
+        self.added: dict[str, NamedPool] = {}
+        """Pools of this notebook alone."""
+        self.sizes: dict[str, ChosenSize] = {}
+        """By pool."""
+        self._pool: str | None = None
+        self._pool_by = ""
+        self._strategy: str | None = None
+        self._loaded: tuple[config_files.FilesState, Settings] | None = None
+        """The last content of files and environment."""
+
+    @property
+    def settings(self) -> Settings:
+        """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
+        settings = self._from_files()
+        if self.added:
+            settings = replace(settings, pools=settings.pools | self.added)
+        if self._pool in settings.pools:
+            settings = replace(settings, pool=self._pool, pool_origin=self._pool_by)
+        if self._strategy is not None and self._strategy in settings.strategies:
+            settings = replace(settings, strategy=self._strategy, strategy_origin=SIDEBAR)
+        pools = settings.pools
+        sized = {name: pools[name].resized(each.size, each.by) for name, each in self.sizes.items() if name in pools}
+        return replace(settings, pools=pools | sized) if sized else settings
+
+    def _from_files(self) -> Settings:
+        state = config_files.state()
+        if self._loaded is None or self._loaded[0] != state:
+            from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+
+            self._loaded = state, config_files.load(POOLS, STRATEGIES)
+        return self._loaded[1]
+
+    @property
+    def pool(self) -> str:
+        """The pool that cells use unless they say otherwise."""
+        return self.settings.pool
+
+    @property
+    def strategy(self) -> str:
+        """The strategy of cells that name none."""
+        return self.settings.strategy_for()
+
+    def use(self, pool: str | None, by: str = NOTEBOOK) -> None:
+        """Have cells use this pool from now on."""
+        self._pool, self._pool_by = pool, by
+
+    def pick(self, *, pool: str | None = None, strategy: str | None = None, size: GroupSize | None = None) -> None:
+        """Choose what the next runs use where their cell does not say, as picked in the sidebar; None leaves a choice
+        as it is.
+
+        Args:
+            pool: By name.
+            strategy: By name.
+            size: Of the pool that is then in use; `GroupSize()` for what the pool gives by itself.
+        """
+        if pool is not None and pool != self.pool:
+            self.use(pool, SIDEBAR)
+        if strategy is not None and strategy != self.strategy:
+            self._strategy = strategy
+        if size is not None:
+            self.resize(self.pool, size, SIDEBAR)
+
+    def resize(self, pool: str, size: GroupSize, by: str = NOTEBOOK) -> None:
+        """Choose the number of ranks of a pool; nothing changes if that is what holds already."""
+        if size == GroupSize():
+            self.sizes.pop(pool, None)
+        elif size != self.settings.size_of(pool):
+            self.sizes[pool] = ChosenSize(size=size, by=by)
+
+    def add(self, pool: NamedPool) -> None:
+        """Add a pool of this notebook."""
+        self.added[pool.name] = pool
+
+    def remove(self, name: str) -> None:
+        """Forget a pool that `added` has."""
+        del self.added[name]
+        self.sizes.pop(name, None)
+        if self._pool == name:
+            self._pool = None
+
+    def check_removable(self, name: str) -> None:
+        """Raise `PoolError` for a pool that this notebook has not added."""
+        if name not in self.added:
+            raise PoolError(f"{name} comes from {self.settings.pools[name].origin}, not from this notebook.")

@@ -1,0 +1,74 @@
+"""The pools that this kernel has reached. Called from the thread that runs the cell; a pool that is lost is dropped in
+that pool's own thread (`kernel/session/connection.py`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.session.choices import Choices
+from jupyter_distrib.kernel.session.connection import Connection, PoolAddress
+from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+
+HEAD_START_S = 0.1
+"""Seconds for which the thread that gets the pool ready has the kernel for itself, if it takes that long."""
+
+
+class Connections:
+    """The connections of one kernel, one for each pool and set of options.
+
+    Args:
+        identity: Who the kernel is.
+        choices: Which pools there are.
+        on_change: Called when a connection, or a worker group on one, has come, changed or gone; from any thread.
+    """
+
+    def __init__(self, identity: KernelIdentity, choices: Choices, on_change: Callable[[], object]) -> None:
+        self._identity, self._choices, self._on_change = identity, choices, on_change
+        self._open: list[Connection] = []
+        self._lock = threading.RLock()
+
+    def __iter__(self) -> Iterator[Connection]:
+        """Yield the pools that are in use, in the order of their first use."""
+        return iter(list(self._open))
+
+    def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
+        """Reach a pool, once for each set of options. Raises `PoolError`."""
+        with self._lock:
+            for connection in self._open:
+                if connection.pool == pool and connection.options == options:
+                    return connection
+            named = self._choices.settings.pools[pool]
+            if options is None:
+                return self.connect(pool, named.options)
+            address = PoolAddress(name=pool, kind=named.kind, options=dict(options))
+            connection = Connection(address, self._identity.hello(), on_lost=self._drop, on_change=self._on_change)
+            self._open.append(connection)
+            return connection
+
+    def warm_up(self) -> None:
+        """Reach the pool that cells will use while the user is still typing: the local agent imports torch, a
+        coordinator joins its cluster. Called when the extension is loaded."""
+
+        def connect() -> None:
+            try:
+                self.connect(self._choices.pool)
+            except (DistributedError, OSError):
+                return  # the first cell meets the same trouble, and tells it
+
+        thread = threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True)
+        thread.start()
+        thread.join(HEAD_START_S)  # beside the imports that follow it would take three times as long
+
+    def take_all(self) -> list[Connection]:
+        """Return all connections and forget them."""
+        with self._lock:
+            connections, self._open = self._open, []
+            return connections
+
+    def _drop(self, connection: Connection) -> None:
+        with self._lock:
+            if connection in self._open:
+                self._open.remove(connection)
+        self._on_change()

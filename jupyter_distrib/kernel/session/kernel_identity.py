@@ -1,0 +1,46 @@
+"""The identity of this kernel for agents, coordinators and other notebooks. Kernel side; a value without state."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+from dataclasses import dataclass, field
+
+from jupyter_distrib.system import process_environment
+from jupyter_distrib.wire.messages import PROTOCOL, Hello
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelIdentity:
+    """One use of the extension by one kernel."""
+
+    name: str = field(default_factory=lambda: secrets.token_hex(3))
+    """Random; the ids of runs and worker groups begin with it."""
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def label(self) -> str:
+        """The name of this kernel for others."""
+        notebook = os.path.basename(_notebook())
+        return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
+
+    def hello(self) -> Hello:
+        """Return the first message on every link."""
+        return Hello(
+            protocol=PROTOCOL,
+            session=self.name,
+            pid=self.pid,
+            label=self.label,
+            notebook=_notebook(),
+            python=platform.python_version(),
+            torch=process_environment.version("torch"),
+            cloudpickle=process_environment.version("cloudpickle"),
+        )
+
+
+def _notebook() -> str:
+    """Return the notebook's path, as far as the front end tells: Jupyter in the environment, VS Code by a name in the
+    notebook."""
+    return os.environ.get("JPY_SESSION_NAME") or str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))

@@ -1,0 +1,75 @@
+"""The choices made in a notebook, over the settings of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.choices import Choices
+from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.config_files import NOTEBOOK, SIDEBAR, NamedPool
+from jupyter_distrib.kernel.settings.group_size import GroupSize
+
+FOUR_GPUS = GroupSize(count=4)
+THREE_CPUS = GroupSize(count=3, gpus=False)
+
+
+@pytest.fixture
+def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
+    """No file says anything but one, which gives the pool `lab` two GPUs of a type."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("JUPYTER_DISTRIB_POOL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "local"\ngpus = 2\ngpu_type = "A10"\n')
+    return Choices()
+
+
+def test_a_size_that_was_chosen_counts_for_more_than_the_file(choices: Choices) -> None:
+    assert choices.settings.size_of("lab") == GroupSize(count=2, gpu_type="A10")
+    choices.resize("lab", THREE_CPUS)
+    filled = choices.settings.filled(Options(pool="lab"))
+    assert (filled.gpus, filled.ranks, filled.gpu_type) == (None, 3, None)
+
+
+@pytest.mark.parametrize("options", [Options(pool="lab", gpus=1), Options(pool="lab", ranks=1)])
+def test_a_size_of_the_cell_counts_for_more_than_one_that_was_chosen(choices: Choices, options: Options) -> None:
+    choices.resize("lab", FOUR_GPUS)
+    assert choices.settings.filled(options).size == options.size
+
+
+def test_a_type_of_gpu_of_the_cell_goes_with_the_number_that_was_chosen(choices: Choices) -> None:
+    choices.resize("lab", FOUR_GPUS)
+    assert choices.settings.filled(Options(pool="lab", gpu_type="H100")).size == GroupSize(count=4, gpu_type="H100")
+
+
+def test_a_cell_that_names_ranks_gets_no_size(choices: Choices) -> None:
+    assert choices.settings.filled(Options(pool="lab", on=(0,))).size == GroupSize()
+
+
+def test_only_a_size_from_the_sidebar_is_told_as_the_origin(choices: Choices) -> None:
+    choices.resize("local", FOUR_GPUS, NOTEBOOK)
+    assert choices.settings.origins(Options()) == ""
+    choices.resize("local", THREE_CPUS, SIDEBAR)
+    assert choices.settings.origins(Options()) == "number of ranks from the sidebar"
+
+
+def test_the_empty_size_is_what_the_pool_gives_by_itself(choices: Choices) -> None:
+    choices.pick(pool="lab", size=THREE_CPUS)
+    choices.pick(size=GroupSize())
+    assert choices.settings.size_of("lab") == GroupSize(count=2, gpu_type="A10")
+
+
+def test_a_pool_that_is_removed_leaves_no_choice_behind(choices: Choices) -> None:
+    choices.add(NamedPool(name="mine", kind="local"))
+    choices.use("mine")
+    choices.resize("mine", FOUR_GPUS)
+    assert choices.pool == "mine"
+    choices.remove("mine")
+    assert (choices.pool, choices.sizes, choices.added) == ("local", {}, {})
+
+
+def test_a_pool_of_a_file_is_not_the_notebooks_to_remove(choices: Choices) -> None:
+    with pytest.raises(PoolError, match=r"lab comes from jupyter_distrib\.toml, not from this notebook"):
+        choices.check_removable("lab")
