@@ -1,9 +1,13 @@
-"""What a pool or a strategy of another package imports from here; nothing else of this package is for other packages.
+"""What a pool, a strategy or an observer of another package imports from here; nothing else of this package is for
+other packages.
 
     Option and its readers          options that a pool or a strategy declares, and how their texts are read
     DistributedError, PoolError     what they raise for the user, in one sentence
     Pool, Node, Capabilities, Link  pools: docs/writing-a-pool.md, with `jupyter_distrib.testing`, the contract suite
     Strategy, TrainingStrategy ...  strategies: docs/strategies.md
+    Observer, ObservedRun           observers: docs/writing-an-observer.md
+    RunRecord, RankRecord           what is known of a run, and of one rank of it
+    Started, Wrote ... Ended        the events of a run; `RunEvent` is any of them
 
 Loads neither torch nor IPython.
 """
@@ -11,29 +15,77 @@ Loads neither torch nor IPython.
 from __future__ import annotations
 
 from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.options import Option, at_least_zero, count, json_object, seconds, string, switch
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Pool, Sink
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Command, Event, Hello
+from jupyter_distrib.wire.messages import (
+    Cleared,
+    Command,
+    Displayed,
+    Ended,
+    Event,
+    Exited,
+    Failed,
+    Failure,
+    Frame,
+    Hello,
+    Interrupted,
+    Measured,
+    Moved,
+    Noted,
+    Progressed,
+    Returned,
+    RunEvent,
+    Sampled,
+    Stalled,
+    Started,
+    TimedOut,
+    Wrote,
+)
 from jupyter_distrib.worker.strategy import Strategy, StrategyRun, Training, TrainingStrategy
 
 __all__ = [
     "Capabilities",
+    "Cleared",
     "Command",
+    "Displayed",
     "DistributedError",
+    "Ended",
     "Event",
+    "Exited",
+    "Failed",
+    "Failure",
+    "Frame",
     "Hello",
+    "Interrupted",
     "Link",
     "Lost",
+    "Measured",
+    "Moved",
     "Node",
+    "Noted",
+    "ObservedRun",
+    "Observer",
     "Option",
     "Pool",
     "PoolError",
+    "Progressed",
+    "RankRecord",
+    "Returned",
+    "RunEvent",
+    "RunRecord",
+    "Sampled",
     "Sink",
+    "Stalled",
+    "Started",
     "Strategy",
     "StrategyRun",
+    "TimedOut",
     "Training",
     "TrainingStrategy",
+    "Wrote",
     "at_least_zero",
     "count",
     "json_object",

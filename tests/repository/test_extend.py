@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -12,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib import extend
+from tests.installed_package import bring
 from tests.notebook import ROOT, Notebook
 
-PAGES = ("writing-a-pool.md", "strategies.md")
+PAGES = ("writing-a-pool.md", "writing-an-observer.md", "strategies.md")
 FOR_AUTHORS = {"jupyter_distrib.extend", "jupyter_distrib.testing"}
 
 
@@ -54,17 +54,6 @@ def test_the_examples_import_nothing_else_of_this_package(page: str) -> None:
     assert imported <= FOR_AUTHORS
 
 
-def bring(folder: Path, entry_points: str, **modules: str) -> dict[str, str]:
-    """An installed package with these modules and entry points; returns the environment that has it."""
-    for name, code in modules.items():
-        (folder / f"{name}.py").write_text(code)
-    info = folder / "theirs-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(entry_points)
-    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-
-
 def test_the_strategy_of_the_docs_trains_in_a_cell(tmp_path: Path) -> None:
     (code,) = (block for block in code_of("strategies.md") if "class Averaged" in block)
     env = bring(tmp_path, "[jupyter_distrib.strategies]\naveraged = theirs:Averaged\n", theirs=code)
@@ -102,3 +91,22 @@ def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
             "[(p['name'], p['kind']) for p in bridge.handle({'op': 'overview'})['overview']['pools']]"
         ).result
         assert "('gentle', 'wrapped')" in overview
+
+
+def test_the_observer_of_the_docs_writes_the_numbers_of_a_run(tmp_path: Path) -> None:
+    (code,) = (block for block in code_of("writing-an-observer.md") if "class MetricsFile" in block)
+    env = bring(tmp_path, "[jupyter_distrib.observers]\nmetrics_file = theirs:follow\n", theirs=code)
+    with Notebook(tmp_path, env=env) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os, jupyter_distrib\nos.environ['METRICS_FOLDER'] = 'numbers'")
+        outcome = book.ok(
+            "%%distributed --ranks 2\njupyter_distrib.report(loss=0.5 * rank)\nos.path.basename(os.environ['METRICS_FILE'])"
+        )
+        name = outcome.result.removeprefix("ranks 0-1: ").strip("'")
+        rows = (tmp_path / "numbers" / name).read_text().splitlines()
+        assert rows[0] == "rank,step,name,value"
+        assert sorted(rows[1:-1]) == ["0,0,loss,0.0", "1,0,loss,0.5"]
+        assert rows[-1] == "# done"
+        assert f"reported numbers: numbers/{name}" in outcome.view
+        book.ok("del os.environ['METRICS_FOLDER']")
+        book.ok("%%distributed --ranks 2\njupyter_distrib.report(loss=1.0)")
+        assert len(list((tmp_path / "numbers").iterdir())) == 1

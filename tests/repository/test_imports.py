@@ -27,11 +27,11 @@ MAY_LOAD_TORCH = ("worker", "strategies", "checkpoints")
 MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 
 MAY_IMPORT: dict[str, set[str]] = {
-    # at the top: what users, and authors of pools and strategies, import
+    # at the top: what users, and authors of pools, strategies and observers, import
     "errors": set(),
     "options": {"errors"},
     "testing": {"pools", "serialization", "wire"},
-    "extend": {"errors", "options", "pools", "wire", "worker"},
+    "extend": {"errors", "kernel/record", "options", "pools", "wire", "worker"},
     # shared layers
     "system": {"errors"},
     "wire": set(),

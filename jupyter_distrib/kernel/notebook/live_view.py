@@ -1,9 +1,10 @@
-"""The live view of a run in the cell that started it, and what is left of it at the end. Runs in the thread that waits
-for the run.
+"""The live view of a run in the cell that started it, and what is left of it at the end. An observer of the run, which
+draws in the thread that waits for it.
 
     a notebook that people watch      the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
-    at most any other client of the kernel    HTML and text, drawn anew in place a plain terminal                  lines
-    as they come
+                                      at most
+    any other client of the kernel    HTML and text, drawn anew in place
+    a plain terminal                  lines as they come
 
 Nothing appears before there is something to see, and of a cell that ends at once only its end is shown. That is static
 HTML and text (`kernel/views/html.py`, `kernel/views/text.py`) without any widget: what a saved notebook holds.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import queue
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +25,13 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import html as html_view
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.state_delta import StateDelta
+from jupyter_distrib.system import interrupts
+from jupyter_distrib.wire.messages import Returned, RunEvent, Started
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
@@ -39,6 +43,8 @@ WIDGET_AFTER_S = 0.3
 WIDGET_EVERY_S = 0.2
 TICK_S = 1.0
 """Without news: how often to look whether the run is worth showing by now, or its clock is to be drawn."""
+_QUIET = (Started, Returned)
+"""Nothing to be seen of these by themselves: the thread that waits is not woken."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
 """Environment variable: `widget` or `html`, for a front end that is taken for what it is not."""
 _NO_WIDGETS = (
@@ -47,12 +53,16 @@ _NO_WIDGETS = (
 )
 
 
-class LiveView:
-    """Call it whenever something may have changed; see `run.Watch`. Made in the thread that executes the cell."""
+class LiveView(View):
+    """The view of one run. Made in the thread that executes the cell."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._handle: Any = None
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rung = False
+        self._again_s = 0.0
+        """Without news: how soon to be drawn again."""
         self._next_s = 0.0
         self._changes = -1
         self._shown: dict[str, str] = {}
@@ -61,7 +71,7 @@ class LiveView:
         self._widget: RunWidget | None = None
         self._pieces = StateDelta(run.pool)
         self._place = cell_outputs.place(get_ipython())
-        self._draw = self._choose()
+        self._show = self._choose()
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
         """How this run is shown; None for not at all."""
@@ -69,38 +79,53 @@ class LiveView:
             return None
         return {"lines": self._stream, "widget": self._push, "html": self._draw_html}[route()]
 
-    def begin(self) -> LiveView:
+    def open_now(self) -> LiveView:
         """Take a place under the cell now, for a run that will be shown from another thread when the cell is over."""
-        if self._draw == self._push:
+        if self._show == self._push:
             self._try(self._open_widget)
-        if self._draw == self._draw_html:
+        if self._show == self._draw_html:
             self._put(self._bundle(self._run.record, self._run.elapsed_s, shown=True))
         return self
 
-    def __call__(self, record: RunRecord, elapsed_s: float) -> float:
-        if self._draw is None:
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        """Wake the thread that waits, once until it has looked."""
+        if not self._rung and not isinstance(event, _QUIET):
+            self._rung = True
+            self._bell.put(None)
+
+    def wait_for_news(self) -> None:
+        with suppress(queue.Empty):
+            interrupts.take(self._bell, self._again_s)
+        self._rung = False
+
+    def draw(self, record: RunRecord, elapsed_s: float) -> None:
+        self._again_s = self._draw_if_due(record, elapsed_s)
+
+    def _draw_if_due(self, record: RunRecord, elapsed_s: float) -> float:
+        """Draw what is worth it by now; returns how soon to be drawn again."""
+        if self._show is None:
             return TICK_S
         now_s = time.monotonic()
         if record.ended:
             self._end(record, elapsed_s)
         elif now_s < self._next_s:
             return self._next_s - now_s if record.changes != self._changes else TICK_S
-        elif self._draw == self._push and self._widget is None and elapsed_s < WIDGET_AFTER_S:
+        elif self._show == self._push and self._widget is None and elapsed_s < WIDGET_AFTER_S:
             return WIDGET_AFTER_S - elapsed_s
         else:
-            self._draw(record, elapsed_s)
+            self._show(record, elapsed_s)
         self._changes = record.changes
         self._next_s = now_s + self._every_s
         return TICK_S
 
     @property
     def _every_s(self) -> float:
-        return WIDGET_EVERY_S if self._draw == self._push else DRAW_EVERY_S
+        return WIDGET_EVERY_S if self._show == self._push else DRAW_EVERY_S
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
         """Once: whoever waits calls again when all is over."""
-        draw, self._draw = self._draw, None
-        if draw == self._stream:
+        show, self._show = self._show, None
+        if show == self._stream:
             self._stream(record, elapsed_s)
             return
         self._put(self._bundle(record, elapsed_s, shown=self._handle is not None))
@@ -151,7 +176,7 @@ class LiveView:
         try:
             action()
         except Exception:  # noqa: BLE001 - foreign code, and whatever front ends do to it
-            self._widget, self._draw = None, self._draw_html
+            self._widget, self._show = None, self._draw_html
 
     def _send(self) -> None:
         if self._widget is not None and (changed := self._changed()):

@@ -113,11 +113,11 @@ class DistributedMagics(Magics):
 
     def _detached(self, run: Run, options: Options) -> Run:
         """Show the run from a thread of its own; the cell is free."""
-        watch = LiveView(run).begin()
+        view = LiveView(run).open_now()
 
         def follow() -> None:
             try:
-                run.wait(watch)
+                run.wait(view)
             except BaseException:  # noqa: BLE001 - whoever calls `result()` gets it
                 return
 

@@ -18,7 +18,7 @@ from jupyter_distrib.kernel.capture.inputs import PackedInputs
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.wire.messages import Forget, Noted
+from jupyter_distrib.wire.messages import Forget
 
 _PROVIDED = PROVIDED | {"mesh"}
 """Names that a rank puts into the cell's namespace, with `--strategy fsdp` and `tp` included."""
@@ -49,7 +49,7 @@ def note_missing(run: Run, names: Iterable[str]) -> None:
     if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
         has = "has this name" if len(missing) == 1 else "has one of these names"
         text = f"nothing is kept as {', '.join(missing)}: no rank {has} at the end of the cell"
-        run.deliver(Noted(run=run.id, rank=None, text=text), ())
+        run.note(text)
 
 
 class KeptValues:

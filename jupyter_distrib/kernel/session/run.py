@@ -1,15 +1,14 @@
 """One execution of a cell: its record, the values that came back, and how to wait for it and stop it.
 
-Events arrive in the node's thread (`deliver`); whoever waits does so in its own thread, usually the kernel's main one,
-where an interrupt of the kernel is raised. The run is folded in `RunRecord`; this class only adds what a fold must not
-have: a lock, a clock, and the way to the agent.
+Events arrive in the node's thread (`deliver`), where observers are told of them; whoever waits does so in its own
+thread, usually the kernel's main one, where an interrupt of the kernel is raised. The run is folded in `RunRecord`;
+this class only adds what a fold must not have: a lock, a clock, and the way to the agent.
 """
 
 from __future__ import annotations
 
 import linecache
 import os
-import queue
 import signal
 import sys
 import threading
@@ -20,10 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.observers import RunObservers
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import formatting, interrupts, paths
@@ -35,20 +36,24 @@ from jupyter_distrib.wire.messages import (
     Failure,
     Frame,
     Interrupted,
+    Noted,
     Parcel,
     Returned,
     RunEvent,
-    Started,
 )
-
-_QUIET = (Started, Returned)
-"""Nothing to be seen of these by themselves: whoever waits is not woken."""
 
 LATE_S = 1.0
 """A press that comes this soon after the end of a run that was stopped was meant for it."""
-Watch = Callable[[RunRecord, float], float | None]
-"""Shows a record that is so many seconds old; returns after how many seconds it wants to be called again without
-news."""
+
+
+class View(Observer, Protocol):
+    """An observer that shows the run in the thread that waits for it."""
+
+    def wait_for_news(self) -> None:
+        """Return when there is something new to be shown, or as soon as the run has ended."""
+
+    def draw(self, record: RunRecord, elapsed_s: float) -> None:
+        """Show a record that is so many seconds old, under the lock of the run."""
 
 
 class Run:
@@ -85,17 +90,18 @@ class Run:
         self.kill_asked = False
         self.interrupted = False
         """The user asked for the stop."""
+        self.observers = RunObservers()
         self.on_ended: list[Callable[[], object]] = []
         self.held: object = ()
         """The kernel's own classes that were sent, alive until values have come."""
+        self._pressed_late = False
+        """Whether there was a press when the run had ended."""
         self._stop = stop
         self._thread = threading.current_thread()
         self._cell = cell or {}
         self._files: dict[str, str] = {}
         """By the name that is shown, the file name that `linecache` has the lines under."""
         self._lock = threading.Lock()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._rung = False
         self._ended = threading.Event()
         self._parcels: dict[int, tuple[Parcel, int | None]] = {}
         self._results: Results | None = None
@@ -172,21 +178,38 @@ class Run:
         self.stop_asked_at_s = self.stop_asked_at_s or time.time()
         self._stop(force)
 
-    def wait(self, watch: Watch | None = None) -> Any:
-        """Wait for the end in the calling thread, showing the run with `watch`; an interrupt stops the run, a second
-        one kills it.
+    def wait(self, view: View | None = None) -> Any:
+        """Wait for the end in the calling thread, showing the run in `view`; an interrupt stops the run, a second one
+        kills it.
 
         Returns what `result` returns, and raises what it raises; after an interrupt, `KeyboardInterrupt`.
         """
         with self._taking_presses():
-            again_s: float | None = 0.0
-            while not self._ended.is_set():
-                with suppress(queue.Empty):
-                    interrupts.take(self._bell, again_s)
-                self._rung = False
-                again_s = self._shown(watch)
-            self._shown(watch)
+            self._show_until_ended(view)
+            self.observers.finish(given_up=lambda: self._pressed_late)
+            self._draw(view, at_end=True)
         return self._conclude()
+
+    def _show_until_ended(self, view: View | None) -> None:
+        if view is None:
+            self.wait_ended(None)
+            return
+        self.observers.add(view)
+        self._draw(view)
+        while not self.done():
+            view.wait_for_news()
+            self._draw(view)
+
+    def _draw(self, view: View | None, *, at_end: bool = False) -> None:
+        """Have it shown; as ended only when nothing is added any more."""
+        if view is not None:
+            with self._lock:
+                if at_end or not self.record.ended:
+                    view.draw(self.record, self.elapsed_s)
+
+    def note(self, text: str) -> None:
+        """Put a sentence into the output of the run; from any thread."""
+        self.deliver(Noted(run=self.id, rank=None, text=text), ())
 
     @contextmanager
     def _taking_presses(self) -> Iterator[None]:
@@ -209,13 +232,8 @@ class Run:
             signal.signal(signal.SIGINT, _LatePresses() if self.interrupted else default)
 
     def _pressed(self, signum: int, frame: types.FrameType | None) -> None:
+        self._pressed_late = self.done()
         self.cancel(force=self.interrupted)
-
-    def _shown(self, watch: Watch | None) -> float | None:
-        if watch is None:
-            return None
-        with self._lock:
-            return watch(self.record, self.elapsed_s)
 
     def deliver(self, event: RunEvent, fds: Sequence[int]) -> None:
         """Fold one event; called in the node's thread. Takes the descriptors."""
@@ -228,11 +246,14 @@ class Run:
         event = self._with_cell_names(event)
         with self._lock:
             self.record.apply(event)
-        if isinstance(event, Ended):
+            if not isinstance(event, Ended):
+                self.observers.tell(event, self.record)
+                return
+        try:
             self._end()
-        if not self._rung and not isinstance(event, _QUIET):
-            self._rung = True
-            self._bell.put(None)
+        finally:
+            with self._lock:
+                self.observers.tell(event, self.record)
 
     def _end(self) -> None:
         self._ended_s = time.monotonic()

@@ -10,18 +10,22 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
+from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import selection, travelling_environment
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.session.observers import Observers
 from jupyter_distrib.kernel.session.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
@@ -31,7 +35,7 @@ from jupyter_distrib.kernel.settings.config_files import Settings
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import interrupts, process_environment
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import Attached, Cell, Execute, NotAttached, Noted, Parcel, Setting, Stop
+from jupyter_distrib.wire.messages import Attached, Cell, Ended, Execute, NotAttached, Noted, Parcel, Setting, Stop
 
 HISTORY = 20
 """Runs that are remembered; more only while more go on."""
@@ -58,6 +62,7 @@ class Session:
         """Names that a distributed cell defined on the ranks only."""
         self._lock = threading.Lock()
         """For `history`."""
+        self.observers = Observers()
         self._numbers = itertools.count(1)
         self._kept_values = KeptValues(self._fetch)
 
@@ -80,11 +85,13 @@ class Session:
         handles: Sequence[RankValue] = (),
         on_ended: Callable[[Run], object] | None = None,
         settings: Settings | None = None,
+        observed: bool = True,
     ) -> Run:
         """Send the cell to its ranks. Returns as soon as they have been told to run it.
 
         `on_ended` is called in the node's thread, before a thread that waits for the run is told of its end. `settings`
-        are those that the options were read with; without them, those of now.
+        are those that the options were read with; without them, those of now. With `observed`, observers may follow the
+        run.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
@@ -105,7 +112,10 @@ class Session:
                 run.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
-                self._send(run, group, self._command(run, group, options, cell, parcel), content)
+                with _observers_hear_of_the_end(run):
+                    given = self.observers.follow(_facts(run, cell, options), run) if observed else {}
+                    ranks_options = replace(options, env={**given, **options.env})
+                    self._send(run, group, self._command(run, group, ranks_options, cell, parcel), content)
         return run
 
     def _send(self, run: Run, group: WorkerGroup, command: Execute, content: shared_memory.Content | None) -> None:
@@ -184,7 +194,6 @@ class Session:
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
         for handle in list(group.handles):
             handle.mark_lost(gone)
-        self.changed()
 
     def _setting(self, options: Options, connection: Connection) -> Setting:
         directory = os.getcwd()
@@ -224,7 +233,8 @@ class Session:
         options = Options(on=on, pool=connection.pool, strategy="none", pool_options=dict(connection.options))
         label = f"{handle.name}[{rank}]"
         packed = payload.pack_inputs({"__kept__": handle}, {})
-        run = self.start(Cell(source=source, filename=label), packed, options, label=label, handles=[handle])
+        cell = Cell(source=source, filename=label)
+        run = self.start(cell, packed, options, label=label, handles=[handle], observed=False)
         with self._lock:
             self.history = tuple(each for each in self.history if each is not run)
         results = run.wait()
@@ -257,13 +267,46 @@ class Session:
                 strategy=event.strategy,
             )
             stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
-            return Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
+            run = Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
+            self.observers.follow(_facts(run), run)
+            return run
 
         answer = connection.attach(name or "", make)
         if isinstance(answer, NotAttached):
             raise PoolError(answer.reason)
         self._remember(answer)
         return answer
+
+
+def _facts(run: Run, cell: Cell | None = None, options: Options | None = None) -> ObservedRun:
+    """Return what observers know of a run; without its cell, it is attached."""
+    record = run.record
+    return ObservedRun(
+        id=run.id,
+        label=record.label,
+        source=cell.source if cell is not None else "",
+        options={} if options is None else options.given(),
+        strategy=record.strategy,
+        pool=run.pool,
+        ranks=tuple(record.ranks),
+        world_size=record.world_size,
+        gpus=record.gpus,
+        detached=run.detached,
+        attached=cell is None,
+        began_at_s=run.began_at_s,
+        note=run.note,
+    )
+
+
+@contextmanager
+def _observers_hear_of_the_end(run: Run) -> Iterator[None]:
+    """Whatever keeps the cell from being sent, the observers of the run are told of its end."""
+    try:
+        yield
+    except BaseException:
+        if not run.done():
+            run.observers.tell(Ended(run=run.id, at_s=time.monotonic()), run.record)
+        raise
 
 
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:

@@ -119,6 +119,12 @@ class Options:
         gpus, ranks = (size.count, None) if size.gpus else (None, size.count)
         return replace(self, gpus=gpus, ranks=ranks, gpu_type=size.gpu_type or None)
 
+    def given(self) -> dict[str, object]:
+        """Return the options that are set, by their keywords, those of the strategy included; without `env` and those
+        of the pool, which may hold secrets."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata and each.name != "env"}
+        return {name: value for name, value in own.items() if value not in (None, (), False)} | self.strategy_options
+
 
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
 _BY_NAME = {option.name: option for option in OPTIONS}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_distrib.errors import DistributedError, OptionsError
+from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.run import Run
@@ -27,11 +29,23 @@ from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.kernel.sidebar.overview import overview
+from jupyter_distrib.wire.messages import Ended, Moved, RunEvent, Stalled
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
 """Of a rank's log, the end that is shown; the file has all of it."""
+
+
+class SidebarObserver(Observer):
+    """Has the sidebar told at once of what it shows in words; what moves all the time it looks at by itself."""
+
+    def __init__(self, changed: Callable[[], object]) -> None:
+        self._changed = changed
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if isinstance(event, (Ended, Stalled, Moved)):
+            self._changed()
 
 
 class FrontEnd:
@@ -48,6 +62,7 @@ class FrontEnd:
         self._news = Broadcast(self._look, self._active)
         self._route = self._listen()
         session.current().on_change = self._news.changed
+        session.current().observers.own.append(self._follow)
         shell.events.register("post_run_cell", self.cells.ended)
         self._news.changed()  # pages that look already hear that somebody is here
 
@@ -75,6 +90,7 @@ class FrontEnd:
 
     def close(self) -> None:
         session.current().on_change = lambda: None
+        session.current().observers.own.remove(self._follow)
         self._shell.events.unregister("post_run_cell", self.cells.ended)
         if self._route == "control":
             self._kernel.control_handlers.pop(REQUEST, None)
@@ -100,6 +116,9 @@ class FrontEnd:
     def show(self, shown: Shown) -> None:
         self.cells.show(shown)
         self._news.changed()
+
+    def _follow(self, run: ObservedRun) -> SidebarObserver:
+        return SidebarObserver(self._news.changed)
 
     def _active(self) -> bool:
         return any(not run.done() for run in session.current().history)

@@ -26,6 +26,9 @@ LONG_OUTPUT = 40
 WIDE_CHARACTERS = 60
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
+_ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
+"""The address of a page, without the punctuation of the sentence around it; `addressed` in `static/state.js` has the
+same."""
 _CELL = ' style="text-align:left;white-space:nowrap"'
 _WIDE_CELL = ' style="text-align:left"'
 
@@ -35,7 +38,7 @@ def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool
     if not always and not text_view.is_worth_showing(record, elapsed_s):
         return ""
     parts = [f"<div><b>{escape(text_view.header(record, elapsed_s, pool))}</b></div>"]
-    parts += [f"<div>{escape(note)}</div>" for note in text_view.remarks(record)]
+    parts += [f"<div>{_linked(note)}</div>" for note in text_view.remarks(record)]
     if rows := text_view.statuses(record, elapsed_s):
         parts.append(_table(rows))
     if record.ended and (picture := chart.chart_of(record)):
@@ -44,6 +47,13 @@ def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool
         parts.append(_output(lines))
     parts += _displays(record)
     return visible(f"<div>{''.join(parts)}</div>")
+
+
+def _linked(note: str) -> str:
+    """Return a note as HTML, in which the addresses of pages are links."""
+    link = '<a href="{0}" target="_blank" rel="noopener noreferrer">{0}</a>'
+    parts = map(escape, _ADDRESS.split(note))
+    return "".join(link.format(part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def _table(rows: Sequence[text_view.Row]) -> str:

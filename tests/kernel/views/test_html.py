@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import chart, sanitize_html
 from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
 from jupyter_distrib.kernel.views.text import as_text
-from jupyter_distrib.wire.messages import Displayed, Ended, Measured, Returned, RunEvent, Started, Wrote
+from jupyter_distrib.wire.messages import Displayed, Ended, Measured, Noted, Returned, RunEvent, Started, Wrote
 from tests.kernel.record import golden_run
 
 ATTACKS = [
@@ -92,6 +92,15 @@ def measured(step: int, rank: int = 0, **values: float) -> Measured:
 
 
 # ---------------------------------------------------------------------------------------------------- nothing can run
+
+
+def test_addresses_in_notes_are_links_and_nothing_else_is() -> None:
+    notes = ('see https://a.example/x?y=1&z="2".', "javascript:alert(1) <a href='http://b.example'>")
+    html = as_html(a_record(*(Noted(run="r-7", rank=None, text=text) for text in notes)), 1.0)
+    assert is_harmless(html)
+    links = [attributes["href"] for tag, attributes in Elements(html).found if tag == "a"]
+    assert links == ["https://a.example/x?y=1&z=", "http://b.example"]
+    assert "&lt;a href=" in html
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -11,6 +11,20 @@ export function set(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** Write a text of which every second part is an address: those become links. */
+export function setLinked(node, parts) {
+  if (node.textContent === parts.join("")) return;
+  node.replaceChildren(...parts.map((part, place) => (place % 2 ? link(part) : part)));
+}
+
+function link(address) {
+  const node = element("a");
+  node.href = node.textContent = address;
+  node.target = "_blank";
+  node.rel = "noopener noreferrer";
+  return node;
+}
+
 export function section(className, label) {
   const node = element("section", className);
   node.setAttribute("aria-label", label);

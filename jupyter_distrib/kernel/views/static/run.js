@@ -1,10 +1,10 @@
 // The run in the page: an anywidget. Plain DOM, painted at most once per animation frame; nodes are made once and only
 // their texts change, so that focus and selection stay where they are.
 
-import { FINISHED, GLYPHS, Logs, assemble, behind, clock, failures, firstMetrics, notes, order, places, row, stopping, summary, title } from "./state.js";
+import { FINISHED, GLYPHS, Logs, addressed, assemble, behind, clock, failures, firstMetrics, notes, order, places, row, stopping, summary, title } from "./state.js";
 import { Chart, chartNames, undrawn } from "./chart.js";
 import { Card } from "./displays.js";
-import { element, fill, section, set } from "./dom.js";
+import { element, fill, section, set, setLinked } from "./dom.js";
 import { Output, noteSelection } from "./output.js";
 
 const TILES_FROM = 17; // with more ranks than 16, a rank is a tile
@@ -114,7 +114,7 @@ class View {
     set(this.stop, stage ? "Kill" : "Stop");
     this.stop.title = stage ? "End the ranks that have not stopped; what they keep is lost" : "Stop all ranks; what they keep stays";
     this.stop.disabled = gone || finished === states.length;
-    fill(this.notes, [...(gone ? [GONE] : []), ...notes(state)], () => element("div"), (node, text) => set(node, `· ${text}`));
+    fill(this.notes, [...(gone ? [GONE] : []), ...notes(state)], () => element("div"), (node, text) => setLinked(node, addressed(`· ${text}`)));
     this.paintStall(state.stall);
     fill(this.failures, failures(state), () => element("div", "jd-failure"), set);
     this.say(gone ? GONE : summary(state, this.asked));

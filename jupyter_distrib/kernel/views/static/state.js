@@ -170,6 +170,11 @@ export function notes(state) {
   return [...about].map(([text, ranks]) => (ranks.length ? `${rankList(ranks)}: ${text}` : text));
 }
 
+/** A text in parts, of which every second one is the address of a page (`_ADDRESS` in `html.py`). */
+export function addressed(text) {
+  return text.split(/(https?:\/\/[^\s<>"']*[^\s<>"'.,;:!?)])/);
+}
+
 /**
  * What went wrong, a sentence for all ranks of which the same is to be said: exceptions only if their tracebacks are exactly
  * equal. What only followed from it comes last.

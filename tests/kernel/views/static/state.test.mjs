@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
-import { Logs, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
+import { Logs, addressed, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
 const failing = JSON.parse(readFileSync(new URL("../../record/golden_failures.json", import.meta.url)));
@@ -92,6 +92,11 @@ test("numbers are short", () => {
 test("the title says what runs where", () => {
   assert.equal(title(state()), "4 ranks · ddp · local · 4 × A100");
   assert.equal(title({ ...state(), world_size: 8 }), "ranks 0-3 of 8 · ddp · local · 4 × A100");
+});
+
+test("addresses in a note are parts of their own", () => {
+  assert.deepEqual(addressed("see https://a.example/x?y=1&z=2."), ["see ", "https://a.example/x?y=1&z=2", "."]);
+  assert.deepEqual(addressed("javascript:alert(1) http:// x"), ["javascript:alert(1) http:// x"]);
 });
 
 test("notes name their ranks, and each is told once", () => {

@@ -1,0 +1,257 @@
+"""The observers of runs: who follows a run, and what keeps an observer of another package from harming it.
+
+    Run.deliver --> RunRecord.apply --> RunObservers.tell --+--> LiveView          wakes the thread that waits
+                                                            +--> SidebarObserver   wakes the thread that sends the news
+                                                            +--> ObserverThread    a queue, and a thread of its own
+
+`tell` is called in the pool's own thread, under the lock of the run, so an observer of this package returns at once.
+One of another package is called in a thread of its own, with a record of its own, which folds the same events. If it
+raises, falls behind or hangs, it is dropped with a note, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.system import interrupts
+from jupyter_distrib.wire.messages import Displayed, Ended, Returned, RunEvent, Wrote
+
+ENTRY_POINTS = "jupyter_distrib.observers"
+BEGIN_S = 2.0
+"""The longest that a cell waits for the `begin` of its observers, all of them together."""
+FINISH_S = 2.0
+"""The longest that the end of a cell waits until its observers have dealt with all events."""
+BACKLOG_BYTES = 32_000_000
+"""The size of the events that may wait for one observer."""
+EVENT_BYTES = 1000
+"""The size that any event counts for at least."""
+
+
+class RunObservers:
+    """The observers of one run."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[Observer, ...] = ()
+
+    def add(self, observer: Observer) -> None:
+        self._observers = (*self._observers, observer)
+
+    def tell(self, event: RunEvent, record: RunRecord) -> None:
+        """Give all of them an event that the record has just folded. Returns at once."""
+        for observer in self._observers:
+            observer.observe(event, record)
+
+    def finish(self, given_up: Callable[[], bool]) -> None:
+        """Wait, for a bounded time, until those with a thread of their own have dealt with the end of the run."""
+        until_s = time.monotonic() + FINISH_S
+        for observer in self._observers:
+            if isinstance(observer, ObserverThread):
+                observer.finish(until_s, given_up)
+
+
+class Followed(Protocol):
+    """A run, as far as its observers are concerned."""
+
+    record: RunRecord
+    observers: RunObservers
+
+
+class Observers:
+    """All that may follow the runs of this kernel: our own observers, and those of other packages."""
+
+    def __init__(self) -> None:
+        self.own: list[Follow] = []
+        """Called in the thread that begins a run; their observers return at once, whatever they are told."""
+        self._hung: dict[str, ObserverThread] = {}
+        """By name, observers that have hung in an earlier run."""
+        _entry_points()
+
+    def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
+        """Add the observers of a run that begins or is attached; returns environment variables for its ranks."""
+        for follow in self.own:
+            if (observer := follow(facts)) is not None:
+                observer.begin()
+                run.observers.add(observer)
+        threads = [each for name in _entry_points() if (each := self._thread(name, facts, run.record)) is not None]
+        for thread in threads:
+            run.observers.add(thread)
+            thread.start()
+        until_s = time.monotonic() + BEGIN_S
+        given = [{} if facts.attached else thread.environment(until_s) for thread in threads]
+        return {name: value for each in given for name, value in each.items()}
+
+    def _thread(self, name: str, run: ObservedRun, record: RunRecord) -> ObserverThread | None:
+        if (hung := self._hung.get(name)) is not None and hung.alive:
+            run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
+            return None
+        make: Callable[[], Observer | None] = lambda: _follow_of(name)(run)  # noqa: E731
+        if not run.attached:  # the pool's own thread, in which a run is attached, must not wait for foreign code
+            try:
+                observer = make()
+            except Exception as error:  # noqa: BLE001 - foreign code
+                run.note(_dropped(name, _reason(error)))
+                return None
+            if observer is None:
+                return None
+            make = lambda: observer  # noqa: E731
+        return ObserverThread(name, run, make, record, on_hung=self._hung.update)
+
+
+class ObserverThread(Observer):
+    """One observer of another package, which follows one run in a thread of its own.
+
+    Args:
+        name: Its name, as its entry point has it.
+        run: The run.
+        make: Returns the observer, or None if it does not follow this run; called in the thread.
+        record: The record of the run, fresh.
+        on_hung: Called with this thread, by the observer's name, if it hangs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: ObservedRun,
+        make: Callable[[], Observer | None],
+        record: RunRecord,
+        *,
+        on_hung: Callable[[Mapping[str, ObserverThread]], object],
+    ) -> None:
+        self._name, self._note, self._make, self._on_hung = name, run.note, make, on_hung
+        self._record = copy.deepcopy(record)
+        self._backlog = Backlog()
+        self._environment: dict[str, str] = {}
+        self._begun, self._finished = threading.Event(), threading.Event()
+        self._dropped = threading.Lock()
+        """Held by nobody until the observer is dropped, and never released: the one who takes it says so."""
+        self._thread = threading.Thread(target=self._follow, name=f"jupyter_distrib-observer-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def environment(self, until_s: float) -> dict[str, str]:
+        """Return what its `begin` gives, if it has returned by then."""
+        if not interrupts.wait(self._begun, max(0.0, until_s - time.monotonic())):
+            self._hang(f"its begin() has not returned within {BEGIN_S:g} s")
+        return self._environment
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if self._finished.is_set() or self._dropped.locked():
+            return
+        if isinstance(event, Returned) and event.started is not None:
+            self._backlog.put(event.started)
+            event = replace(event, started=None)
+        if not self._backlog.put(event) and self._dropped.acquire(blocking=False):
+            # In a thread, because whoever calls this holds the lock of the run, and a note needs it.
+            why = "it has fallen too far behind the events"
+            threading.Thread(target=self._say_hung, args=(why,), name=self._thread.name, daemon=True).start()
+
+    def finish(self, until_s: float, given_up: Callable[[], bool]) -> None:
+        """Wait until it has dealt with the last event, has been dropped, or the user does not want to wait."""
+        while not (self._finished.is_set() or self._dropped.locked() or given_up()):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return self._hang(f"it has not dealt with the end of the run within {FINISH_S:g} s")
+            interrupts.wait(self._finished, min(left_s, interrupts.HEAR_S))
+
+    def _follow(self) -> None:
+        try:
+            if (observer := self._make()) is not None:
+                self._environment = {str(name): str(value) for name, value in observer.begin().items()}
+                self._begun.set()
+                self._pass_on(observer)
+        except BaseException as error:  # noqa: BLE001 - foreign code, which may also call sys.exit()
+            self._drop(_reason(error))
+        finally:
+            self._begun.set()
+            self._finished.set()
+
+    def _pass_on(self, observer: Observer) -> None:
+        while not self._dropped.locked() and (event := self._backlog.take()) is not None:
+            self._record.apply(event)
+            observer.observe(event, self._record)
+            if isinstance(event, Ended):
+                return
+
+    def _drop(self, why: str) -> None:
+        """Give it no more events, and say so, once."""
+        if self._dropped.acquire(blocking=False):
+            self._note(_dropped(self._name, why))
+
+    def _hang(self, why: str) -> None:
+        if self._dropped.acquire(blocking=False):
+            self._say_hung(why)
+
+    def _say_hung(self, why: str) -> None:
+        self._backlog.close()
+        self._on_hung({self._name: self})
+        self._note(_dropped(self._name, why))
+
+
+class Backlog:
+    """The events that wait for one observer: put by one thread at a time, taken by another."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._put_bytes = self._taken_bytes = 0
+
+    def put(self, event: RunEvent) -> bool:
+        """Add an event; returns whether it was added: there is no room if too much waits."""
+        self._put_bytes += _size_bytes(event)
+        if self._put_bytes - self._taken_bytes > BACKLOG_BYTES:
+            return False
+        self._events.put(event)
+        return True
+
+    def take(self) -> RunEvent | None:
+        """Wait for the next event; None if it was closed."""
+        if (event := self._events.get()) is not None:
+            self._taken_bytes += _size_bytes(event)
+        return event
+
+    def close(self) -> None:
+        """Wake the thread that takes."""
+        self._events.put(None)
+
+
+def _size_bytes(event: RunEvent) -> int:
+    match event:
+        case Wrote():
+            return EVENT_BYTES + len(event.text)
+        case Displayed():
+            return EVENT_BYTES + sum(map(len, event.data.values()))
+        case _:
+            return EVENT_BYTES
+
+
+@cache
+def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+@cache
+def _follow_of(name: str) -> Follow:
+    follow: Follow = _entry_points()[name].load()
+    return follow
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _dropped(name: str, why: str) -> str:
+    return f"The observer {name} was dropped: {why}. The run is not affected."
