@@ -37,7 +37,7 @@ def size(entry: Entry) -> tuple[int, ...]:
 
 def empty(entry: Entry) -> torch.Tensor | None:
     """Return an empty tensor on the CPU; None for an entry that is no tensor."""
-    return torch.empty(entry.size, dtype=entry.properties.dtype) if is_tensor(entry) else None
+    return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu") if is_tensor(entry) else None
 
 
 def nested(found: Mapping[Path, Entry]) -> Any:

@@ -2,22 +2,60 @@
 only.
 
 In a rank the worker puts a `Reporter` into `current`; anywhere else `current` is None and both calls are harmless.
+
+A tensor of a device is copied to the host behind the work of the device, and becomes a number when it has come: a
+report does not wait for the device.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyter_distrib.wire.messages import Measured, Progressed
+
+if TYPE_CHECKING:
+    from jupyter_distrib.worker.host_copy import HostCopy
 
 T = TypeVar("T")
 
 SEND_EVERY_S = 0.05
 """Reports that follow each other faster are sent together; none is dropped."""
+CLOSE_WAIT_S = 1.0
+"""How long the end of a run waits for tensors to come from the device; what has not come then is not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """One call of `report`, until all of its numbers are on the host."""
+
+    values: Mapping[str, float | HostCopy]
+    step: int
+    at_s: float
+
+    def is_ready(self, wait_s: float = 0.0) -> bool:
+        """Return whether all has come, or waited for that; what never comes, since its device has failed, counts as
+        well."""
+        with suppress(Exception):  # torch's, of a device that has failed
+            return all(isinstance(value, (float, int)) or value.has_come(wait_s) for value in self.values.values())
+        return True
+
+    def numbers(self) -> dict[str, float]:
+        found = {}
+        for name, value in self.values.items():
+            if isinstance(value, (float, int)):
+                found[name] = value
+                continue
+            with suppress(Exception):
+                if value.is_there():
+                    found[name] = float(value.read())
+        return found
 
 
 class Reporter:
@@ -29,20 +67,19 @@ class Reporter:
         """Held to count, and to send reports in their order. A finalizer may report in the midst of either."""
         self._is_sending = False
         """The thread that has `_sending` is in the midst of it."""
-        self._waiting: deque[Measured] = deque()
+        self._waiting: deque[_Report] = deque()
         self._positions: dict[str, tuple[int, int | None, float]] = {}
         """By label: step, total, and when."""
         self._sent_at_s = float("-inf")
         self._timer: threading.Timer | None = None
         self._steps = 0
+        self._closed = False
 
-    def measured(self, values: dict[str, float], step: int | None) -> None:
+    def measured(self, values: Mapping[str, float | HostCopy], step: int | None) -> None:
         with self._lock:
             number = self._steps if step is None else step
             self._steps = number + 1
-        self._waiting.append(
-            Measured(run=self._run, rank=self._rank, step=number, values=values, at_s=time.monotonic())
-        )
+        self._waiting.append(_Report(values=values, step=number, at_s=time.monotonic()))
         self._soon()
 
     def progressed(self, label: str, step: int, total: int | None) -> None:
@@ -56,8 +93,11 @@ class Reporter:
 
     def close(self) -> None:
         """Send what is left; called before the rank says that it has returned."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._waiting:
+            self._waiting[-1].is_ready(CLOSE_WAIT_S)
         self.flush()
 
     def _send_all(self) -> None:
@@ -67,13 +107,21 @@ class Reporter:
         self._is_sending = True
         try:
             self._sent_at_s, self._timer = time.monotonic(), None
-            while self._waiting:
-                self._send(self._waiting.popleft())
+            while self._waiting and (self._closed or self._waiting[0].is_ready()):
+                self._send_report(self._waiting.popleft())
             for label in list(self._positions):
                 step, total, at_s = self._positions.pop(label)
                 self._send(Progressed(run=self._run, rank=self._rank, label=label, step=step, total=total, at_s=at_s))
+            if self._waiting:
+                self._start_timer(SEND_EVERY_S)
         finally:
             self._is_sending = False
+
+    def _send_report(self, report: _Report) -> None:
+        if values := report.numbers():
+            self._send(
+                Measured(run=self._run, rank=self._rank, step=report.step, values=values, at_s=report.at_s),
+            )
 
     def _soon(self) -> None:
         """Never waits for another thread: a finalizer may be called at any time."""
@@ -85,7 +133,10 @@ class Reporter:
                 return self._send_all()
             finally:
                 self._sending.release()
-        self._timer = threading.Timer(max(0.0, wait_s), self.flush)
+        self._start_timer(max(0.0, wait_s))
+
+    def _start_timer(self, wait_s: float) -> None:
+        self._timer = threading.Timer(wait_s, self.flush)
         self._timer.daemon = True
         self._timer.start()
 
@@ -109,11 +160,27 @@ def report(values: Mapping[str, object] | None = None, *, step: int | None = Non
     current.measured({name: _number(name, value) for name, value in {**(values or {}), **metrics}.items()}, step)
 
 
-def _number(name: str, value: object) -> float:
+def _number(name: str, value: object) -> float | HostCopy:
     try:
+        if is_on_device(value):
+            return _sent(value)
         return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"report({name}=...) takes a number, not {type(value).__name__}.") from error
+
+
+def is_on_device(value: object) -> bool:
+    """Return whether this is a tensor in the memory of an accelerator."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+
+
+def _sent(tensor: object) -> HostCopy:
+    from jupyter_distrib.worker.host_copy import HostCopy
+
+    if tensor.numel() != 1:  # type: ignore[attr-defined]
+        raise ValueError("more than one number")
+    return HostCopy(tensor)  # type: ignore[arg-type]
 
 
 def progress(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Iterator[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -417,6 +418,83 @@ def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, 
 
     assert sentence in book.fails(f"{line}\n{body}").traceback
     assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
+
+
+BROKEN_SUMS = """
+from jupyter_distrib.worker.autoparallel import tensor_sums
+def full(tensors): raise torch.OutOfMemoryError("CUDA out of memory.\\nTried to allocate 9 GiB")
+tensor_sums.magnitudes = full
+fit(model, optimizer, loader)
+later = 7
+"""
+
+
+def test_a_good_cell_stays_good_if_its_weights_cannot_be_compared(book: Notebook) -> None:
+    outcome = book.ok(f"{DDP}--keep later\n{BROKEN_SUMS}later")
+
+    assert outcome.result == "ranks 0-1: 7"
+    assert (
+        "whether the ranks have trained together could not be found out: OutOfMemoryError: CUDA out of memory."
+        in outcome.view
+    )
+    book.ok(
+        f"{NONE}\nimport importlib\nfrom jupyter_distrib.worker.autoparallel import tensor_sums as sums\nimportlib.reload(sums)"
+    )
+
+
+STEADY = """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+torch.manual_seed(1)
+model = Net(norm=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+loader = DataLoader(data, batch_size=4)
+steps = 0
+for x, y in loader:
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    with Operators() as operators:
+        loss.backward()
+        optimizer.step()
+    steps += 1
+steps, sorted(set(operators.seen))
+"""
+TO_THE_HOST = {"aten::_local_scalar_dense", "aten::_to_copy", "aten::item", "aten::_pin_memory"}
+
+
+def test_a_steady_step_neither_waits_for_the_device_nor_copies_to_the_host(book: Notebook) -> None:
+    """Counted by operators, since the ones that wait for a GPU are called on the CPU as well."""
+    by_hand = STEADY.replace("Net(norm=True)", "DistributedDataParallel(Net(norm=True))")
+    book.ok(f"{NONE}--out theirs\ndist.init_process_group('gloo')\n{by_hand}")
+    book.ok(f"{DDP}--out ours\n{STEADY}")
+
+    theirs, ours = (set(ast.literal_eval(book.ok(f"{name}[0][1]").result)) for name in ("theirs", "ours"))
+
+    assert book.ok("ours[0][0], ours[0][1] == ours[1][1]").result == "(6, True)"
+    assert not ours & TO_THE_HOST
+    assert ours - theirs <= {
+        "aten::fill_.Scalar",
+        "c10d::broadcast_",
+        "aten::cat",
+        "aten::slice.Tensor",
+    }  # flags; buffers
+
+
+def test_ranks_that_train_under_another_default_device_meet_on_the_cpu(book: Notebook) -> None:
+    cell = f"{DDP}--out got\nmodel = Net()\ntorch.set_default_device('meta')\n"
+    cell += "try:\n    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n    jupyter_distrib.total(1)\n"
+    cell += "finally: torch.set_default_device(None)\n"
+    cell += "for x, y in loader: update(model, optimizer, x, y)\nweights(model)"
+
+    book.ok(cell)
+
+    assert agree(book, "got")
 
 
 ALONE = """

@@ -1,10 +1,15 @@
-"""`report` and `progress` outside a run."""
+"""`report` and `progress`: what is sent, and when."""
 
 from __future__ import annotations
 
 import threading
+from typing import Any
+
+import pytest
+import torch
 
 from jupyter_distrib.worker import reporting
+from tests.worker.feigned_device import FeignedDevice
 
 
 def test_reports_are_harmless_outside_a_run() -> None:
@@ -49,3 +54,81 @@ def test_a_report_in_the_midst_of_sending_is_sent_too() -> None:
     reporter.measured({"loss": 1.0}, None)
     reporter.close()
     assert sent == [0, 1]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a reporter sends that takes every tensor for one of a device."""
+    sent: list[Any] = []
+    monkeypatch.setattr(reporting, "current", reporting.Reporter("r", 0, sent.append))
+    monkeypatch.setattr(reporting, "is_on_device", lambda value: isinstance(value, torch.Tensor))
+    return sent
+
+
+def reporter() -> reporting.Reporter:
+    assert reporting.current is not None
+    return reporting.current
+
+
+def test_a_tensor_of_a_device_is_reported_without_a_wait(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:
+    device, loss = FeignedDevice(monkeypatch), torch.tensor(3.0, requires_grad=True)
+
+    reporting.report(loss=loss)
+    with torch.no_grad():
+        loss.zero_()
+    reporting.report(loss=2.0)
+    reporter().flush()
+    assert (sent, device.copies, device.waits) == ([], 1, 0)
+    device.there = True
+    reporter().close()
+
+    assert [(each.step, each.values) for each in sent] == [(0, {"loss": 3.0}), (1, {"loss": 2.0})]
+    assert device.waits == 0
+
+
+def test_what_has_come_is_sent_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:
+    device, arrived = FeignedDevice(monkeypatch), threading.Event()
+    reporter()._send = lambda event: (sent.append(event), arrived.set())  # type: ignore[func-returns-value]
+    reporting.report(loss=torch.tensor(3.0))
+
+    device.there = True
+
+    assert arrived.wait(10)
+    assert sent[0].values == {"loss": 3.0}
+    reporter().close()
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_device_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, sent: list[Any]
+) -> None:
+    monkeypatch.setattr(reporting, "CLOSE_WAIT_S", 0.01)
+    device = FeignedDevice(monkeypatch)
+    reporting.report(loss=torch.tensor(3.0), learning_rate=0.1)
+    reporter().close()
+    assert [each.values for each in sent] == [{"learning_rate": 0.1}]
+    assert device.waits == 0
+
+
+def test_a_device_that_has_failed_does_not_fail_the_end_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, sent: list[Any]
+) -> None:
+    device = FeignedDevice(monkeypatch)
+
+    def query() -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(device, "query", query)
+    reporting.report(loss=torch.tensor(3.0))
+    reporting.report(loss=1.0)
+    reporter().close()
+    assert [each.values for each in sent] == [{"loss": 1.0}]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_tensor_of_several_numbers_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, sent: list[Any], on_device: bool
+) -> None:
+    monkeypatch.setattr(reporting, "is_on_device", lambda _: on_device)
+    with pytest.raises(TypeError, match=r"report\(loss=\.\.\.\) takes a number, not Tensor"):
+        reporting.report(loss=torch.ones(2))
+    assert not sent

@@ -12,6 +12,7 @@ data_consensus.py      what they tell one another of that, and how long they wai
 shard_samplers.py      how one is divided
 state_dict_loading.py  whole state dicts are loaded into what is sharded
 loss_averaging.py      losses that decide how the training goes on
+tensor_sums.py         sums by which ranks compare what they hold
 divergence.py          whether the ranks train together
 patches.py             functions of torch that are replaced for the time of a run
 source_location.py     which line of the user's it is about

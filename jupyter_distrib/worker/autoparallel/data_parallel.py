@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.errors import DistributedError
@@ -45,14 +46,17 @@ class DataParallel:
         self._conversion = TrainingHooks(run, self, self._loaders)
         self._reducers = ReplicaRegistry()
         self._unverified: list[GradientReducer] = []
+        self._undo: Callable[[], None] = lambda: None
 
     def begin(self, *, met_again: bool) -> None:
         """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
         if met_again and self._run.everyone:
             self._rejoin()
         self._conversion.begin()
+        self._undo = register_optimizer_step_pre_hook(self._about_to_step).remove
 
     def end(self, *, ok: bool) -> None:
+        self._undo()
         self._conversion.end()
         try:
             if ok:
@@ -158,6 +162,10 @@ class DataParallel:
         for reducer in self._reducers.of(optimizer):
             reducer.share_buffers()
 
+    def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
+        for reducer in self._reducers.of(optimizer):
+            reducer.resolve()
+
     # ------------------------------------------------------------------------------------------------ what is told
 
     def _tell(self) -> None:
@@ -221,7 +229,7 @@ class DataParallel:
     def _begin_alike(self, reducer: GradientReducer) -> None:
         tensors = ownership.tensors_of(reducer.modules, reducer.loose)
         self._loaders.meets()
-        every = object_collectives.gather(weight_sync.fingerprint(tensors))
+        every = weight_sync.fingerprints_of_all(tensors)
         if not weight_sync.same_form(every):
             raise DistributedError(
                 f"{_called(reducer)} has other parameters on one rank than on another: build it alike on all of them."
@@ -237,16 +245,21 @@ class DataParallel:
         optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
         optimizers = [each for each in optimizers if not any(map(is_sharded, ownership.parameters_of(each)))]
         trained = [self._trained_by(each) for each in optimizers]
-        every = object_collectives.gather([weight_sync.fingerprint(each) for each in trained])
+        every = weight_sync.fingerprints_of_sets(trained)
         if not all(map(weight_sync.same_form, zip(*every, strict=False))) or len({len(each) for each in every}) > 1:
             return  # not the same ones: they are asked again before they are averaged
         for place, (optimizer, tensors) in enumerate(zip(optimizers, trained, strict=True)):
             if any(each[place] != every[0][place] for each in every):
                 weight_sync.take_from_rank_0(tensors)
-                optimizer.load_state_dict(object_collectives.from_rank_0(optimizer.state_dict()))
-                self._run.note(
-                    f"what {type(optimizer).__name__} trains differed between ranks; all go on from rank 0's"
-                )
+                name = type(optimizer).__name__
+                self._run.note(f"what {name} trains differed between ranks; all go on from rank 0's")
+                try:
+                    optimizer.load_state_dict(object_collectives.from_rank_0(optimizer.state_dict()))
+                except TypeError as error:
+                    self._run.note(
+                        f"the state of {name} holds a {error}, which ranks cannot exchange: each goes on from its own; "
+                        "to be exact, load a checkpoint"
+                    )
 
     def _trained_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
         mine = ownership.parameters_of(optimizer)
@@ -257,8 +270,7 @@ class DataParallel:
         new, self._unverified = self._unverified, []
         self._loaders.meets()
         for reducer in new:
-            mine = weight_sync.fingerprint(reducer.parameters)
-            if any(each != mine for each in object_collectives.gather(mine)):
+            if len(set(weight_sync.fingerprints_of_all(reducer.parameters))) > 1:
                 raise DistributedError(
                     f"{_called(reducer)} does not have the same weights on every rank: "
                     "call jupyter_distrib.prepare(model) before the loop, which gives every rank those of rank 0."

@@ -12,15 +12,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker.autoparallel import tensor_sums
+from jupyter_distrib.worker.host_copy import HostCopy, is_capturing
 from jupyter_distrib.worker.store_board import StoreBoard
 
 RELATIVE = 1e-4
 LOSSES = 3
 """Of a layer that begins with zeros, say, the first ones say nothing of the batch."""
+_LOSS_TYPES = (torch.float32, torch.float64)
+DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
+"""The error of a device that has failed before, in the cell's own work; torch has it since 2.8."""
 
 
 def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -33,28 +39,35 @@ def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Ten
 
 
 class LossComparison:
-    """The first losses of a run, on every rank."""
+    """The first losses of a run, on every rank. They are read when the device has come to them."""
 
     def __init__(self) -> None:
-        self._mine: list[float] = []
+        self._mine: list[HostCopy] = []
         self._open = True
         """Nothing is known yet."""
+        self._published = False
 
     def before(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Called with what a backward pass begins at."""
-        if len(self._mine) == LOSSES:
+        """Take note of the tensors at which a backward pass begins."""
+        if len(self._mine) == LOSSES or not self._open:
             return
-        if len(tensors) != 1 or tensors[0].numel() != 1 or tensors[0].dtype not in (torch.float32, torch.float64):
+        if is_capturing() or len(tensors) != 1 or tensors[0].numel() != 1 or tensors[0].dtype not in _LOSS_TYPES:
             self._open = False
             return
-        self._mine.append(float(tensors[0].detach()))
+        self._mine.append(HostCopy(tensors[0]))
+
+    def publish(self, wait_s: float = 0.0) -> None:
+        """Tell rank 0 the losses, once they are there."""
         board = process_group.current.board()
-        if len(self._mine) == LOSSES and board is not None:
-            board.put(_losses_of(identity.rank()), json.dumps(self._mine))
+        if self._published or board is None or len(self._mine) < LOSSES:
+            return
+        if all(each.has_come(wait_s) for each in self._mine):
+            self._published = True
+            board.put(_losses_of(identity.rank()), json.dumps([float(each.read()) for each in self._mine]))
 
     def are_the_same(self) -> bool:
         """Whether all ranks have had the same losses, as far as rank 0 can know by now. True once at most."""
-        if not self._open or identity.rank() != 0 or len(self._mine) < LOSSES:
+        if not self._open or identity.rank() != 0 or not self._published:
             return False
         keys = [_losses_of(rank) for rank in range(identity.world_size())]
         board = process_group.current.board()
@@ -69,11 +82,9 @@ def _losses_of(rank: int) -> str:
 
 
 def _sums(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Of each tensor its length, its sum and the sum of its absolute values."""
-    with torch.no_grad():
-        plain = [tensor.detach().double() for tensor in tensors if tensor.layout is torch.strided]
-        sums = [torch.stack([each.sum(), each.abs().sum()]).cpu() for each in plain]
-    return [[each.numel(), *both.tolist()] for each, both in zip(plain, sums, strict=True)]
+    """Return for each tensor its length, its sum and the sum of its absolute values."""
+    plain = [tensor for tensor in tensors if tensor_sums.is_plain(tensor)]
+    return [[each.numel(), *both] for each, both in zip(plain, tensor_sums.magnitudes(plain), strict=True)]
 
 
 def _apart(mine: list[list[float]], theirs: list[list[float]]) -> bool:

@@ -8,7 +8,8 @@ the backward pass goes on, as always.
     backward() begins -> announce: the reducer expects gradients
         gradients come -> the reducer averages full buckets meanwhile
         its last moment -> finish: parameters without a gradient count as zeros, so that every bucket gets full
-    backward() is over -> settle: parameters that no rank has used get no gradient
+    backward() is over -> settle: which parameters no rank has used is sent to the host
+        the optimizer steps -> resolve: they get no gradient
 
 Which parameters a rank has used travels as the gradient of one more small parameter (`flags`), which shares the last
 bucket: it costs no collective of its own.
@@ -17,12 +18,14 @@ bucket: it costs no collective of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from jupyter_distrib.worker.autoparallel import weight_sync
+from jupyter_distrib.worker.host_copy import HostCopy, is_capturing, sent_to_device
 
 
 class ReducedParameters(nn.Module):
@@ -36,6 +39,16 @@ class ReducedParameters(nn.Module):
 
     def forward(self) -> None:
         """Compute nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsure:
+    """Parameters that this rank has not used in a backward pass, until it is known whether others have."""
+
+    gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]]
+    """Each with the gradient that it has until then, by its place."""
+    anyone: HostCopy
+    """The averaged `flags`."""
 
 
 class GradientReducer:
@@ -62,6 +75,7 @@ class GradientReducer:
         self._known: set[int] = set()
         self._before: list[tuple[torch.Tensor, int] | None] = []
         self._used: list[bool] = []
+        self._unsure: _Unsure | None = None
         self._has_buffers = any(True for module in modules for _ in module.buffers())
         self._averaged = False
         """Whether gradients have come since the buffers were shared."""
@@ -72,6 +86,7 @@ class GradientReducer:
 
     def announce(self) -> bool:
         """Prepare for a backward pass; return False if there is nothing to average."""
+        self.resolve()
         some_unknown = len(self._known) < len(self.parameters)  # frozen when the reducer was made
         if some_unknown and any(each.requires_grad and id(each) not in self._known for each in self.parameters):
             self._make()
@@ -98,10 +113,11 @@ class GradientReducer:
             return  # another model's backward pass
         meets()
         everything = all(self._used)
-        if everything and self._flags.grad is not None:
+        if self._flags.grad is not None and (everything or is_capturing()):
             self._flags.grad.fill_(1.0)
         else:
-            self._flags.grad = self._flags.new_tensor(self._used)
+            flags = torch.tensor(self._used, dtype=self._flags.dtype, device="cpu")
+            self._flags.grad = sent_to_device(flags, self._flags.device)
         hook = self._ddp.reducer._autograd_hook  # type: ignore[attr-defined]  # noqa: SLF001 - as torch's own mixed precision does
         if not everything:
             for index, used in enumerate(self._used):
@@ -114,12 +130,32 @@ class GradientReducer:
         """Complete the backward pass, after it; return False if it was another model's."""
         some = any(self._used)
         if some and not all(self._used):
-            assert self._flags.grad is not None
-            for each, before, anyone in zip(self._trained, self._before, self._flags.grad.tolist(), strict=True):
-                if not anyone and before is None:
-                    each.grad = None
+            self._doubt()
         self._before = []
         return some
+
+    def _doubt(self) -> None:
+        """Find out whether other ranks have used what this one has not; it has a gradient of zeros until then."""
+        every = enumerate(zip(self._trained, self._before, self._used, strict=True))
+        doubtful = {
+            place: (tensor, tensor.grad) for place, (tensor, before, used) in every if not used and before is None
+        }
+        if not doubtful or is_capturing():
+            return
+        assert self._flags.grad is not None
+        self._unsure = _Unsure(gradients=doubtful, anyone=HostCopy(self._flags.grad))
+        if self._unsure.anyone.is_there():
+            self.resolve()
+
+    def resolve(self) -> None:
+        """Leave parameters without a gradient that no rank has used; called before gradients are used."""
+        unsure, self._unsure = self._unsure, None
+        if unsure is None:
+            return
+        anyone = unsure.anyone.read().tolist()
+        for place, (tensor, gradient) in unsure.gradients.items():
+            if not anyone[place] and tensor.grad is gradient:
+                tensor.grad = None
 
     def share_buffers(self) -> None:
         """Give every rank the buffers of rank 0. Called when the optimizer has stepped: no graph needs the old ones."""
@@ -129,9 +165,11 @@ class GradientReducer:
 
     def drop(self) -> None:
         """Free the reducer: from now on a backward pass is a plain one."""
+        if self._unsure is not None and self._unsure.anyone.is_there():  # else the cell may have been stopped
+            self.resolve()
         if self._ddp is not None:
             del self._ddp.reducer, self._ddp.logger  # at once, not when the garbage collector finds the cycle
-        self._ddp, self._trained, self._known, self._before = None, [], set(), []
+        self._ddp, self._trained, self._known, self._before, self._unsure = None, [], set(), [], None
 
     def _make(self) -> None:
         """Make the reducer for what requires a gradient now and what did before."""

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jupyter_distrib.worker import identity, process_group
 from jupyter_distrib.worker.autoparallel import ownership, source_location
-from jupyter_distrib.worker.autoparallel.divergence import LOSSES, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.loss_averaging import LossAveraging
@@ -38,6 +38,8 @@ from jupyter_distrib.worker.strategy import StrategyRun
 
 LOOKS = 20
 """Backward passes after which nobody looks at the losses any more."""
+END_WAIT_S = 1.0
+"""How long the end of a cell waits for the first losses, if its device is that far behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +170,23 @@ class TrainingHooks:
         )
 
     def tell_if_apart(self) -> None:
-        """Called when the cell has ended well: say so if the ranks have not trained together."""
-        self._tell_if_all_do_the_same()
+        """Say so if the ranks have not trained together; called when the cell has ended well, which it stays."""
+        self._compared(self._tell_if_same_losses, END_WAIT_S)
+        self._compared(self._tell_if_other_weights)
+
+    def _compared(self, comparison: Callable[..., None], *args: float) -> None:
+        """Make a comparison, whose own failure is no failure of the cell."""
+        try:
+            comparison(*args)
+        except DEVICE_ERROR:
+            raise
+        except Exception as error:  # noqa: BLE001 - memory that is full, a store that is gone
+            reason = str(error).partition("\n")[0]
+            self._run.note(
+                f"whether the ranks have trained together could not be found out: {type(error).__name__}: {reason}"
+            )
+
+    def _tell_if_other_weights(self) -> None:
         trained = self._found_trained()
         if trained and not self._run.everyone:
             return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
@@ -181,7 +198,8 @@ class TrainingHooks:
         elif not self._together and self._was_changed() and self._has_not_met():
             self._run.note(f"each rank has trained for itself, all of them the same: {self._why_apart}")
 
-    def _tell_if_all_do_the_same(self) -> None:
+    def _tell_if_same_losses(self, wait_s: float = 0.0) -> None:
+        self._losses.publish(wait_s)
         if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
             self._run.note(
                 f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
@@ -266,14 +284,14 @@ class TrainingHooks:
                 self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
                 if self._loaders.backwards <= LOOKS:
-                    self._losses.before(some)
+                    self._compared(lambda: self._losses.before(some))
                 reached = self._spread.backward(run, some)
                 self._together = self._together or reached
                 if not reached and not self._alone:
                     self._alone = True
                     self._versions = [(ref(each), each._version) for each in _with_gradient()]  # noqa: SLF001
                 if self._loaders.backwards <= LOOKS:
-                    self._tell_if_all_do_the_same()
+                    self._compared(self._tell_if_same_losses)
             finally:
                 self._busy = False
 

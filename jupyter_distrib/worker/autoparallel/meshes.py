@@ -60,7 +60,7 @@ def follow() -> bool:
     before, _world = _world, dist.group.WORLD
     if before is _world:  # on all ranks or on none
         return False
-    every = object_collectives.gather(list(_made))
+    every = [{_shape(each) for each in theirs} for theirs in object_collectives.gather(list(_made))]
     groups: dict[str, str] = {}
     for shape in list(_made):
         old = _made.pop(shape)
@@ -73,6 +73,10 @@ def follow() -> bool:
     for module in ownership.alive(FSDPModule):
         _point_fsdp_to(module)
     return any(every)
+
+
+def _shape(dimensions: list[list[Any]]) -> Shape:
+    return tuple((str(name), int(size)) for name, size in dimensions)
 
 
 def _new(shape: Shape) -> DeviceMesh:

@@ -1,46 +1,122 @@
-"""Pickled objects that ranks exchange over the process group. Collective; runs in the rank's main thread.
+"""Values that ranks exchange over the process group, as JSON and tensors: nothing is unpickled that another rank has
+sent. Collective; runs in the rank's main thread.
 
-torch's own object collectives want numpy, which a kernel need not have.
+JSON knows neither tuples nor tensors, so those, and dicts, whose keys may be anything, are marked:
+
+    (1, 2)      {"tuple": [1, 2]}
+    {3: "a"}    {"dict": [[3, "a"]]}
+    b"\\x00"     {"bytes": "00"}
+    a tensor    {"tensor": ["float32", [2, 3]]}     its contents follow in a broadcast of their own
 """
 
 from __future__ import annotations
 
 import ctypes
-import pickle
-from typing import Any, TypeVar
+import json
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-T = TypeVar("T")
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
-def gather(mine: T) -> list[T]:
-    """Return the objects of all ranks, in rank order."""
-    data = pickle.dumps(mine)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(data)]))
-    longest = max(int(size) for size in sizes)
-    every = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
-    dist.all_gather(every, _as_tensor(data.ljust(longest, b"\0")))
-    return [_read(tensor) for tensor in every]
+def gather(mine: Any) -> list[Any]:
+    """Return the values of all ranks, in rank order.
+
+    Args:
+        mine: Whatever JSON can say: its tuples arrive as lists.
+    """
+    data = json.dumps(mine).encode()
+    sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(data)], device="cpu"))
+    lengths = [int(size) for size in sizes]
+    every = [torch.empty(max(lengths), dtype=torch.uint8, device="cpu") for _ in sizes]
+    dist.all_gather(every, _as_tensor(data.ljust(max(lengths))))
+    return [json.loads(_read(tensor, length)) for tensor, length in zip(every, lengths, strict=True)]
 
 
-def from_rank_0(mine: T) -> T:
-    """Return the object of rank 0."""
-    data = pickle.dumps(mine) if dist.get_rank() == 0 else b""
-    size = torch.tensor([len(data)])
+def from_rank_0(mine: Any) -> Any:
+    """Return the value of rank 0, with its tensors on the CPU.
+
+    Raises:
+        TypeError: The value of rank 0 holds something that cannot be sent; names its type, on every rank.
+    """
+    leads, tensors = dist.get_rank() == 0, list[torch.Tensor]()
+    data = _text(mine, tensors).encode() if leads else b""
+    size = torch.tensor([len(data)], device="cpu")
     dist.broadcast(size, src=0)
-    tensor = _as_tensor(data) if data else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(tensor, src=0)
-    given: T = _read(tensor)
-    return given
+    content = _as_tensor(data) if leads else torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    dist.broadcast(content, src=0)
+    value = _decoded(json.loads(_read(content, int(size))), tensors if leads else None)
+    return mine if leads else value
+
+
+def _text(value: Any, tensors: list[torch.Tensor]) -> str:
+    try:
+        return json.dumps(_encoded(value, tensors))
+    except TypeError as error:
+        tensors.clear()
+        return json.dumps({"error": str(error)})
+
+
+def _encoded(value: Any, tensors: list[torch.Tensor]) -> Any:
+    cls = type(value)
+    if cls in _PLAIN:
+        return value
+    if cls in (list, tuple):
+        items = value if set(map(type, value)) <= _PLAIN else [_encoded(item, tensors) for item in value]
+        return items if cls is list else {"tuple": list(items)}
+    if issubclass(cls, dict):
+        return {"dict": [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in value.items()]}
+    if cls is bytes:
+        return {"bytes": value.hex()}
+    if cls in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
+        tensors.append(value)
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
+    if cls.__module__ == "numpy" and getattr(value, "shape", None) == () and type(value.item()) in _PLAIN:
+        return value.item()
+    raise TypeError(f"{cls.__module__}.{cls.__qualname__}")
+
+
+def _decoded(value: Any, tensors: list[torch.Tensor] | None) -> Any:
+    """Return what was encoded.
+
+    Args:
+        value: As JSON gives it.
+        tensors: On rank 0, the tensors that are still to be sent.
+    """
+    if isinstance(value, list):
+        return value if set(map(type, value)) <= _PLAIN else [_decoded(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "tuple":
+            return tuple(_decoded(item, tensors) for item in content)
+        case "dict":
+            return {_decoded(key, tensors): _decoded(item, tensors) for key, item in content}
+        case "bytes":
+            return bytes.fromhex(content)
+        case "tensor":
+            return _received(content, tensors)
+    raise TypeError(str(content))
+
+
+def _received(form: list[Any], tensors: list[torch.Tensor] | None) -> torch.Tensor:
+    name, shape = form
+    if tensors is None:
+        tensor = torch.empty(shape, dtype=getattr(torch, name), device="cpu")
+    else:
+        tensor = tensors.pop(0).detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if tensor.numel():
+        dist.broadcast(tensor.view(-1).view(torch.uint8), src=0)  # gloo does not know every type
+    return tensor
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _read(tensor: torch.Tensor) -> Any:
-    """Unpickle; a pickle knows its end, whatever follows it."""
-    return pickle.loads(ctypes.string_at(tensor.data_ptr(), tensor.numel()))
+def _read(tensor: torch.Tensor, length: int) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), length)

@@ -230,9 +230,18 @@ class EveryNth(IterableDataset[Any]):
 
 
 def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
-    """What the sampler draws on rank 0. Collective, unless the share is exact: an evaluation is no meeting point."""
+    """Return what the sampler draws on rank 0. Collective, unless the share is exact: an evaluation is no meeting
+    point."""
     order = list(sampler)
-    return order if part.exact else object_collectives.from_rank_0(order)
+    if part.exact:
+        return order
+    try:
+        return list(object_collectives.from_rank_0(order))
+    except TypeError as error:
+        raise DistributedError(
+            f"{type(sampler).__name__} draws a {error}, which ranks cannot exchange: let it draw numbers, texts, or "
+            "lists and tuples of them."
+        ) from error
 
 
 def _dealt(order: Sequence[Any], part: ShardChoice, *, drop_last: bool) -> list[Any]:

@@ -257,9 +257,10 @@ class ShardedTraining:
         steps.setdefault(root, Steps())
         if not any(root is each for each in self._roots):
             self._roots.append(root)
-        if identity.device().type != "cpu":
-            root.to(identity.device())
-            self._loaders.device = identity.device()
+        device = identity.device()
+        if device.type != "cpu":
+            place(root, device, offload=_offloads(self._how))
+            self._loaders.device = device
 
     def _say_if_nothing_is_spread(self, root: nn.Module) -> None:
         if (
@@ -311,7 +312,7 @@ def check(root: nn.Module) -> None:
 def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
     """The weights of rank 0; of what is spread over other dimensions of the mesh, those of the first rank of ours."""
     tensors = [each for each in ownership.tensors_of([root], []) if not isinstance(each, DTensor) and not each.is_meta]
-    every = object_collectives.gather(weight_sync.fingerprint(tensors))
+    every = weight_sync.fingerprints_of_all(tensors)
     if not weight_sync.same_form(every):
         raise DistributedError(
             f"{type(root).__name__} has other parameters on one rank than on another: build it alike on all of them."
@@ -368,12 +369,23 @@ def _reshard_after_evaluation(root: Any, *_: object) -> None:
         root.reshard()
 
 
+def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
+    """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP keeps shards on the CPU
+    and refuses others."""
+    if not offload:
+        root.to(device)
+        return
+    for module in root.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)  # noqa: SLF001
+
+
 def _offload(how: ShardingPlan) -> OffloadPolicy:
-    return (
-        CPUOffloadPolicy()
-        if how.offload and how.data is not None and how.data.device_type != "cpu"
-        else OffloadPolicy()
-    )
+    return CPUOffloadPolicy() if _offloads(how) else OffloadPolicy()
+
+
+def _offloads(how: ShardingPlan) -> bool:
+    return how.offload and how.data is not None and how.data.device_type != "cpu"
 
 
 def shard_state(optimizer: Optimizer, new_of: New) -> None:

@@ -3,6 +3,7 @@ order."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BROADCAST_BYTES = 250 * 1024 * 1024
+from jupyter_distrib.worker.autoparallel import object_collectives, tensor_sums
 
-_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BROADCAST_BYTES = 250 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +27,24 @@ class WeightFingerprint:
 
 
 def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
-    sums = [_sum_of_bits(tensor.detach()) for tensor in tensors]
     return WeightFingerprint(
-        form=tuple((*tensor.shape, str(tensor.dtype)) for tensor in tensors),
-        sums=tuple(torch.stack([each.cpu() for each in sums]).tolist()) if sums else (),
+        form=tuple((*tensor.shape, str(tensor.dtype)) for tensor in tensors), sums=tuple(tensor_sums.bits(tensors))
     )
 
 
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return torch.zeros((), dtype=torch.int64)
-    whole = _WHOLE.get(tensor.element_size())
-    if tensor.is_complex() or whole is None:
-        return torch.view_as_real(tensor).double().sum().view(torch.int64)
-    return tensor.view(whole).sum(dtype=torch.int64)
+def fingerprints_of_all(tensors: Sequence[torch.Tensor]) -> list[WeightFingerprint]:
+    """Return what every rank holds in place of these tensors, in rank order."""
+    return [theirs for (theirs,) in fingerprints_of_sets([tensors])]
+
+
+def fingerprints_of_sets(sets: Sequence[Sequence[torch.Tensor]]) -> list[list[WeightFingerprint]]:
+    """Return for every rank the fingerprints of its sets of tensors; ranks may have unequally many."""
+    mine = [dataclasses.astuple(fingerprint(each)) for each in sets]
+    return [[_read(*each) for each in theirs] for theirs in object_collectives.gather(mine)]
+
+
+def _read(form: list[list[object]], sums: list[int]) -> WeightFingerprint:
+    return WeightFingerprint(form=tuple(map(tuple, form)), sums=tuple(sums))
 
 
 def same_form(every: Sequence[WeightFingerprint]) -> bool:
@@ -61,7 +66,7 @@ def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
     for value in values:
         is_tensor = isinstance(value, torch.Tensor)
         kind = torch.int64 if isinstance(value, (bool, int)) else torch.float64
-        tensor = value.detach().clone() if is_tensor else torch.tensor(value, dtype=kind)
+        tensor = value.detach().clone() if is_tensor else torch.tensor(value, dtype=kind, device="cpu")
         dist.all_reduce(tensor)
         out.append(tensor if is_tensor else tensor.item())
     return tuple(out)

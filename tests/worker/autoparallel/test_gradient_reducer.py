@@ -1,0 +1,88 @@
+"""Gradients are averaged without a wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
+from tests.worker.feigned_device import FeignedDevice
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group of this process only."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor, *, both: bool) -> torch.Tensor:
+        left: torch.Tensor = self.left(x)
+        return left + self.right(x) if both else left
+
+
+def backward(reducer: GradientReducer, loss: torch.Tensor) -> bool:
+    assert reducer.announce()
+    loss.register_hook(
+        lambda _: torch.autograd.Variable._execution_engine.queue_callback(lambda: reducer.finish(lambda: None))
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    return reducer.settle()
+
+
+def test_a_parameter_that_nobody_has_used_is_without_a_gradient_when_the_optimizer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, model = FeignedDevice(monkeypatch), Branches()
+    reducer = GradientReducer([model], [])
+
+    assert backward(reducer, model(torch.ones(2, 2), both=False).sum())
+
+    assert (device.copies, device.waits) == (1, 0)
+    reducer.resolve()  # as before a step
+    assert device.waits == 1
+    assert model.left.weight.grad is not None
+    assert model.right.weight.grad is None
+    reducer.drop()
+
+
+def test_a_gradient_that_has_come_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = FeignedDevice(monkeypatch), Branches()
+    reducer = GradientReducer([model], [])
+    backward(reducer, model(torch.ones(2, 2), both=False).sum())
+    model.right.weight.grad = torch.ones(1, 2)
+
+    reducer.resolve()
+
+    assert model.right.weight.grad.tolist() == [[1.0, 1.0]]
+    assert model.right.bias.grad is None
+    reducer.drop()
+
+
+def test_a_model_of_which_everything_is_used_sends_nothing_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, model = FeignedDevice(monkeypatch), Branches()
+    reducer = GradientReducer([model], [])
+    for _ in range(3):
+        assert backward(reducer, model(torch.ones(2, 2), both=True).sum())
+        reducer.resolve()
+    assert (device.copies, device.waits) == (0, 0)
+    reducer.drop()
+
+
+def test_a_stopped_cell_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, model = FeignedDevice(monkeypatch), Branches()
+    reducer = GradientReducer([model], [])
+    backward(reducer, model(torch.ones(2, 2), both=False).sum())
+    reducer.drop()
+    assert device.waits == 0
