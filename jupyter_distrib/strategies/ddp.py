@@ -31,8 +31,9 @@ class DataParallelStrategy(TrainingStrategy):
     summary = "replicated on every rank, gradients averaged"
 
     def begin(self, run: StrategyRun) -> None:
-        from jupyter_distrib.worker import identity, process_group, randomness
+        from jupyter_distrib.worker import identity
         from jupyter_distrib.worker.autoparallel.data_parallel import DataParallel
+        from jupyter_distrib.worker.pytorch import process_group, randomness
 
         # On some of the ranks only, a new group would wait for the others for ever.
         met_again = run.everyone and process_group.current.ensure(process_group.default_backend(identity.device()))

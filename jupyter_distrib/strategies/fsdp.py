@@ -68,9 +68,10 @@ class FullyShardedStrategy(TrainingStrategy):
         """Make the group and the mesh, and watch the cell."""
         import torch
 
-        from jupyter_distrib.worker import identity, process_group, randomness
+        from jupyter_distrib.worker import identity
         from jupyter_distrib.worker.autoparallel import meshes
         from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining, ShardingPlan
+        from jupyter_distrib.worker.pytorch import process_group, randomness
 
         if not run.everyone:
             raise DistributedError(

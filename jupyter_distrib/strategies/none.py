@@ -8,3 +8,5 @@ from jupyter_distrib.worker.strategy import Strategy
 
 class NoStrategy(Strategy):
     """A strategy that changes nothing."""
+
+    framework = ""

@@ -14,7 +14,6 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Iterable
 from typing import Any
 
 from jupyter_distrib.wire.messages import Cell
@@ -82,20 +81,6 @@ def _waiting_at(coroutine: Any) -> types.TracebackType | None:
     if coroutine is None or (frame := getattr(coroutine, "cr_frame", None)) is None:
         return None
     return types.TracebackType(_waiting_at(coroutine.cr_await), frame, frame.f_lasti, frame.f_lineno)
-
-
-def end_loaders(values: Iterable[object]) -> None:
-    """End the persistent workers of data loaders; another iteration would start them again.
-
-    Freed by the garbage collector, a loader waits 5 s for each worker: what tells them to end is finalized first
-    (measured with torch 2.13)."""
-    data = sys.modules.get("torch.utils.data")
-    if data is None:
-        return
-    for value in values:
-        if isinstance(value, data.DataLoader) and (workers := getattr(value, "_iterator", None)) is not None:
-            value._iterator = None  # noqa: SLF001
-            workers._shutdown_workers()  # noqa: SLF001
 
 
 def defines_code(namespace: dict[str, object]) -> bool:

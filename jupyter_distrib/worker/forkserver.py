@@ -21,18 +21,7 @@ import weakref
 from jupyter_distrib.system import process
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
-from jupyter_distrib.worker import local_modules, threads
-
-PRELOADED = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.nn.parallel.distributed",
-    "torch.utils.data",
-    "jupyter_distrib.worker.autoparallel.data_parallel",
-    "jupyter_distrib.worker.autoparallel.sharded",
-    "jupyter_distrib.worker.autoparallel.meshes",
-)
-"""Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
+from jupyter_distrib.worker import framework, local_modules, threads
 
 
 def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
@@ -42,9 +31,8 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
 
     with threads.loading():
-        import torch.distributed  # noqa: F401
-    from jupyter_distrib.worker import main as worker_main  # noqa: F401
-    from jupyter_distrib.worker import process_group, randomness, spawn_guard, torch_save  # noqa: F401 - preloaded for the ranks
+        framework.load(framework.TORCH)  # whatever the environment names: other frameworks' ranks are not forked
+    from jupyter_distrib.worker import main as worker_main  # noqa: F401 - preloaded for the ranks
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))
 
@@ -54,7 +42,8 @@ def preload(agent_pid: int, preloaded: socket.socket) -> None:
     process.die_with_parent(agent_pid)
     gc.disable()
     with threads.loading():
-        for name in PRELOADED:
+        assert framework.current is not None
+        for name in framework.current.preloaded:
             importlib.import_module(name)
     from jupyter_distrib.worker import strategy
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jupyter_distrib.wire.messages import Execute, WorkerOrder
+from jupyter_distrib.worker import framework
 
 _order: WorkerOrder | None = None
 strategy: Any = None
@@ -51,7 +52,10 @@ def everyone(command: Execute) -> bool:
 
 
 def device() -> Any:
-    """`torch.device` of this rank; its name in a process that has not loaded torch (the inline pool)."""
+    """The device of this rank as its framework has it: a `torch.device`. In the inline pool, which has no framework of
+    its own, the name if torch is not loaded."""
+    if framework.current is not None:
+        return framework.current.device(order().device)
     torch = sys.modules.get("torch")
     return order().device if torch is None else torch.device(order().device)
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from jupyter_distrib.errors import ValueLost
+from jupyter_distrib.errors import DistributedError, ValueLost
 from jupyter_distrib.serialization import payload, tensors
 from jupyter_distrib.system import crash_notes, process
 from jupyter_distrib.wire.link import Link
@@ -50,6 +50,7 @@ from jupyter_distrib.wire.messages import (
 from jupyter_distrib.worker import (
     cell,
     displaying,
+    framework,
     identity,
     local_modules,
     process_reset,
@@ -110,7 +111,6 @@ class Worker:
         self.link = link
         self.inbox: queue.SimpleQueue[tuple[Message, list[int]] | None] = queue.SimpleQueue()
         self.modules = local_modules.of_forkserver or local_modules.LocalModules()
-        self.prober = Prober(order.rank)
         self.late = LateThreads(order.rank, self._tell)
         self._littered = False
         self._in_cycles = False
@@ -171,32 +171,26 @@ class Worker:
         gc.collect()
 
     def settle(self) -> None:
-        """Complete what a fork leaves to be done: threads, start method, random numbers, the group's entry points."""
+        """Complete what a fork leaves to be done: threads, start method, and what the framework needs."""
         import multiprocessing
 
-        import torch
-
-        from jupyter_distrib.worker import process_group, randomness, spawn_guard, torch_save
-
+        assert framework.current is not None
+        self.framework = framework.current
         threads.use(self.order.threads, {})
         if "fork" in multiprocessing.get_all_start_methods():
             multiprocessing.set_start_method("fork", force=True)
-        randomness.begin()
         self.handlers = process_reset.Handlers()
-        self.group = process_group.Rendezvous(self.order.rank, self.order.world_size)
-        process_group.install(self.group)
-        spawn_guard.install()
-        torch_save.install()
         displaying.install()
-        if self.order.visible_devices is not None:
-            torch.cuda.set_device(identity.device())
+        self.framework.settle(self.order)
+        self.group = self.framework.groups
+        self.prober = Prober(self.order.rank, self.framework.sightings)
 
     def _obey(self, command: Message, fds: list[int]) -> None:
         match command:
             case Execute():
                 self._execute(command, fds)
             case ResetGroups():
-                self.group.reset_groups(command.host, command.port, fds[0] if fds else -1)
+                self.group.reset(command.host, command.port, fds[0] if fds else -1)
             case ReplaceStreams():
                 self._part(command.run)
             case Forget():
@@ -245,7 +239,7 @@ class Worker:
                 if self.asked.is_set():
                     raise KeyboardInterrupt
                 self._prepare(command, fds, module)
-                strategy = identity.strategy = strategy_module.load(command.setting.strategy)()
+                strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self.prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
                 value = cell.execute(command.cell, module.__dict__)
@@ -285,10 +279,8 @@ class Worker:
             return told(None, broken)
 
     def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
-        import torch
-
         run = command.run
-        torch.set_grad_enabled(True)  # an interrupt may have come where a step was about to switch it on again
+        self.framework.prepare()
         self._take_surroundings(command)
         process_reset.forget_singletons()
         for path in self.modules.refresh():
@@ -306,12 +298,22 @@ class Worker:
         reporting.current = reporting.Reporter(run, self.order.rank, self._tell)
         displaying.current = displaying.Displayer(run, self.order.rank, self._tell)
 
+    def _strategy(self, name: str) -> strategy_module.Strategy:
+        found = strategy_module.load(name)
+        if found.framework not in ("", self.framework.name):
+            raise DistributedError(
+                f"--strategy {name} computes with {found.framework}, and these ranks with {self.framework.name}: leave "
+                "--on out, so that it is given ranks of its own."
+            )
+        return found()
+
     def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategy_module.StrategyRun:
         return strategy_module.StrategyRun(
             options=command.setting.strategy_options,
             filename=command.cell.filename,
             everyone=identity.everyone(command),
             names=names,
+            exchange=self.group.exchange,
             note=lambda text: self._tell(Noted(run=command.run, rank=None, text=text)),
         )
 
@@ -340,7 +342,7 @@ class Worker:
         """Between runs, after the notebook has its answer: drop the cell's own data, keep what was asked for."""
         keep = command.setting.keep
         tensors.whole.clear()
-        cell.end_loaders(value for name, value in namespace.items() if name not in keep)
+        self.framework.finish(value for name, value in namespace.items() if name not in keep)
         if keep:
             cell.keep_only(namespace, keep)
             self._kept_by = command.run

@@ -9,13 +9,13 @@ import sys
 
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork
-from jupyter_distrib.worker import threads
+from jupyter_distrib.worker import framework, threads
 
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
     os.dup2(stderr_fd, 2)  # an import that fails must be heard
     with threads.loading():
-        import torch.distributed  # noqa: F401
+        framework.load()
 
     from jupyter_distrib.worker.main import run_worker
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.options import Declared, Option
+from jupyter_distrib.worker.framework import TORCH, VARIABLE
 
 ENTRY_POINTS = "jupyter_distrib.strategies"
 BUILT_IN = "jupyter_distrib.strategies"
@@ -42,6 +43,8 @@ class StrategyRun:
     """All ranks of the worker group run the cell, so they can meet in a collective."""
     names: MutableMapping[str, object]
     """The cell's own names, captured ones included; a strategy may add to them."""
+    exchange: Callable[[str], tuple[str, ...]]
+    """Gives every rank the texts of all ranks, by rank: addresses, say. All ranks call it, and wait for one another."""
     note: Callable[[str], None]
     """Shows a sentence about the run in its view; equal sentences of several ranks are shown once."""
 
@@ -53,6 +56,9 @@ class Strategy:
     """Its own options: they are part of the help, of completion and of the table in docs/options.md."""
     shards: ClassVar[bool] = False
     """Whether values of its cells may be sharded over the ranks."""
+    framework: ClassVar[str] = TORCH
+    """The library that its cells compute with, as `package.module:Class` (`worker/framework.py`); empty: whichever
+    there is. Ranks of another one than torch are programs of their own, which do not import torch."""
     summary: ClassVar[str] = ""
     """Its effect on the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: nothing."""
 
@@ -64,6 +70,14 @@ class Strategy:
             options: Those of its own that were given, by `Option.name`.
         """
         return cls.summary, DIVIDED_ALWAYS if "shard_eval" in options else DIVIDED
+
+    @classmethod
+    def environment(cls, options: Mapping[str, str]) -> Mapping[str, str]:
+        """Return variables for its cells, which `--env` may override; called in the kernel.
+
+        Cells that differ in what a library reads when it loads run on different ranks.
+        """
+        return {}
 
     def begin(self, run: StrategyRun) -> None:
         """Called in the rank's main thread before the cell, when the captured names are there; may be interrupted."""
@@ -134,6 +148,15 @@ def load(name: str) -> type[Strategy]:
     raise DistributedError(f"--strategy {name} is not known here: its package is not installed on this rank.")
 
 
+def environment(name: str, options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables that cells of this strategy want; none for one that cannot be loaded, which fails later."""
+    try:
+        cls = _known(name)
+    except DistributedError:
+        return {}
+    return {**cls.environment(options), **({} if cls.framework in ("", TORCH) else {VARIABLE: cls.framework})}
+
+
 def load_built_in() -> None:
     """Import every strategy of this package, so that ranks which are forked from here need not."""
     for name in _built_in():
@@ -150,6 +173,12 @@ def declared() -> Declared:
             except DistributedError:
                 found[point.name] = ()
     return found
+
+
+@cache
+def _known(name: str) -> type[Strategy]:
+    """As `load`, without a look at all packages for each cell."""
+    return load(name)
 
 
 @cache

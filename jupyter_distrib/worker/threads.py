@@ -1,8 +1,9 @@
 """How many threads a library uses in a rank for one operation: a share of the cores, unless the user says otherwise.
 
-torch can be told at any time. The BLAS of numpy reads the environment when it is loaded, which is long before a rank is
-forked, and would have all cores to itself in each rank: twice as many threads as cores are 5 times slower here, eight
-times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that multiply matrices of 300 x 300).
+torch can be told at any time (`PyTorch.use_threads`). The BLAS of numpy reads the environment when it is loaded, which
+is long before a rank is forked, and would have all cores to itself in each rank: twice as many threads as cores are 5
+times slower here, eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
+multiply matrices of 300 x 300).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from jupyter_distrib.worker import framework
 
 ALL = "OMP_NUM_THREADS"
 _OPENBLAS = "OPENBLAS_NUM_THREADS"
@@ -41,11 +44,9 @@ def loading() -> Iterator[None]:
 
 def use(count: int, given: Mapping[str, str]) -> None:
     """From now on this many threads, or as many as the variables say that have been given."""
-    import torch
-
     count = _number(given.get(ALL)) or count
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
+    if framework.current is not None:
+        framework.current.use_threads(count)
     for library in _found:
         mine = _number(given.get(f"{library.internal_api.upper()}_NUM_THREADS")) or count
         if library.num_threads != mine:

@@ -23,7 +23,7 @@ from jupyter_distrib.pools import base
 PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
-MAY_LOAD_TORCH = ("worker", "strategies", "checkpoints")
+MAY_LOAD_TORCH = ("worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints")
 MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -38,8 +38,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serialization": {"errors", "system", "wire"},
     # a rank
     "worker": {"errors", "options", "serialization", "system", "wire"},
-    "worker/autoparallel": {"errors", "serialization", "system", "worker"},
-    "strategies": {"errors", "options", "worker", "worker/autoparallel"},
+    "worker/pytorch": {"errors", "serialization", "wire", "worker"},
+    "worker/autoparallel": {"errors", "serialization", "system", "worker", "worker/pytorch"},
+    "strategies": {"errors", "options", "worker", "worker/autoparallel", "worker/pytorch"},
     "checkpoints": {"errors", "worker"},
     # a node, and several nodes
     "server": {"system", "wire"},
@@ -323,6 +324,22 @@ def test_the_coordinator_names_no_engine() -> None:
     for file in (FOLDER / "coordinator").glob("*.py"):
         code = ast.unparse(ast.parse(file.read_text(encoding="utf-8")))
         assert not re.search(r"\bray\b|Ray|RAY", code), file.name
+
+
+def test_private_parts_of_torch_are_used_in_one_module() -> None:
+    """Attributes and names with one underscore, on anything but `self`, in the files that load torch."""
+    used = []
+    for file in (*FOLDER.glob("worker/pytorch/*.py"), *FOLDER.glob("worker/autoparallel/*.py")):
+        if file.name == "private.py":
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            private = isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+            if private and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "sys", "os"}):
+                used.append(f"{file.name}, line {node.lineno}: {node.attr}")
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+                used += [f"{file.name}, line {node.lineno}: {each.name}" for each in node.names if each.name[0] == "_"]
+    assert used == []
 
 
 def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:

@@ -551,7 +551,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(4):
     for x, y in DataLoader(TensorDataset(features{slice}, targets{slice}), batch_size=8): update(model, optimizer, x, y)
 dist.barrier()
-from jupyter_distrib.worker import process_group as group
+from jupyter_distrib.worker.pytorch import process_group as group
 keys = sorted(key.partition("/")[2] for key in group.current._store.list_keys())
 dist.barrier()
 keys

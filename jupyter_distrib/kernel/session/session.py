@@ -97,7 +97,7 @@ class Session:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
         settings = settings or self.settings
-        options, asked = settings.filled(options), options
+        options, asked = _with_variables(settings.filled(options)), options
         self.pass_on()
         with self.pools.taking(options, handles) as group:
             for text in _meaningless(options, group.connection):
@@ -307,6 +307,14 @@ def _observers_hear_of_the_end(run: Run) -> Iterator[None]:
         if not run.done():
             run.observers.tell(Ended(run=run.id, at_s=time.monotonic()), run.record)
         raise
+
+
+def _with_variables(options: Options) -> Options:
+    """Add what the strategy wants in the environment of its cells, which `--env` may override."""
+    from jupyter_distrib.kernel.settings.available import strategy_environment
+
+    env = strategy_environment(options.strategy or "none", options.strategy_options)
+    return replace(options, env={**env, **options.env}) if env else options
 
 
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:

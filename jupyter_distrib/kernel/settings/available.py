@@ -12,3 +12,4 @@ from jupyter_distrib.worker import strategy
 
 STRATEGIES: Declared = strategy.declared()
 POOLS: Declared = base.kinds()
+strategy_environment = strategy.environment

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from jupyter_distrib.worker import identity, process_group
-from jupyter_distrib.worker.store_board import StoreBoard
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.pytorch import process_group
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 WAIT_S = 10.0
 _LOOK_UP_S = 0.02

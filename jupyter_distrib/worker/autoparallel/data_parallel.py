@@ -28,6 +28,7 @@ from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, Trainin
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.replica_registry import ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
+from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
@@ -144,7 +145,7 @@ class DataParallel:
                 reducer.finish(self._loaders.meets)
 
         def begun(_: torch.Tensor) -> None:
-            torch.autograd.Variable._execution_engine.queue_callback(finish)  # noqa: SLF001 - as torch's own FSDP does
+            private.at_end_of_backward(finish)
 
         handle = beginning.register_hook(begun)  # type: ignore[no-untyped-call]
         try:

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import tensor_sums
 from jupyter_distrib.worker.host_copy import HostCopy, is_capturing
-from jupyter_distrib.worker.store_board import StoreBoard
+from jupyter_distrib.worker.pytorch import process_group
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 RELATIVE = 1e-4
 LOSSES = 3

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from jupyter_distrib.serialization import payload, tensors
-from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import meshes
+from jupyter_distrib.worker.pytorch import process_group
 
 _LOOK_UP_S = 1.0
 """An interrupt is noticed between two waits."""

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jupyter_distrib.worker.autoparallel import weight_sync
 from jupyter_distrib.worker.host_copy import HostCopy, is_capturing, sent_to_device
+from jupyter_distrib.worker.pytorch import private
 
 
 class ReducedParameters(nn.Module):
@@ -94,10 +95,10 @@ class GradientReducer:
             return False
         self._used = []
         grads = [each.grad for each in self._trained]
-        self._before = [None if grad is None else (grad, grad._version) for grad in grads]  # noqa: SLF001 - what autograd itself compares
+        self._before = [None if grad is None else (grad, private.version_of(grad)) for grad in grads]
         reducer = self._ddp.reducer  # told what a forward pass tells it, without what that costs besides
         reducer.prepare_for_forward()
-        reducer._rebuild_buckets()  # noqa: SLF001
+        private.rebuild_buckets(reducer)
         reducer.prepare_for_backward([])
         return True
 
@@ -106,7 +107,7 @@ class GradientReducer:
         other ranks."""
         assert self._ddp is not None
         self._used = [
-            grad is not None and (before is None or grad is not before[0] or grad._version != before[1])  # noqa: SLF001
+            grad is not None and (before is None or grad is not before[0] or private.version_of(grad) != before[1])
             for grad, before in zip([each.grad for each in self._trained], self._before, strict=True)
         ]
         if not any(self._used):
@@ -118,7 +119,7 @@ class GradientReducer:
         else:
             flags = torch.tensor(self._used, dtype=self._flags.dtype, device="cpu")
             self._flags.grad = sent_to_device(flags, self._flags.device)
-        hook = self._ddp.reducer._autograd_hook  # type: ignore[attr-defined]  # noqa: SLF001 - as torch's own mixed precision does
+        hook = private.gradient_hook(self._ddp.reducer)
         if not everything:
             for index, used in enumerate(self._used):
                 if not used:
@@ -195,7 +196,7 @@ class GradientReducer:
     def _wrapped(self, held: ReducedParameters) -> DistributedDataParallel:
         ignored = [name for name, each in held.named_parameters() if id(each) in self._left_alone]
         if ignored:
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, ignored)  # type: ignore[no-untyped-call]  # noqa: SLF001
+            private.leave_alone(held, ignored)
         ddp = DistributedDataParallel(held, init_sync=False)
-        ddp._lazy_init()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        private.initialise(ddp)
         return ddp

@@ -27,13 +27,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.loss_averaging import LossAveraging
 from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.pytorch import private, process_group
 from jupyter_distrib.worker.strategy import StrategyRun
 
 LOOKS = 20
@@ -217,7 +218,7 @@ class TrainingHooks:
     def _was_changed(self) -> bool:
         """By an optimizer, or by hand behind a backward pass."""
         by_hand = ((weak(), version) for weak, version in self._versions)
-        return bool(self._trained) or any(each is not None and each._version != old for each, old in by_hand)  # noqa: SLF001
+        return bool(self._trained) or any(each is not None and private.version_of(each) != old for each, old in by_hand)
 
     def _has_not_met(self) -> bool:
         """This cell has called no collective, so it cannot have averaged anything by itself."""
@@ -289,7 +290,7 @@ class TrainingHooks:
                 self._together = self._together or reached
                 if not reached and not self._alone:
                     self._alone = True
-                    self._versions = [(ref(each), each._version) for each in _with_gradient()]  # noqa: SLF001
+                    self._versions = [(ref(each), private.version_of(each)) for each in _with_gradient()]
                 if self._loaders.backwards <= LOOKS:
                     self._compared(self._tell_if_same_losses)
             finally:

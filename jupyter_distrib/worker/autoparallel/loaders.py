@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from jupyter_distrib.worker import cell
 from jupyter_distrib.worker.autoparallel import source_location
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data_fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice, is_divided_by_others, share
+from jupyter_distrib.worker.pytorch import data_loaders
 from jupyter_distrib.worker.strategy import StrategyRun
 
 Reading = Literal["whole", "divided", "evaluated"]
@@ -77,7 +77,7 @@ class Loaders:
     def close(self) -> None:
         """End the workers of all shares; no rank has to wait for this one."""
         self._contents.end()
-        cell.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
+        data_loaders.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
 
     def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """This rank's share, or the loader itself if somebody has divided it already."""

@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership
+from jupyter_distrib.worker.pytorch import private, process_group
 
 Shape = tuple[tuple[str, int], ...]
 """Names and sizes of the dimensions, the last one counting fastest: `(("data", 2), ("model", 4))`."""
@@ -51,7 +52,7 @@ def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
         tensors: Called only if there are meshes.
     """
     made = [*_made.values()]
-    return bool(made) and any(each.device_mesh._get_root_mesh() in made for each in tensors())  # noqa: SLF001 - torch (2.13) has no public way
+    return bool(made) and any(private.root_mesh(each.device_mesh) in made for each in tensors())
 
 
 def follow() -> bool:
@@ -66,12 +67,12 @@ def follow() -> bool:
         old = _made.pop(shape)
         if all(shape in theirs for theirs in every):  # a rank that was replaced has none: its shards are gone
             fresh = _new(shape)
-            groups |= dict(zip(old._dim_group_names, fresh._dim_group_names, strict=True))  # noqa: SLF001
+            groups |= dict(zip(private.group_names(old), private.group_names(fresh), strict=True))
             _made[shape] = old
     for each in ownership.alive(DeviceMesh):  # with those that were cut out of ours, or joined from them
         _point_to(each, groups)
     for module in ownership.alive(FSDPModule):
-        _point_fsdp_to(module)
+        private.point_fsdp_to_its_mesh(module)
     return any(every)
 
 
@@ -94,19 +95,6 @@ def _new(shape: Shape) -> DeviceMesh:
 
 def _point_to(each: DeviceMesh, groups: dict[str, str]) -> None:
     """Torch (2.13) finds the groups of a mesh by their names."""
-    names: list[Any] = getattr(each, "_dim_group_names", [])
+    names = private.group_names(each)
     if all(name in groups for name in names):
-        each._dim_group_names = [groups[name] for name in names]  # type: ignore[misc]  # noqa: SLF001
-        each._pg_registry = {}  # noqa: SLF001 - of use to torch.compile only
-
-
-def _point_fsdp_to(module: Any) -> None:
-    """FSDP (2.13) holds the groups themselves, and may have been stopped anywhere in a step."""
-    state = module._get_fsdp_state()  # noqa: SLF001
-    for param_group in state._fsdp_param_groups:  # noqa: SLF001
-        for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
-            if info is not None:
-                info.__post_init__()
-    # Before its first forward it has nothing to reset, and no place for it.
-    if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):  # noqa: SLF001
-        module.reset_iter_state()
+        private.set_group_names(each, [groups[name] for name in names])

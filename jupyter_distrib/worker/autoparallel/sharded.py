@@ -20,7 +20,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -42,6 +41,7 @@ from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
 from jupyter_distrib.worker.autoparallel.state_dict_loading import listen, reshard
 from jupyter_distrib.worker.autoparallel.units import has_forward, units_of
+from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
@@ -329,14 +329,14 @@ def shard(root: nn.Module, units: Sequence[nn.Module], how: ShardingPlan) -> New
     before = [
         (module, name, parameter)
         for module in root.modules()
-        for name, parameter in module._parameters.items()  # noqa: SLF001 - with those that several modules share
+        for name, parameter in private.own_parameters(module).items()
         if parameter is not None
     ]
     grads = {id(parameter): parameter.grad for _, _, parameter in before}
     normalizing = _in_full_precision(root) if how.compute else []
     for module in normalizing:
         for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.float() if buffer.is_floating_point() else buffer  # noqa: SLF001
+            private.set_buffer(module, name, buffer.float() if buffer.is_floating_point() else buffer)
     for module in (*normalizing, *units, root):
         if not isinstance(module, FSDPModule):
             policy = MixedPrecisionPolicy() if how.compute is None else _precision(module, root, how.compute)
@@ -344,7 +344,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], how: ShardingPlan) -> New
     root.register_forward_hook(_reshard_after_evaluation)
     for module in (*units, root):
         listen(module)
-    new_of: New = {id(old): (old, module._parameters[name]) for module, name, old in before}  # noqa: SLF001
+    new_of: New = {id(old): (old, private.own_parameters(module)[name]) for module, name, old in before}
     for old, new in new_of.values():
         if (grad := grads[id(old)]) is not None:
             new.grad = _sharded_like(grad, new)
@@ -353,11 +353,11 @@ def shard(root: nn.Module, units: Sequence[nn.Module], how: ShardingPlan) -> New
 
 def _in_full_precision(root: nn.Module) -> list[nn.Module]:
     """Batch normalization, which sums over a batch, as torch's autocast treats it."""
-    return [module for module in root.modules() if isinstance(module, _BatchNorm) and module is not root]
+    return [module for module in root.modules() if isinstance(module, private.BatchNorm) and module is not root]
 
 
 def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, private.BatchNorm):
         return MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=compute)
     output = torch.float32 if module is root else None
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=output)
@@ -377,7 +377,7 @@ def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
         return
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)  # noqa: SLF001
+            private.set_buffer(module, name, buffer.to(device))
 
 
 def _offload(how: ShardingPlan) -> OffloadPolicy:

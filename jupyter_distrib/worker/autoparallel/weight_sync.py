@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib.worker.autoparallel import object_collectives, tensor_sums
+from jupyter_distrib.worker.pytorch import private
 
 BROADCAST_BYTES = 250 * 1024 * 1024
 
@@ -55,9 +56,8 @@ def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
     """Give every rank the contents that these tensors have on rank 0."""
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
-        world = dist.distributed_c10d._get_default_group()  # noqa: SLF001
         if plain:  # as DistributedDataParallel does: a piece for each device and type, two on their way at a time
-            dist._broadcast_coalesced(world, plain, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # noqa: SLF001
+            private.broadcast(plain, BROADCAST_BYTES)
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import BackendConfig
 
-from jupyter_distrib.worker.process_group import check_backend
+from jupyter_distrib.worker.pytorch.process_group import check_backend
 
 CPU = "cpu:gloo,cuda:gloo"
 GPU = "cpu:gloo,cuda:nccl"

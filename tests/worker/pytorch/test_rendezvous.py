@@ -13,14 +13,15 @@ RANK = """
 import os, sys, socket
 import torch, torch.distributed as dist
 from jupyter_distrib.wire.messages import WorkerOrder
-from jupyter_distrib.worker import process_group as group, identity
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.pytorch import process_group as group
 rank, port, fd = map(int, sys.argv[1:4])
 identity.take(WorkerOrder(
     group="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=2, local_rank=rank, local_world_size=2
 ))
 mine = group.Rendezvous(rank, 2)
 group.install(mine)
-mine.reset_groups("127.0.0.1", port, fd)
+mine.reset("127.0.0.1", port, fd)
 os.environ |= identity.environment() | mine.environment() | identity.with_defaults({})
 
 def total():

@@ -11,7 +11,6 @@ strategy has often made the group already when a script calls `init_process_grou
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
@@ -19,11 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.rendezvous import _rendezvous_handlers
 
-from jupyter_distrib.worker.ddp_regroup import follow
-from jupyter_distrib.worker.store_board import StoreBoard
+from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.pytorch.ddp_regroup import follow
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
 _RAN_BEFORE = "jupyter_distrib: ran before"
@@ -56,7 +54,7 @@ class Rendezvous:
         self._board_before: StoreBoard | None = None
         """The board of the run before: all ranks have ended that one when this rank has ended the next."""
 
-    def reset_groups(self, host: str, port: int, listen_fd: int) -> None:
+    def reset(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""
         self.drop()
         self._store, self._host, self._port, self.apart = None, host, port, False
@@ -81,7 +79,7 @@ class Rendezvous:
         if dist.is_initialized():
             _torch_destroy()
         # An init that was interrupted has counted itself, and torch (2.13) puts the count into the names of its keys.
-        distributed_c10d._world.group_count = 0  # noqa: SLF001
+        private.forget_group_count()
 
     def environment(self) -> dict[str, str]:
         return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
@@ -91,7 +89,13 @@ class Rendezvous:
         if self._store is None:
             self._store = self._served or self._connect()
         self._inits += 1
-        return _PrefixStore(f"{self._run}/{self._inits}", self._store)
+        return private.PrefixStore(f"{self._run}/{self._inits}", self._store)
+
+    def exchange(self, text: str) -> tuple[str, ...]:
+        """See `Groups.exchange`; through the store, which stays open for as long as there are ranks."""
+        store = self.store()
+        store.set(f"{self.rank}", text)
+        return tuple(store.get(f"{rank}").decode() for rank in range(self.world_size))
 
     def board(self) -> StoreBoard | None:
         """A place for words between the ranks of this run; None if they have never met, or are apart: torch would print
@@ -99,7 +103,7 @@ class Rendezvous:
         if self.apart:
             return None
         if self._board is None and self._store is not None:
-            self._board = StoreBoard(_PrefixStore(f"{self._run}/board", self._store))
+            self._board = StoreBoard(private.PrefixStore(f"{self._run}/board", self._store))
         return self._board
 
     def tidy(self) -> None:
@@ -115,7 +119,7 @@ class Rendezvous:
             raise RuntimeError(
                 "this rank was replaced a moment ago and has not met the others yet: run the cell again."
             )
-        return _TCPStore(
+        return private.TCPStore(
             self._host,
             self._port,
             self.world_size,
@@ -148,12 +152,12 @@ class Rendezvous:
     def hide(self) -> None:
         """Have no default group, as if no strategy had ever made one; the next `ensure` finds it again."""
         if self.automatic and dist.is_initialized():
-            self._hidden = distributed_c10d._get_default_group()  # noqa: SLF001
-            distributed_c10d._update_default_pg(None)  # noqa: SLF001
+            self._hidden = private.default_group()
+            private.set_default_group(None)
 
     def _show(self) -> None:
         if self._hidden is not None:
-            distributed_c10d._update_default_pg(self._hidden)  # noqa: SLF001
+            private.set_default_group(self._hidden)
             self._hidden = None
 
     def sequence(self) -> int:
@@ -163,40 +167,37 @@ class Rendezvous:
             return -1
         if not self.automatic:
             return 0
-        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]  # not in its stubs  # noqa: SLF001
+        return private.sequence(private.default_group())
 
     def abort(self) -> None:
         """Free a rank that is blocked in NCCL; called from the control thread. Gloo is freed by cutting its sockets."""
         if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
-            distributed_c10d._abort_process_group()  # noqa: SLF001
+            private.abort_groups()
 
 
 current: Rendezvous
 _torch_init = dist.init_process_group
 _torch_destroy = dist.destroy_process_group
 _torch_new_group = dist.new_group
-_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
-_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def install(mine: Rendezvous) -> None:
     """Make torch's own entry points in this process go through `mine`."""
     global current
     current = mine
-    _rendezvous_handlers["env"] = _rendezvous_env
-    _replace("init_process_group", _init_process_group)
-    _replace("destroy_process_group", _destroy_process_group)
-    _replace("new_group", _new_group)
+    private.answer_env_rendezvous(_rendezvous_env)
+    private.replace_entry_points(
+        {
+            "init_process_group": _init_process_group,
+            "destroy_process_group": _destroy_process_group,
+            "new_group": _new_group,
+        }
+    )
 
 
 def default_backend(device: torch.device) -> str:
     """For a strategy's group: object collectives work with it on GPU ranks, too."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
-def _replace(name: str, function: Callable[..., Any]) -> None:
-    for module in (dist, distributed_c10d):
-        setattr(module, name, function)
 
 
 def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:

@@ -7,13 +7,13 @@ starts its own.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.pytorch import private
 
 _LAUNCHED = (
     "torch.multiprocessing.{name}() on a rank of a distributed cell: the ranks are there already, as many as --ranks "
@@ -24,7 +24,7 @@ _LAUNCHED = (
 
 def install() -> None:
     """Replace the functions of torch."""
-    spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # the name in the package is that of a function
+    spawning: Any = private.spawn_module()
     package: Any = torch.multiprocessing
     for name in ("start_processes", "spawn"):
         refused = _refusing(getattr(package, name))

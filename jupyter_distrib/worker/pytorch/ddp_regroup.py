@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.worker.pytorch import private
 
 
 def follow() -> None:
@@ -27,28 +27,21 @@ def follow() -> None:
         return
     for item in gc.get_objects():
         if issubclass(type(item), parallel.DistributedDataParallel) and _is_orphan(item):
-            item._update_process_group(dist.group.WORLD)  # noqa: SLF001 - torch has no public way
+            private.set_group_of(item, dist.group.WORLD)
             _synchronise_at_next_forward(item)
 
 
 def _is_orphan(model: Any) -> bool:
     """Its group is gone, and was one of all ranks: only that has a successor."""
     group = model.process_group
-    return group not in distributed_c10d._world.pg_map and group.size() == dist.get_world_size()  # noqa: SLF001
+    return not private.is_known(group) and group.size() == dist.get_world_size()
 
 
 def _synchronise_at_next_forward(model: Any) -> None:
     """There, since all ranks come by at the same point of their program; collectives here might meet in any order."""
-    from torch.distributed.utils import _sync_module_states
 
-    def synchronise(module: Any, _: object) -> None:
+    def synchronise(*_: object) -> None:
         hook.remove()
-        _sync_module_states(
-            module=module,
-            process_group=model.process_group,
-            broadcast_bucket_size=model.broadcast_bucket_size,
-            src=0,
-            params_and_buffers_to_ignore=model.parameters_to_ignore,
-        )
+        private.synchronise(model)
 
     hook = model.module.register_forward_pre_hook(synchronise, prepend=True)

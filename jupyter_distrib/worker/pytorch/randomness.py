@@ -12,7 +12,8 @@ import sys
 
 import torch
 
-from jupyter_distrib.worker import identity, process_group
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.pytorch import process_group
 
 _mine: int | None = None
 """The seed that torch was given here; None as soon as the ranks have begun alike."""

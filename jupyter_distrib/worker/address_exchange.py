@@ -1,0 +1,96 @@
+"""Ranks that tell one another a text each, such as an address, without any framework's help. Rank's main thread.
+
+Rank 0 serves on the socket that the agent has bound for it; the others connect, say theirs, and are told all. Texts are
+JSON: nothing that comes from a socket is unpickled. A rank that waits here is freed by SIGINT, or when its sockets are
+cut.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import suppress
+
+HOST = "127.0.0.1"
+_FIRST_WORD_S = 5.0
+"""Seconds that a peer has for its text once it has connected: who connects and says nothing is no rank."""
+
+
+class PlainGroups:
+    """The `Groups` of a rank whose framework keeps no process groups here."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.apart = False
+        self._rank, self._world_size = rank, world_size
+        self._host, self._port = HOST, 0
+        self._listener: socket.socket | None = None
+        self._run, self._exchanges = "", 0
+
+    def reset(self, host: str, port: int, listen_fd: int) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._host, self._port, self.apart = host, port, False
+        self._listener = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
+
+    def environment(self) -> dict[str, str]:
+        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
+
+    def begin(self, run: str) -> None:
+        self._run, self._exchanges, self.apart = run, 0, False
+
+    def tidy(self) -> None:
+        """Nothing is left of an exchange."""
+
+    def sequence(self) -> int:
+        return -1
+
+    def abort(self) -> None:
+        """Cut sockets free every wait."""
+
+    def exchange(self, text: str) -> tuple[str, ...]:
+        self._exchanges += 1
+        occasion = f"{self._run}/{self._exchanges}"
+        return self._serve(occasion, text) if self._rank == 0 else self._ask(occasion, text)
+
+    def _ask(self, occasion: str, text: str) -> tuple[str, ...]:
+        with socket.create_connection((self._host, self._port)) as sock, sock.makefile("rw", encoding="utf-8") as peer:
+            sock.settimeout(None)
+            print(json.dumps([occasion, self._rank, text]), file=peer, flush=True)
+            if not (answer := peer.readline()):
+                raise ConnectionError("rank 0 has left before all ranks had met.")
+        return tuple(json.loads(answer))
+
+    def _serve(self, occasion: str, text: str) -> tuple[str, ...]:
+        """Collect the texts of all ranks, then answer; peers of an earlier run that was stopped are hung up on."""
+        if self._listener is None:
+            raise ConnectionError("this rank has not met the others yet: run the cell again.")
+        texts, peers = {0: text}, []
+        self._listener.setblocking(True)
+        try:
+            while len(texts) < self._world_size:
+                sock, _ = self._listener.accept()
+                told = _first_word(sock)
+                if told is None or told[0] != occasion or not 0 < told[1] < self._world_size:
+                    sock.close()
+                    continue
+                peers.append(sock)
+                texts[told[1]] = told[2]
+            answer = (json.dumps([texts[rank] for rank in range(self._world_size)]) + "\n").encode()
+            for sock in peers:
+                with suppress(OSError):
+                    sock.sendall(answer)
+        finally:
+            for sock in peers:
+                sock.close()
+        return tuple(texts[rank] for rank in range(self._world_size))
+
+
+def _first_word(sock: socket.socket) -> tuple[str, int, str] | None:
+    """Return what a peer says, as (occasion, rank, text); None for one that is no rank."""
+    sock.settimeout(_FIRST_WORD_S)
+    with suppress(OSError, ValueError), sock.makefile("r", encoding="utf-8") as peer:
+        match json.loads(peer.readline()):
+            case [str(occasion), int(rank), str(text)]:
+                sock.settimeout(None)
+                return occasion, rank, text
+    return None

@@ -1,0 +1,206 @@
+"""Every use of a part of torch that torch does not promise to keep. Checked with torch 2.13; to look through after each
+new version of torch. Loaded in ranks; each function runs in the thread that calls it.
+"""
+
+# ruff: noqa: SLF001 - private parts are what this file is for
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import _rendezvous_handlers
+from torch.nn.modules.batchnorm import _BatchNorm
+
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
+PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+BatchNorm = _BatchNorm
+"""The class of all batch normalizations; relies on `_BatchNorm`, from which torch derives each of them."""
+_RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
+"""The flight recorders of CPU and of NVIDIA groups."""
+
+# ------------------------------------------------------------------------------------------------------ process groups
+
+
+def default_group() -> Any:
+    """Return the default group; relies on `_get_default_group`."""
+    return distributed_c10d._get_default_group()
+
+
+def set_default_group(group: Any) -> None:
+    """Make a group the default one, or none; relies on `_update_default_pg`, which destroys nothing."""
+    distributed_c10d._update_default_pg(group)
+
+
+def known_groups() -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+    """Yield name, group, and its members' ranks in the world; relies on the dictionaries of `_world`."""
+    world = distributed_c10d._world
+    for group, name in list(world.pg_names.items()):
+        yield name, group, tuple(world.pg_group_ranks.get(group, ()))
+
+
+def is_known(group: Any) -> bool:
+    """Return whether a group has not been destroyed; relies on `_world.pg_map`, which holds those that live."""
+    return group in distributed_c10d._world.pg_map
+
+
+def forget_group_count() -> None:
+    """Have ranks name their next group alike; relies on `_world.group_count` being a part of the keys in the store."""
+    distributed_c10d._world.group_count = 0
+
+
+def abort_groups() -> None:
+    """Abort all groups, also from another thread than the one that waits; relies on `_abort_process_group`."""
+    distributed_c10d._abort_process_group()
+
+
+def sequence(group: Any) -> int:
+    """Return how many collectives a group has seen; relies on `_get_sequence_number_for_group`."""
+    return int(group._get_sequence_number_for_group())
+
+
+def replace_entry_points(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Replace functions of `torch.distributed`; relies on `distributed_c10d` being the only other module with them."""
+    for name, function in functions.items():
+        setattr(dist, name, function)
+        setattr(distributed_c10d, name, function)
+
+
+def answer_env_rendezvous(handler: Callable[..., Any]) -> None:
+    """Find the others for `env://`; relies on `_rendezvous_handlers`, since registering a scheme twice is refused."""
+    _rendezvous_handlers["env"] = handler
+
+
+def recorded_collectives() -> list[dict[str, Any]]:
+    """Return the last collectives, oldest first; relies on the flight recorders' pickles and the keys of an entry."""
+    from torch._C import _distributed_c10d
+
+    entries: list[dict[str, Any]] = []
+    for name in _RECORDERS:
+        if (dump := getattr(_distributed_c10d, name, None)) is not None:
+            # Our own process's words. Without stack traces: the first one would take a second.
+            entries += pickle.loads(dump(True, False, False)).get("entries", ())
+    return entries
+
+
+def broadcast(tensors: list[torch.Tensor], size_bytes: int) -> None:
+    """Give every rank the tensors of rank 0; relies on `_broadcast_coalesced`, which sends two pieces at a time."""
+    dist._broadcast_coalesced(default_group(), tensors, size_bytes, 0)  # type: ignore[attr-defined]
+
+
+def spawn_module() -> types.ModuleType:
+    """Return `torch.multiprocessing.spawn`; relies on it being loaded, and hidden by the function of that name."""
+    return sys.modules["torch.multiprocessing.spawn"]
+
+
+# ------------------------------------------------------------------------------------------------------- data-parallel
+
+
+def set_group_of(model: Any, group: Any) -> None:
+    """Give a DistributedDataParallel another group; relies on `_update_process_group`."""
+    model._update_process_group(group)
+
+
+def synchronise(model: Any) -> None:
+    """Give every rank the weights of rank 0, as DistributedDataParallel begins; relies on `_sync_module_states`."""
+    from torch.distributed.utils import _sync_module_states
+
+    _sync_module_states(
+        module=model.module,
+        process_group=model.process_group,
+        broadcast_bucket_size=model.broadcast_bucket_size,
+        src=0,
+        params_and_buffers_to_ignore=model.parameters_to_ignore,
+    )
+
+
+def leave_alone(held: Any, names: Iterable[str]) -> None:
+    """Name parameters that a reducer skips; relies on `_set_params_and_buffers_to_ignore_for_model`."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, names)  # type: ignore[no-untyped-call]
+
+
+def initialise(ddp: Any) -> None:
+    """Make the reducer now; relies on `DistributedDataParallel._lazy_init`, which its first forward would call."""
+    ddp._lazy_init()
+
+
+def rebuild_buckets(reducer: Any) -> None:
+    """Put the buckets into the order in which gradients came; relies on `Reducer._rebuild_buckets`."""
+    reducer._rebuild_buckets()
+
+
+def gradient_hook(reducer: Any) -> Callable[[int], None]:
+    """Return what tells a reducer that a gradient is there; relies on `_autograd_hook`, as its mixed precision does."""
+    hook: Callable[[int], None] = reducer._autograd_hook
+    return hook
+
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""Returns how often a tensor was written in place; relies on `_version`, which autograd itself compares."""
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Call something at the end of the backward pass that runs; relies on `queue_callback`, as torch's FSDP does."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+# ------------------------------------------------------------------------------------------------- modules and loaders
+
+
+def own_parameters(module: Any) -> dict[str, Any]:
+    """Return a module's own parameters, with those that several modules share; relies on `_parameters`."""
+    parameters: dict[str, Any] = module._parameters
+    return parameters
+
+
+def set_buffer(module: Any, name: str, buffer: Any) -> None:
+    """Put another tensor in a buffer's place, persistent or not as before; relies on `_buffers`."""
+    module._buffers[name] = buffer
+
+
+def end_workers(loader: Any) -> None:
+    """End a data loader's persistent workers; relies on `_iterator` and its `_shutdown_workers`."""
+    if (workers := getattr(loader, "_iterator", None)) is not None:
+        loader._iterator = None
+        workers._shutdown_workers()
+
+
+# --------------------------------------------------------------------------------------------------- meshes and FSDP
+
+
+def root_mesh(mesh: Any) -> Any:
+    """Return the mesh that a mesh was cut out of; relies on `_get_root_mesh`."""
+    return mesh._get_root_mesh()
+
+
+def group_names(mesh: Any) -> list[Any]:
+    """Return the names of a mesh's groups, none if it has no groups; relies on `_dim_group_names`."""
+    return list(getattr(mesh, "_dim_group_names", []))
+
+
+def set_group_names(mesh: Any, names: list[Any]) -> None:
+    """Point a mesh to other groups; relies on `_dim_group_names`, and on `_pg_registry` serving torch.compile only."""
+    mesh._dim_group_names = names
+    mesh._pg_registry = {}
+
+
+def point_fsdp_to_its_mesh(module: Any) -> None:
+    """Have FSDP take the groups of its mesh anew, wherever in a step it was stopped; relies on `_get_fsdp_state`, and
+    on the `__post_init__` of what it knows of a mesh."""
+    state = module._get_fsdp_state()
+    for param_group in state._fsdp_param_groups:
+        for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
+            if info is not None:
+                info.__post_init__()
+    # Before its first forward it has nothing to reset, and no place for it.
+    if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):
+        module.reset_iter_state()

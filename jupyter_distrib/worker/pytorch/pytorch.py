@@ -1,0 +1,56 @@
+"""PyTorch as the framework of a rank. Runs in the forkserver (`load`) and in the rank's main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed
+
+from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.worker.framework import TORCH
+from jupyter_distrib.worker.pytorch import data_loaders, process_group, randomness, spawn_guard, torch_save
+from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
+
+
+class PyTorch:
+    """See `jupyter_distrib.worker.framework.Framework`."""
+
+    name = TORCH
+    preloaded = (
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.nn.parallel.distributed",
+        "torch.utils.data",
+        "jupyter_distrib.worker.autoparallel.data_parallel",
+        "jupyter_distrib.worker.autoparallel.sharded",
+        "jupyter_distrib.worker.autoparallel.meshes",
+    )
+    """Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
+
+    def load(self) -> None:
+        """Nothing: torch came with this module."""
+
+    def settle(self, order: WorkerOrder) -> None:
+        """Draw random numbers, and replace the entry points of groups, of launchers and of `torch.save`."""
+        randomness.begin()
+        self.sightings = GroupSightings()
+        self.groups = process_group.Rendezvous(order.rank, order.world_size)
+        process_group.install(self.groups)
+        spawn_guard.install()
+        torch_save.install()
+        if order.visible_devices is not None:
+            torch.cuda.set_device(self.device(order.device))
+
+    def prepare(self) -> None:
+        torch.set_grad_enabled(True)  # an interrupt may have come where a step was about to switch it on again
+
+    def finish(self, values: Iterable[object]) -> None:
+        data_loaders.end_loaders(values)
+
+    def device(self, name: str) -> torch.device:
+        return torch.device(name)
+
+    def use_threads(self, count: int) -> None:
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)

@@ -1,0 +1,60 @@
+"""Ranks that tell one another texts over plain sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jupyter_distrib.worker.address_exchange import PlainGroups
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[PlainGroups]]:
+    """Three ranks of one group."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        ranks = [PlainGroups(rank, 3) for rank in range(3)]
+        for rank, groups in enumerate(ranks):
+            groups.reset("127.0.0.1", port, listener.detach() if rank == 0 else -1)
+            groups.begin("run")
+        yield ranks
+        for groups in ranks:
+            groups.reset("127.0.0.1", 0, -1)
+
+
+def exchanged(ranks: list[PlainGroups], word: str) -> list[tuple[str, ...]]:
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(lambda rank: ranks[rank].exchange(f"{word} {rank}"), range(3)))
+
+
+def test_every_rank_has_all_texts_by_rank(ranks: list[PlainGroups]) -> None:
+    assert exchanged(ranks, "first") == [("first 0", "first 1", "first 2")] * 3
+    assert exchanged(ranks, "näxt\n") == [("näxt\n 0", "näxt\n 1", "näxt\n 2")] * 3
+
+
+def test_who_is_no_rank_of_this_run_is_not_heard(ranks: list[PlainGroups]) -> None:
+    port = int(ranks[0].environment()["MASTER_PORT"])
+    said = [
+        json.dumps(["run before/1", 1, "old"]),
+        "GET / HTTP/1.1",
+        json.dumps(["run/1", "1", "x"]),
+        json.dumps(7),
+        json.dumps(["run/1", 99, "x"]),
+    ]
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in said]
+    for stranger, words in zip(strangers, said, strict=True):
+        stranger.sendall(f"{words}\n".encode())
+
+    assert exchanged(ranks, "now") == [("now 0", "now 1", "now 2")] * 3
+    for stranger in strangers:
+        assert b"now" not in stranger.recv(100)
+        stranger.close()
+
+
+def test_a_rank_that_has_not_met_the_others_says_so() -> None:
+    with pytest.raises(ConnectionError, match="run the cell again"):
+        PlainGroups(0, 2).exchange("x")

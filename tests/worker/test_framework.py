@@ -1,0 +1,102 @@
+"""A framework that this package does not know: its ranks, its strategy, and nothing edited for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook import ROOT, Notebook
+
+pytestmark = pytest.mark.slow  # ranks that are programs of their own
+
+THEIRS = """
+import os
+from jupyter_distrib.extend import Strategy
+from jupyter_distrib.worker.address_exchange import PlainGroups
+
+class Sightings:
+    communication = ()
+    def begin(self): pass
+    def counts(self): return ()
+    def look(self): return ()
+
+class MadeUp:
+    name = "theirs:MadeUp"
+    preloaded = ()
+    sightings = Sightings()
+    calls = []
+    def load(self): self.calls.append("load")
+    def settle(self, order):
+        self.calls.append("settle")
+        self.groups = PlainGroups(order.rank, order.world_size)
+    def prepare(self): self.calls.append("prepare")
+    def finish(self, values): self.calls.append("finish")
+    def device(self, name): return f"made up {name}"
+    def use_threads(self, count): self.threads = count
+
+class Spread(Strategy):
+    framework = MadeUp.name
+    @classmethod
+    def environment(cls, options): return {"THEIR_VARIABLE": "as they want it"}
+    def begin(self, run):
+        run.names["addresses"] = run.exchange(f"host-{os.environ['RANK']}")
+        run.names["again"] = run.exchange(os.environ["RANK"])
+"""
+CELL = (
+    "import os, sys\nfrom jupyter_distrib.worker import framework\n"
+    "(device, 'torch' in sys.modules, addresses, again, os.environ['THEIR_VARIABLE'], framework.current.calls)"
+)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "theirs.py").write_text(THEIRS)
+    info = folder / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[jupyter_distrib.strategies]\nspread = theirs:Spread\n")
+    with Notebook(folder, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        yield book
+
+
+def test_its_ranks_hold_no_torch_and_tell_one_another_their_addresses(book: Notebook) -> None:
+    first = book.ok(f"%%distributed --ranks 2 --strategy spread\n{CELL}").result
+    second = book.ok(f"%%distributed --ranks 2 --strategy spread\n{CELL}").result
+
+    told = "('made up cpu', False, ('host-0', 'host-1'), ('0', '1'), 'as they want it', ['load', 'settle', 'prepare'"
+    assert first.count(told) == 1, first  # both ranks said the same, which is shown once
+    assert f"{told}, 'finish', 'prepare'" in second
+
+
+def test_values_that_its_ranks_keep_come_to_the_notebook(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --strategy spread --keep x\nx = rank + 1")
+
+    assert book.ok("x[1]").result == "2"
+    assert book.ok("%%distributed --ranks 2 --strategy spread\nx").text.count("2")
+
+
+def test_torch_cells_of_the_same_notebook_have_ranks_of_their_own(book: Notebook) -> None:
+    assert "made up" in book.ok("%%distributed --ranks 2 --strategy spread\ndevice").result
+
+    assert book.ok("%%distributed --ranks 2 --strategy ddp\nstr(device), 'addresses' in globals()").result
+    refused = book.fails("%%distributed --on 0 --strategy spread\n1").evalue
+    assert (
+        "--strategy spread computes with theirs:MadeUp, and these ranks with jupyter_distrib.worker.pytorch" in refused
+    )
+
+
+def test_a_rank_that_waits_for_an_address_can_be_stopped(book: Notebook) -> None:
+    book.start(
+        "%%distributed --ranks 2 --strategy spread\nfrom jupyter_distrib.worker import framework\n"
+        "if rank == 1:\n    print('waiting', flush=True)\n    framework.current.groups.exchange('mine')\n"
+        "import time\nwhile rank == 0: time.sleep(0.1)"
+    )
+    book.until("waiting")
+    book.interrupt()
+
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert "host-1" in book.ok(f"%%distributed --ranks 2 --strategy spread\n{CELL}").result
