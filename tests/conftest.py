@@ -31,6 +31,7 @@ def runtime() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="jd-"))
     os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = str(folder / "run")
     os.environ["JUPYTER_DISTRIB_LOG_DIR"] = str(folder / "logs")
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
     os.environ["JUPYTER_DISTRIB_IDLE_S"] = "120"
     yield folder
     found = agents(folder / "run")

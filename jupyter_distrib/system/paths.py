@@ -31,8 +31,13 @@ def log_directory() -> Path:
     chosen = os.environ.get("JUPYTER_DISTRIB_LOG_DIR")
     if chosen:
         return private(Path(chosen))
+    return private(state_directory() / "runs")
+
+
+def state_directory() -> Path:
+    """Return the folder for what is remembered from one kernel to the next."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return private(Path(base) / "jupyter_distrib" / "runs")
+    return private(Path(base) / "jupyter_distrib")
 
 
 def private(directory: Path) -> Path:

@@ -491,7 +491,7 @@ kept, patched.{name} = patched.{name}, stopped
 @pytest.mark.parametrize(
     ("call", "module", "name"),
     [
-        ("%%distributed --ranks 2\n1", "settings.config_files", "state"),
+        ("%%distributed --ranks 2\n1", "settings.find_files", "state"),
         ("%%distributed --ranks 2\n1", "capture.inputs", "pack"),
         ("import jupyter_distrib as d\nd.distributed(ranks=2)(int)()", "capture.inputs", "pack"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import socket
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.kernel.session import trusted_files
+from jupyter_distrib.kernel.settings.settings import ProjectFile
 from tests.notebook import Notebook
 from tests.processes import wait_until
 
@@ -85,10 +88,19 @@ def cluster(ray_is_here: None) -> Iterator[Cluster]:
     one.close()
 
 
+def write_trusted(folder: Path, text: str) -> None:
+    """Write the project's file of a folder, and trust it as `%distributed_pool trust` does."""
+    path = folder / "jupyter_distrib.toml"
+    path.write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    trusted_files.trust(ProjectFile(path=str(path), digest=digest, shown="", names="", only=True))
+
+
 def name_it(cluster: Cluster, folder: Path) -> None:
     """Make it the default pool of notebooks in this folder."""
-    (folder / "jupyter_distrib.toml").write_text(
-        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{cluster.address}"\ninsecure = true\nnodes = 2\nranks = 4\n'
+    write_trusted(
+        folder,
+        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{cluster.address}"\ninsecure = true\nnodes = 2\nranks = 4\n',
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
-from tests.ray.conftest import Cluster
+from tests.ray.conftest import Cluster, write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -39,8 +39,8 @@ def book(tmp_path: Path) -> Iterator[Notebook]:
 
 def begin(book: Notebook, own: Cluster, folder: Path) -> int:
     """Have ranks up; returns the coordinator's pid."""
-    (folder / "jupyter_distrib.toml").write_text(
-        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{own.client_address}"\ninsecure = true\n'
+    write_trusted(
+        folder, f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{own.client_address}"\ninsecure = true\n'
     )
     book.ok("%load_ext jupyter_distrib")
     assert_good(book)

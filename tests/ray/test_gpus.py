@@ -11,7 +11,7 @@ from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.wire.messages import WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
 from tests.notebook import Notebook
-from tests.ray.conftest import Cluster
+from tests.ray.conftest import Cluster, write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -25,8 +25,9 @@ def two_gpus() -> Iterator[Cluster]:
 
 def test_ranks_without_gpus_do_not_hide_those_of_the_cluster(two_gpus: Cluster, tmp_path: Path) -> None:
     """By a pool whose file says `ranks`, and by a cell."""
-    (tmp_path / "jupyter_distrib.toml").write_text(
-        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{two_gpus.address}"\ninsecure = true\nranks = 2\n'
+    write_trusted(
+        tmp_path,
+        f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{two_gpus.address}"\ninsecure = true\nranks = 2\n',
     )
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
-from tests.ray.conftest import ENVIRONMENT, Cluster
+from tests.ray.conftest import ENVIRONMENT, Cluster, write_trusted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,9 +47,10 @@ def where(canary: bytes, since_s: float, runtime: Path, cluster: Cluster) -> Ite
 
 def test_keys_are_seen_by_ranks_alone(cluster: Cluster, tmp_path: Path, runtime: Path) -> None:
     canary, since_s = f"canary-{uuid.uuid4().hex}", time.time()
-    (tmp_path / "jupyter_distrib.toml").write_text(
+    write_trusted(
+        tmp_path,
         f'pool = "lab"\n[pools.lab]\nkind = "ray"\naddress = "{cluster.address}"\ninsecure = true\nranks = 1\n'
-        f"""runtime_env = '{{"env_vars": {{"HF_TOKEN": "{canary}", "MORE": "${{HF_TOKEN}}-${{NOT_THERE}}"}}}}'\n"""
+        f"""runtime_env = '{{"env_vars": {{"HF_TOKEN": "{canary}", "MORE": "${{HF_TOKEN}}-${{NOT_THERE}}"}}}}'\n""",
     )
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")

@@ -77,7 +77,7 @@ def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
     env = bring(tmp_path, "[jupyter_distrib.pools]\nwrapped = theirs:WrappedPool\n", theirs=code)
     with Notebook(tmp_path, env=env) as book:
         book.ok("%load_ext jupyter_distrib\nimport os\nown = os.nice(0)")
-        assert book.ok("%%distributed --ranks 2\nos.nice(0) - own").result == "ranks 0-1: 1"
+        assert book.ok("%%distributed --pool gentle --ranks 2\nos.nice(0) - own").result == "ranks 0-1: 1"
         assert (
             book.ok("%%distributed --ranks 2 --pool wrapped --through 'nice -n 2'\nos.nice(0) - own").result
             == "ranks 0-1: 2"

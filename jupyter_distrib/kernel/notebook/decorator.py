@@ -72,6 +72,8 @@ class DistributedFunction(Generic[P, R]):
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
         here, namespace = session.current(), _namespace()
+        if self.options.pool:
+            here.choices.name(self.options.pool)
         packed_inputs = inputs_module.pack(inputs, namespace)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, here.dropped)

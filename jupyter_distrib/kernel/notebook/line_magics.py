@@ -27,7 +27,7 @@ from jupyter_distrib.options import (
     switch,
 )
 
-PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize"]
+PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize", "trust"]
 
 LOGS_OPTIONS = (Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks"),)
 STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch),)
@@ -85,7 +85,7 @@ def parse_status(line: str) -> StatusRequest:
 
 
 def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:
-    """Parse `%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N|--ranks N]`.
+    """Parse `%distributed_pool list|use|add|remove|start|stop|restart|resize|trust [NAME or N] [--gpus N|--ranks N]`.
 
     Args:
         line: As typed.
@@ -140,7 +140,7 @@ def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[st
             raise OptionsError(f"{action} wants one of {number}; got {sizes or 'none'} of them")
     elif sizes:
         raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
-    if action in ("use", "remove") and not name:
+    if action in ("use", "remove", "trust") and not name:
         raise OptionsError(f"{action} needs the name of a pool: choose {any_of(pools)}")
     if action == "list" and name:
         raise OptionsError(f"list takes no name: leave {name!r} out")

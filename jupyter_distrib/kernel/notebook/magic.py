@@ -31,10 +31,11 @@ from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run, early_interrupt
-from jupyter_distrib.kernel.settings import config_files
+from jupyter_distrib.kernel.settings import pool_definitions
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
+from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.system import formatting
 from jupyter_distrib.worker.strategy import load as load_strategy
@@ -94,8 +95,10 @@ class DistributedMagics(Magics):
             raise missing
         return captured
 
-    def _start(self, captured: Captured, options: Options, settings: config_files.Settings) -> Run:
+    def _start(self, captured: Captured, options: Options, settings: Settings) -> Run:
         here, notebook = session.current(), self.shell.user_ns
+        if options.pool:
+            here.choices.name(options.pool)
         packed_inputs = inputs.pack(captured.inputs, notebook)
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
@@ -189,12 +192,17 @@ class DistributedMagics(Magics):
         `%distributed_pool stop [NAME]`         end the ranks; what they keep is gone
         `%distributed_pool restart [NAME]`      new processes
         `%distributed_pool resize N`            as many ranks from now on
+        `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
         """
         here = session.current()
         settings, pools = here.settings, here.pools
-        of_kinds = config_files.of_kinds(settings.kinds, settings.strategies)
+        for text in here.choices.untold(settings):
+            print(text)
+        of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
         request = line_magics.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
         name = request.name or settings.pool
+        if request.name and request.action in ("use", "start", "restart", "resize"):
+            here.choices.name(name)
         match request.action:
             case "list":
                 return PoolTable.of(here)
@@ -202,7 +210,7 @@ class DistributedMagics(Magics):
                 here.choices.use(request.name)
                 here.changed()
             case "add":
-                pools.add_pool(config_files.add(settings, name, request.kind or "", request.values))
+                pools.add_pool(pool_definitions.add(settings, name, request.kind or "", request.values))
             case "remove":
                 pools.remove_pool(name)
             case "start":
@@ -213,6 +221,8 @@ class DistributedMagics(Magics):
                 pools.restart_ranks(name)
             case "resize":
                 pools.resize(name, request.size or request.count)
+            case "trust":
+                here.choices.trust(name)
         return PoolTable.of(here)
 
 

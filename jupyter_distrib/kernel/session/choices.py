@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.settings import config_files
-from jupyter_distrib.kernel.settings.config_files import NOTEBOOK, SIDEBAR, NamedPool, Settings
+from jupyter_distrib.kernel.session import trusted_files
+from jupyter_distrib.kernel.settings import config_files, find_files
+from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, ProjectFile, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,10 @@ class Choices:
         self._pool: str | None = None
         self._pool_by = ""
         self._strategy: str | None = None
-        self._loaded: tuple[config_files.FilesState, Settings] | None = None
+        self._named: set[ProjectFile] = set()
+        """Project files whose pools the user has named."""
+        self._told: set[str] = set()
+        self._loaded: tuple[FilesState, Settings] | None = None
         """The last content of files and environment."""
 
     @property
@@ -50,7 +55,7 @@ class Choices:
         return replace(settings, pools=pools | sized) if sized else settings
 
     def _from_files(self) -> Settings:
-        state = config_files.state()
+        state = find_files.state()
         if self._loaded is None or self._loaded[0] != state:
             from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 
@@ -93,6 +98,38 @@ class Choices:
             self.sizes.pop(pool, None)
         elif size != self.settings.size_of(pool):
             self.sizes[pool] = ChosenSize(size=size, by=by)
+
+    # ------------------------------------------------------------------------------------------------ project files
+
+    def name(self, pool: str) -> None:
+        """Note that the user has named this pool: that is trust enough if no other pool has that name."""
+        file = self.settings.pools[pool].project_file
+        if file is not None and file.only:
+            self._named.add(file)
+
+    def trust(self, pool: str) -> None:
+        """Remember for all notebooks that the user trusts the file which defines this pool."""
+        if (file := self.settings.pools[pool].project_file) is not None:
+            trusted_files.trust(file)
+
+    def check_trusted(self, pool: NamedPool) -> None:
+        """Raise `PoolError` for a pool whose program or machine nobody but a project's file has named."""
+        file = pool.project_file
+        if file is None or file in self._named or trusted_files.is_trusted(file):
+            return
+        naming = f", or name it in the cell (--pool {pool.name})" if file.only else ""
+        raise PoolError(
+            f"the pool {pool.name} is not used yet: {file.shown} sets {file.names} for it, which you have not allowed. "
+            f"If you trust this file, run %distributed_pool trust {pool.name}{naming}."
+        )
+
+    def untold(self, settings: Settings) -> list[str]:
+        """Return the sentences about files that are not read, each once in the life of the kernel."""
+        new = [text for text in settings.ignored if text not in self._told]
+        self._told.update(new)
+        return new
+
+    # ------------------------------------------------------------------------------------------------ pools
 
     def add(self, pool: NamedPool) -> None:
         """Add a pool of this notebook."""

@@ -42,6 +42,7 @@ class Connections:
             named = self._choices.settings.pools[pool]
             if options is None:
                 return self.connect(pool, named.options)
+            self._choices.check_trusted(named)
             address = PoolAddress(name=pool, kind=named.kind, options=dict(options))
             connection = Connection(address, self._identity.hello(), on_lost=self._drop, on_change=self._on_change)
             self._open.append(connection)

@@ -23,8 +23,8 @@ from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.config_files import NOTEBOOK, NamedPool
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
 from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.system.formatting import duration

@@ -31,7 +31,7 @@ from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
-from jupyter_distrib.kernel.settings.config_files import Settings
+from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import interrupts, process_environment
 from jupyter_distrib.system.formatting import rank_list
@@ -97,6 +97,8 @@ class Session:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
         settings = settings or self.settings
+        for text in self.choices.untold(settings):
+            print(text)
         options, asked = _with_variables(settings.filled(options)), options
         self.pass_on()
         with self.pools.taking(options, handles) as group:

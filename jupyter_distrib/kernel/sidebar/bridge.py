@@ -22,10 +22,9 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
-from jupyter_distrib.kernel.settings.config_files import SIDEBAR
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.kernel.sidebar.overview import overview
@@ -54,7 +53,7 @@ class FrontEnd:
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
         self._answers: dict[str, dict[str, Any]] = {}
-        self._settings = config_files.without_files(POOLS, STRATEGIES)
+        self._settings = without_files(POOLS, STRATEGIES)
         """As they were when they could last be read."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None

@@ -9,8 +9,8 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.config_files import NOTEBOOK, SIDEBAR, NamedPool
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool
 
 FOUR_GPUS = GroupSize(count=4)
 THREE_CPUS = GroupSize(count=3, gpus=False)
@@ -20,6 +20,7 @@ THREE_CPUS = GroupSize(count=3, gpus=False)
 def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
     """No file says anything but one, which gives the pool `lab` two GPUs of a type."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("JUPYTER_DISTRIB_POOL", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "local"\ngpus = 2\ngpu_type = "A10"\n')
@@ -73,3 +74,65 @@ def test_a_pool_that_is_removed_leaves_no_choice_behind(choices: Choices) -> Non
 def test_a_pool_of_a_file_is_not_the_notebooks_to_remove(choices: Choices) -> None:
     with pytest.raises(PoolError, match=r"lab comes from jupyter_distrib\.toml, not from this notebook"):
         choices.check_removable("lab")
+
+
+# ---------------------------------------------------------------------------------------------------- project files
+
+
+EVIL = """[pools.lab]
+kind = "local"
+python = "./evil"
+[pools.local]
+kind = "local"
+python = "./evil"
+"""
+
+
+def refused(choices: Choices, pool: str) -> str:
+    try:
+        choices.check_trusted(choices.settings.pools[pool])
+    except PoolError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def evil(tmp_path: Path, choices: Choices) -> Path:
+    file = tmp_path / "jupyter_distrib.toml"
+    file.write_text(EVIL)
+    return file
+
+
+def test_a_program_of_a_project_is_refused_with_what_to_do(evil: Path, choices: Choices) -> None:
+    assert refused(choices, "lab") == (
+        f"the pool lab is not used yet: jupyter_distrib.toml sets python = {evil.parent}/evil for it, which you have not "
+        "allowed. If you trust this file, run %distributed_pool trust lab, or name it in the cell (--pool lab)."
+    )
+    assert refused(choices, "ray") == ""
+
+
+def test_a_pool_that_is_named_is_used_if_nothing_else_has_the_name(evil: Path, choices: Choices) -> None:
+    choices.name("lab")
+    assert refused(choices, "lab") == ""
+    choices.name("local")
+    assert refused(choices, "local").endswith("If you trust this file, run %distributed_pool trust local.")
+
+
+def test_trust_is_remembered_for_this_content_of_the_file(evil: Path, choices: Choices) -> None:
+    choices.trust("lab")
+    assert refused(Choices(), "lab") == ""
+    assert refused(Choices(), "local") == "", "it is the file that is trusted"
+    evil.write_text(EVIL.replace("./evil", "./worse"))
+    assert "worse" in refused(Choices(), "lab")
+
+
+def test_a_named_pool_is_refused_again_when_its_file_has_changed(evil: Path, choices: Choices) -> None:
+    choices.name("lab")
+    evil.write_text(EVIL.replace("./evil", "./worse"))
+    assert "worse" in refused(choices, "lab")
+
+
+def test_a_file_that_is_not_read_is_told_once(evil: Path, choices: Choices) -> None:
+    evil.chmod(0o666)
+    assert choices.untold(choices.settings) == [f"{evil} is not read, since it can be written by every user."]
+    assert choices.untold(choices.settings) == []

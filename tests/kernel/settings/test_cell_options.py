@@ -409,6 +409,7 @@ def test_status_takes_nothing() -> None:
         ("start ray --gpus 2", PoolRequest(action="start", name="ray", size=GroupSize(count=2))),
         ("stop", PoolRequest(action="stop")),
         ("restart local", PoolRequest(action="restart", name="local")),
+        ("trust local", PoolRequest(action="trust", name="local")),
         ("resize 4", PoolRequest(action="resize", count=4)),
         ("resize --ranks 4", PoolRequest(action="resize", size=GroupSize(count=4, gpus=False))),
     ],
@@ -421,7 +422,10 @@ def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest
     ("text", "message"),
     [
         ("stat", "%distributed_pool stat is not known: did you mean start?"),
-        ("xyz", "%distributed_pool xyz is not known: choose list, use, add, remove, start, stop, restart or resize"),
+        (
+            "xyz",
+            "%distributed_pool xyz is not known: choose list, use, add, remove, start, stop, restart, resize or trust",
+        ),
         ("remove", "remove needs the name of a pool: choose local or ray"),
         ("add", "add needs the kind of the pool: write add NAME --kind local|ray"),
         ("add lab --kind rya", "--kind rya is not known: did you mean ray?"),
@@ -448,7 +452,7 @@ def test_pool_takes_an_action_and_what_it_needs(text: str, request_: PoolRequest
             "stop local now",
             (
                 "'now' is one word too many: the line is "
-                "%distributed_pool list|use|add|remove|start|stop|restart|resize [NAME or N] [--gpus N | --ranks N]"
+                "%distributed_pool list|use|add|remove|start|stop|restart|resize|trust [NAME or N] [--gpus N | --ranks N]"
             ),
         ),
     ],

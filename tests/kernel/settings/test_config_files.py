@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings import config_files
+from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.config_files import Settings
-from jupyter_distrib.options import Option, count
+from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.options import Option, count, json_object
 
 KINDS = {
     "local": (Option(flag="--python", metavar="PATH", meaning="interpreter"),),
@@ -20,7 +23,7 @@ KINDS = {
         Option(flag="--address", metavar="HOST:PORT", meaning="the cluster"),
         Option(flag="--nodes", metavar="N", meaning="nodes", read=count),
         Option(flag="--insecure", meaning="no token"),
-        Option(flag="--runtime-env", metavar="JSON", meaning="environment"),
+        Option(flag="--runtime-env", metavar="JSON", meaning="environment", read=json_object),
     ),
 }
 STRATEGIES = {"none": (), "ddp": (), "fsdp": ()}
@@ -39,7 +42,7 @@ class Place:
         for name in ("XDG_CONFIG_HOME", "JUPYTER_DISTRIB_CONFIG", "JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.chdir(self.notebooks)
-        monkeypatch.setattr(config_files, "LOOK_ROUND_S", 1e-9)  # nothing is remembered from one look to the next
+        monkeypatch.setattr(find_files, "LOOK_ROUND_S", 1e-9)  # nothing is remembered from one look to the next
 
     def write(self, path: Path, text: str) -> None:
         path.write_text(textwrap.dedent(text))
@@ -120,7 +123,7 @@ def test_a_project_ends_at_its_repository_and_at_home(place: Place) -> None:
 def test_a_folder_of_somebody_else_is_not_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies in /tmp may be anybody's."""
     place.write(place.repository / "jupyter_distrib.toml", 'strategy = "ddp"\n')
-    monkeypatch.setattr(config_files.os, "getuid", lambda: 4711)
+    monkeypatch.setattr(find_files.os, "getuid", lambda: 4711)
     assert place.load().strategy_for() == "none"
 
 
@@ -131,6 +134,121 @@ def test_a_folder_that_anybody_may_write_to_is_not_asked(place: Place) -> None:
     assert place.load().strategy_for() == "none"
     place.repository.chmod(0o755)
     assert place.load().strategy_for() == "ddp"
+
+
+def other_owner(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Let this file or folder, and no other, belong to somebody else."""
+    stat = os.stat
+
+    def as_seen(each: Any) -> Any:
+        info = stat(each)
+        uid = info.st_uid + 1 if Path(each) == path else info.st_uid
+        fields = {name: getattr(info, name) for name in ("st_mode", "st_gid", "st_size", "st_mtime_ns")}
+        return SimpleNamespace(**fields, st_uid=uid)
+
+    monkeypatch.setattr(find_files.os, "stat", as_seen)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_belongs_to_somebody_else_is_not_read_and_that_is_said(
+    place: Place, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = place.notebooks / "jupyter_distrib.toml"
+    place.write(path, 'strategy = "ddp"\n')
+    other_owner(monkeypatch, path if what == "file" else place.notebooks)
+    found = place.load()
+    assert found.strategy_for() == "none"
+    who = "it" if what == "file" else "its folder"
+    assert found.ignored == (f"{path} is not read, since {who} belongs to another user.",)
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        (0o666, "it can be written by every user"),
+        (0o664, "it can be written by other users of its group"),
+        (0o644, ""),
+    ],
+)
+def test_a_file_that_others_may_write_is_not_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch, mode: int, told: str
+) -> None:
+    path = place.notebooks / "jupyter_distrib.toml"
+    place.write(path, 'strategy = "ddp"\n')
+    path.chmod(mode)
+    monkeypatch.setattr(find_files, "_is_private", lambda gid: False)
+    found = place.load()
+    assert found.strategy_for() == ("none" if told else "ddp")
+    assert [text for text in found.ignored if told in text] == list(found.ignored)
+    assert bool(found.ignored) is bool(told)
+
+
+def test_a_group_of_the_user_alone_is_not_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place.notebooks / "jupyter_distrib.toml"
+    place.write(path, 'strategy = "ddp"\n')
+    path.chmod(0o664)
+    monkeypatch.setattr(find_files, "_is_private", lambda gid: True)
+    assert place.load().strategy_for() == "ddp"
+
+
+def test_a_nearer_file_that_is_not_read_does_not_let_one_above_it_count(place: Place) -> None:
+    place.write(place.repository / "jupyter_distrib.toml", 'strategy = "fsdp"\n')
+    place.write(place.notebooks / "jupyter_distrib.toml", 'strategy = "ddp"\n')
+    (place.notebooks / "jupyter_distrib.toml").chmod(0o666)
+    assert place.load().strategy_for() == "none"
+
+
+# ---------------------------------------------------------------------------------------------------- programs, addresses
+
+
+EVIL = '[pools.lab]\nkind = "local"\npython = "./env/bin/python"\n'
+
+
+def test_a_relative_path_is_relative_to_the_file(place: Place) -> None:
+    place.write(place.repository / "jupyter_distrib.toml", EVIL)
+    assert place.load().pools["lab"].options == {"python": str(place.repository / "env/bin/python")}
+    place.write(place.repository / "jupyter_distrib.toml", EVIL.replace("./env", "~/env"))
+    assert place.load().pools["lab"].options == {"python": str(place.repository.parent / "env/bin/python")}
+
+
+def test_a_program_that_a_projects_file_names_has_to_be_trusted(place: Place) -> None:
+    path = place.repository / "jupyter_distrib.toml"
+    place.write(path, EVIL)
+    file = place.load().pools["lab"].project_file
+    assert file is not None
+    assert (file.path, file.shown) == (str(path), "~/project/jupyter_distrib.toml")
+    assert (file.names, file.only) == (f"python = {place.repository}/env/bin/python", True)
+    place.write(path, EVIL + "ranks = 3\n")
+    changed = place.load().pools["lab"].project_file
+    assert changed is not None
+    assert changed.digest != file.digest
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ('kind = "ray"\naddress = "ray://evil:1"', "address = ray://evil:1"),
+        ('kind = "ray"\ninsecure = true', "insecure"),
+        ('kind = "ray"\nruntime_env = { py_executable = "x" }', 'runtime_env = {"py_executable": "x"}'),
+        ('kind = "ray"\nnodes = 2\ngpus = 4\nwait = 3', ""),
+        ('kind = "local"\nranks = 2\nstrategy = "ddp"', ""),
+    ],
+)
+def test_texts_have_to_be_trusted_and_numbers_do_not(place: Place, table: str, names: str) -> None:
+    place.write(place.notebooks / "jupyter_distrib.toml", f"[pools.lab]\n{table}\n")
+    file = place.load().pools["lab"].project_file
+    assert (file.names if file is not None else "") == names
+
+
+def test_the_users_own_file_is_trusted_also_when_a_project_says_the_same(place: Place) -> None:
+    place.write(place.user, LAB)
+    assert place.load().pools["lab"].project_file is None
+    place.write(place.notebooks / "jupyter_distrib.toml", LAB)
+    assert place.load().pools["lab"].project_file is None
+    place.write(place.notebooks / "jupyter_distrib.toml", LAB.replace("head", "evil"))
+    file = place.load().pools["lab"].project_file
+    assert file is not None
+    assert not file.only, "to name the pool means the user's own one, too"
 
 
 def test_the_environment_wins_over_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

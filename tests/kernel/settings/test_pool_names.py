@@ -173,3 +173,46 @@ def test_an_interpreter_that_is_not_there_is_one_sentence(book: Notebook, tmp_pa
     assert refused == (
         f"PoolError: there is no interpreter at {tmp_path}/nowhere: give --python that of an environment with torch."
     )
+
+
+# ---------------------------------------------------------------------------------------------------- a folder from elsewhere
+
+
+def evil_folder(folder: Path) -> tuple[Path, Path]:
+    """Return a project whose file names a program, and the file that this program would leave behind."""
+    program, trace = folder / "evil", folder / "it_has_run"
+    program.write_text(f"#!/bin/sh\ntouch {trace}\nexit 1\n")
+    program.chmod(0o755)
+    (folder / "jupyter_distrib.toml").write_text('pool = "lab"\n[pools.lab]\nkind = "local"\npython = "./evil"\n')
+    return program, trace
+
+
+def test_a_program_that_only_a_projects_file_names_is_not_run(tmp_path: Path) -> None:
+    _, trace = evil_folder(tmp_path)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        for cell in ("%distributed_status", "%%distributed\nrank", "%distributed_pool start", "%distributed_attach"):
+            refused = book.fails(cell).traceback
+            assert refused.startswith("PoolError: the pool lab is not used yet: jupyter_distrib.toml sets python")
+            assert refused.endswith("run %distributed_pool trust lab, or name it in the cell (--pool lab).")
+        assert "the pool lab is not used yet" in book.ok("%distributed_status --doctor").result
+        assert "lab" in book.ok("%distributed_pool").result
+        assert not trace.exists()
+        book.fails("%%distributed --pool lab\nrank")
+        assert trace.exists(), "the user has named it"
+
+
+@pytest.mark.slow
+def test_trust_is_asked_once_and_holds_in_the_next_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    _, trace = evil_folder(tmp_path)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok("%distributed_pool trust lab")
+        book.fails("%%distributed\nrank")
+        assert trace.exists()
+        trace.unlink()
+        book.restart()
+        book.ok("%load_ext jupyter_distrib")
+        assert "not used yet" not in book.fails("%%distributed\nrank").traceback
+        assert trace.exists()

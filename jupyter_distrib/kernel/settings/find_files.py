@@ -1,0 +1,123 @@
+"""The search for the files with settings: the user's, and the project's. Kernel side; every cell looks again."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from functools import lru_cache
+from typing import NamedTuple
+
+from jupyter_distrib.errors import OptionsError
+
+LOOK_ROUND_S = 5.0
+"""A repository, or another owner, may be seen this much later; a new file with pools is seen at once."""
+PROJECT_FILE = "jupyter_distrib.toml"
+VARIABLES = ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")
+
+
+class File(NamedTuple):
+    """One state of one file."""
+
+    path: str
+    mtime_ns: int
+    size: int
+    of_project: bool
+    """Whether it came with the notebook's folder, and not with the user's home."""
+
+
+class FilesState(NamedTuple):
+    """The files as they are now."""
+
+    folder: str
+    files: tuple[File, ...]
+    ignored: tuple[str, ...]
+    """A sentence for each file that is there and not read."""
+    environment: tuple[str | None, ...]
+
+
+def state(*, directory: str | None = None) -> FilesState:
+    """Return a key for `config_files.load`: while this is equal, so is what that gives. Raises `OptionsError`."""
+    try:
+        folder = directory or os.getcwd()
+        user = _file(_user_file(), of_project=False)
+        project, ignored = _project_file(folder)
+    except OSError as error:  # a folder that is gone, a file that is being replaced
+        raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
+    files = tuple(filter(None, (user, project)))
+    return FilesState(folder=folder, files=files, ignored=ignored, environment=tuple(map(os.environ.get, VARIABLES)))
+
+
+def _user_file() -> str:
+    chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
+    if not chosen:
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        return os.path.join(base, "jupyter_distrib", "pools.toml")
+    path = os.path.expanduser(chosen)
+    if not os.path.isfile(path):
+        raise OptionsError(f"JUPYTER_DISTRIB_CONFIG names {path}, and there is no such file")
+    return path
+
+
+def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
+    """Return the nearest file of the project, and why it is not read if others may have written it."""
+    for path in _project_files(directory, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S)):
+        if (file := _file(path, of_project=True)) is None:
+            continue
+        for each in (path, os.path.dirname(path)):
+            if reason := _writable_by_others(os.stat(each)):
+                what = "it" if each == path else "its folder"
+                return None, (f"{path} is not read, since {what} {reason}.",)
+        return file, ()
+    return None, ()
+
+
+def _file(path: str, *, of_project: bool) -> File | None:
+    try:
+        info = os.stat(path)
+    except OSError:  # nor is one that cannot be reached
+        return None
+    if not stat.S_ISREG(info.st_mode):
+        return None
+    return File(path=path, mtime_ns=info.st_mtime_ns, size=info.st_size, of_project=of_project)
+
+
+@lru_cache(maxsize=2)
+def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
+    """Return where the project's file may be: in the notebook's folder, or in one above it: up to the top of the
+    repository or the home folder, and never above one that others may write to, such as /tmp. `when` is there for the
+    cache."""
+    paths, folder = [os.path.join(directory, PROJECT_FILE)], directory
+    while True:
+        is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
+        parent = os.path.dirname(folder)
+        if is_top or parent == folder or _writable_by_others(os.stat(parent)):
+            return tuple(paths)
+        folder = parent
+        paths.append(os.path.join(folder, PROJECT_FILE))
+
+
+def _writable_by_others(info: os.stat_result) -> str:
+    """Return why other users may write a file or folder; empty if they may not."""
+    if info.st_uid != os.getuid():
+        return "belongs to another user"
+    if info.st_mode & stat.S_IWOTH:
+        return "can be written by every user"
+    if info.st_mode & stat.S_IWGRP and not _is_private(info.st_gid):
+        return "can be written by other users of its group"
+    return ""
+
+
+@lru_cache(maxsize=8)
+def _is_private(gid: int) -> bool:
+    """Whether a group has no other member: many systems give each user one of the same name."""
+    import grp
+    import pwd
+
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

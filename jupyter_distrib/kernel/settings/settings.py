@@ -1,0 +1,138 @@
+"""The settings of one notebook at one moment: its pools by name, and what cells get that do not say otherwise. Kernel
+side; values without state, but for the magic lines that were parsed with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, parse_line
+from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.options import Declared
+
+REMEMBERED = 64
+"""Magic lines."""
+BUILT_IN = "built in"
+NOTEBOOK = "this notebook"
+SIDEBAR = "the sidebar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectFile:
+    """One content of a project's file that names an interpreter, a command or an address."""
+
+    path: str
+    digest: str
+    shown: str
+    """The path as a person would write it."""
+    names: str
+    """The options in question: `python = '/home/me/evil'`."""
+    only: bool
+    """Whether the pool's name means nothing without this file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPool:
+    """One pool that cells can name."""
+
+    name: str
+    kind: str
+    options: dict[str, str] = field(default_factory=dict)
+    """The options of its kind, by `Option.name`, as texts."""
+    size: GroupSize = field(default_factory=GroupSize)
+    """The size of its worker groups for cells that name none."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Other fields of `Options` for cells that leave them out: `strategy`, `wait_s`."""
+    origin: str = BUILT_IN
+    project_file: ProjectFile | None = None
+    """The project's file, if nothing but that names the pool's interpreter, command or address."""
+    sized_by: str = ""
+    """Where the number of ranks comes from, if not from the same place."""
+
+    def resized(self, size: GroupSize, by: str) -> NamedPool:
+        """Return the pool with a size that was chosen in this notebook or its sidebar."""
+        return replace(self, size=size, sized_by=by if by == SIDEBAR else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of this notebook now."""
+
+    pools: dict[str, NamedPool]
+    kinds: Declared
+    strategies: Declared
+    pool: str = DEFAULT_POOL
+    pool_origin: str = ""
+    """Where the choice comes from; empty if nobody made one."""
+    strategy: str = ""
+    strategy_origin: str = ""
+    ignored: tuple[str, ...] = ()
+    """A sentence for each file that was not read, since others may have written it."""
+    _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def declared(self) -> Declared:
+        """By the name of each pool, what can be given with it."""
+        return {pool.name: self.kinds[pool.kind] for pool in self.pools.values()}
+
+    @property
+    def possible(self) -> dict[str, Any]:
+        """Return what a cell can ask for here, as the readers of `kernel/settings/cell_options.py` take it."""
+        return {
+            "strategies": self.strategies,
+            "pools": self.declared,
+            "strategy": self.strategy_for(),
+            "pool": self.pool,
+        }
+
+    def options(self, line: str) -> Options:
+        """Parse what this line asks for here, once: cells are run again and again. Raises `OptionsError`."""
+        if line not in self._read:
+            if len(self._read) == REMEMBERED:
+                self._read.clear()
+            self._read[line] = parse_line(line, **self.possible)
+        return self._read[line]
+
+    def strategy_for(self, pool: str | None = None) -> str:
+        """Return the strategy of cells on this pool that name none."""
+        own = self.pools[pool or self.pool].defaults.get("strategy")
+        here = self.strategy_origin in (NOTEBOOK, SIDEBAR)
+        return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
+
+    def filled(self, options: Options) -> Options:
+        """The options with every default in its place."""
+        pool = self.pools[options.pool or self.pool]
+        missing = {name: value for name, value in pool.defaults.items() if not getattr(options, name)}
+        missing["strategy"] = options.strategy or self.strategy_for(pool.name)
+        if not options.sized:
+            gpu_type = options.gpu_type or pool.size.gpu_type
+            options = options.resized(replace(pool.size, gpu_type=gpu_type))
+        return replace(options, **missing, pool=pool.name, pool_options={**pool.options, **options.pool_options})
+
+    def size_of(self, pool: str) -> GroupSize:
+        """Return the size of the worker group that a cell gets on this pool which does not name one."""
+        return self.pools[pool].size
+
+    def origins(self, options: Options) -> str:
+        """Where pool and strategy of a cell come from that does not name them itself: `pool lab from ~/pools.toml`."""
+        parts: dict[str, list[str]] = {}
+        pool = self.pools[options.pool or self.pool]
+        if not options.pool and self.pool_origin:
+            parts.setdefault(self.pool_origin, []).append(f"pool {self.pool}")
+        if not options.strategy and self.strategy_for(pool.name) != DEFAULT_STRATEGY:
+            own = "strategy" in pool.defaults and self.strategy_origin not in (NOTEBOOK, SIDEBAR)
+            origin = pool.origin if own else self.strategy_origin
+            parts.setdefault(origin, []).append(f"strategy {self.strategy_for(pool.name)}")
+        if pool.sized_by and not options.sized:
+            parts.setdefault(pool.sized_by, []).append("number of ranks")
+        return ", ".join(f"{' and '.join(what)} from {origin}" for origin, what in parts.items())
+
+
+def built_in(kinds: Declared) -> dict[str, NamedPool]:
+    """Every kind is a pool of that name."""
+    return {kind: NamedPool(name=kind, kind=kind) for kind in kinds}
+
+
+def without_files(kinds: Declared, strategies: Declared) -> Settings:
+    """Return the settings where nobody has said anything."""
+    return Settings(pools=built_in(kinds), kinds=kinds, strategies=strategies)
