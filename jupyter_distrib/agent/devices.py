@@ -1,87 +1,113 @@
-"""The GPUs of this node and who holds them. Runs in the agent's loop; never creates a CUDA context.
-
-A lease is a lock on a file, held as long as the agent lives, so that agents of different environments never hand out
-the same GPU, and a killed agent gives its leases back.
-"""
+"""The GPUs of this node as values: what is known of each, and which of them a notebook means. Pure functions."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import re
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+HIDE_ALL = ("-1", "NoDevFiles", "none", "void")
+"""Words that, first in CUDA_VISIBLE_DEVICES, mean that no GPU is to be seen: CUDA stops there, and schedulers set them
+for jobs without GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that uses a GPU."""
+
+    pid: int
+    used_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as NVML sees it; two readings of one GPU are equal, whatever is used on it by then."""
+    """One GPU, or one MIG slice of it; two readings of one are equal, whatever is used on it by then."""
 
     index: int = field(compare=False)
-    """Number in NVML's order (PCI bus), which is the order of CUDA_VISIBLE_DEVICES under
-    CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """Number in NVML's order (PCI bus), which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    slice: int | None = field(default=None, compare=False)
+    """Number among the slices of the GPU; None for a whole one."""
     uuid: str
     name: str = field(compare=False)
-    memory_bytes: int = field(compare=False)
-    used_bytes: int = field(compare=False)
+    memory_bytes: int | None = field(compare=False)
+    """None where the driver does not tell."""
+    used_bytes: int | None = field(compare=False)
+    shares_memory: bool = field(default=False, compare=False)
+    """Whether its memory is the system's, as on a DGX Spark."""
+    processes: tuple[GpuProcess, ...] = field(default=(), compare=False)
+    """Those that the driver tells of; in a container it tells of none."""
+    exclusive: bool = field(default=False, compare=False)
+    """Whether one process at a time may use it (compute mode EXCLUSIVE_PROCESS)."""
+    mps: bool = field(default=False, compare=False)
+    """Whether an MPS server runs its processes."""
+    display: bool = field(default=False, compare=False)
+    """Whether a display is attached to it."""
+    cuda_word: str = field(default="", compare=False)
+    """What CUDA_VISIBLE_DEVICES calls it in a rank; empty: its UUID."""
+
+    @property
+    def number(self) -> str:
+        """Its number for people: `3`, or `3:1` for a slice."""
+        return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
+
+    @property
+    def called(self) -> str:
+        return self.cuda_word or self.uuid
 
 
-def gpus() -> list[Gpu]:
-    """Return the node's NVIDIA GPUs; empty without a driver."""
-    try:
-        import pynvml  # only the agent asks, and a machine without a GPU need not have it
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The GPUs of this node at one moment."""
+
+    gpus: tuple[Gpu, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Numbers of GPUs that cannot be used, and why."""
+    problem: str = ""
+    """Why a driver that is there lists nothing."""
+    cuda_driver: int = 0
+    """The newest CUDA that the driver knows, as CUDA counts: 12080 is 12.8; 0: unknown."""
 
 
-def _gpu(nvml: object, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)  # type: ignore[attr-defined]
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # type: ignore[attr-defined]
-    return Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),  # type: ignore[attr-defined]
-        name=_text(nvml.nvmlDeviceGetName(handle)),  # type: ignore[attr-defined]
-        memory_bytes=int(memory.total),
-        used_bytes=int(memory.used),
-    )
+class UnknownDevice(ValueError):
+    """A word of CUDA_VISIBLE_DEVICES names no GPU."""
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def visible(found: Sequence[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lets through, each once: numbers or UUIDs (also shortened).
 
-
-def visible(found: list[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lets through, each once: indices or UUIDs (also shortened); CUDA stops
-    at the first unknown one."""
+    Raises:
+        UnknownDevice: A word names no GPU. CUDA would see those before it only, and say nothing.
+    """
     if chosen is None:
-        return found
+        return list(found)
     out: list[Gpu] = []
     for word in map(str.strip, chosen):
-        gpu = next((g for g in found if word == str(g.index) or (len(word) > 3 and g.uuid.startswith(word))), None)
-        if gpu is None:
+        if word in HIDE_ALL:
             break
+        gpu = _named(found, word)
+        if gpu is None:
+            raise UnknownDevice(word)
         if gpu not in out:
             out.append(gpu)
     return out
 
 
-def of_type(found: list[Gpu], wanted: str) -> list[Gpu]:
+def _named(found: Sequence[Gpu], word: str) -> Gpu | None:
+    """Return the GPU that a word means; a number that is a divided GPU's means its first slice, as for CUDA."""
+    if word.isdecimal():
+        return next((gpu for gpu in found if gpu.index == int(word)), None)
+    if word.startswith(("GPU-", "MIG-")) and len(word) > len("GPU-"):
+        return next((gpu for gpu in found if gpu.uuid.startswith(word)), None)
+    return None
+
+
+def of_type(found: Sequence[Gpu], wanted: str) -> list[Gpu]:
     """Return the GPUs whose name has every word of `wanted`, in any case: `A10` is in `NVIDIA A10`, not in `NVIDIA
     A100-SXM4`."""
     return [gpu for gpu in found if set(_words(wanted)) <= set(_words(gpu.name))]
 
 
-def types(found: list[Gpu]) -> str:
+def types(found: Sequence[Gpu]) -> str:
     """Return the kinds of GPU for a sentence: `2 NVIDIA A10, 1 NVIDIA L4`; empty without GPUs."""
     names = [gpu.name for gpu in found]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
@@ -89,59 +115,3 @@ def types(found: list[Gpu]) -> str:
 
 def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
-
-
-class Leases:
-    """The GPUs that this agent's worker groups hold."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._held: dict[str, int] = {}
-
-    def take(self, gpu: Gpu, holder: str) -> str:
-        """Lease a GPU. Return an empty string, or its holder if it is taken."""
-        if gpu.uuid in self._held:
-            return self.holder(gpu)
-        fd = os.open(self._path(gpu), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return self.holder(gpu) or "another process"
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"holder": holder, "since": time.time()}).encode(), 0)
-        self._held[gpu.uuid] = fd
-        return ""
-
-    def give_back(self, gpu: Gpu) -> None:
-        fd = self._held.pop(gpu.uuid, None)
-        if fd is not None:
-            os.ftruncate(fd, 0)
-            os.close(fd)
-
-    def holder(self, gpu: Gpu) -> str:
-        """Return who holds a GPU and since when, as far as its file tells; empty if nobody does."""
-        if gpu.uuid not in self._held and not self._is_locked(gpu):
-            return ""  # a killed agent leaves its name there
-        try:
-            held = json.loads(self._path(gpu).read_text())
-            return f"{held['holder']} since {time.strftime('%H:%M', time.localtime(held['since']))}"
-        except (OSError, ValueError, KeyError):
-            return ""
-
-    def _is_locked(self, gpu: Gpu) -> bool:
-        try:
-            fd = os.open(self._path(gpu), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        else:
-            return False
-        finally:
-            os.close(fd)
-
-    def _path(self, gpu: Gpu) -> Path:
-        return self._directory / f"{gpu.uuid}.lease"

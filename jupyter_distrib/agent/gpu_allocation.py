@@ -1,93 +1,133 @@
-"""The limits on what a worker group gets: how many ranks at most, and which GPUs, by leases (`devices.py`) that idle
+"""The limits on what a worker group gets: how many ranks at most, and which GPUs, by leases (`gpu_leases.py`) that idle
 worker groups yield if need be. Runs in the agent's loop."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_distrib.agent import devices
-from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent import gpu_choice
+from jupyter_distrib.agent.devices import Gpu, GpuProcess, Inventory
+from jupyter_distrib.agent.gpu_choice import Choice
+from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.system import formatting
-from jupyter_distrib.wire.messages import WorkerGroupClosed
+from jupyter_distrib.wire.messages import Hello, WorkerGroupClosed
 
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
 """Descriptors of a rank while it starts: both ends of its link and of two pipes; half of them later."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotted:
+    """The GPUs that a worker group has leased."""
+
+    gpus: tuple[Gpu, ...]
+    notes: tuple[str, ...] = ()
+    """What others use on them, in sentences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Not enough GPUs are free."""
+
+    reason: str
+    """Who has them, and since when."""
+    soon: bool
+    """Whether ranks that are about to leave have enough of them."""
+
+
 class GpuAllocation:
     """The leases of this node's GPUs.
 
     Args:
-        directory: Where leases are, of all agents.
+        leases: This agent's.
         groups: The agent's own, as they come and go.
-        end: Ends a worker group and gives its GPUs back.
+        end: Ends a worker group and gives its GPUs back when its ranks are gone.
     """
 
     def __init__(
-        self, directory: Path, groups: Sequence[NodeWorkerGroup], end: Callable[[NodeWorkerGroup], None]
+        self, leases: Leases, groups: Sequence[NodeWorkerGroup], end: Callable[[NodeWorkerGroup], None]
     ) -> None:
-        self._leases = devices.Leases(directory)
-        self._groups, self._end = groups, end
+        self._leases, self._groups, self._end = leases, groups, end
 
-    def take(self, count: int, found: Sequence[Gpu], label: str) -> tuple[list[Gpu], str, bool]:
-        """Lease `count` of the suitable GPUs, also from idle worker groups without kept values.
+    def take(self, choice: Choice, hello: Hello, leaving: Collection[Gpu] = ()) -> Allotted | Busy:
+        """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
+        nothing.
 
         Args:
-            count: How many.
-            found: Those that will do.
-            label: Who wants them.
-
-        Returns:
-            The GPUs; or none and a sentence that says who has them, and whether waiting can help.
+            choice: What will do.
+            hello: Who wants them.
+            leaving: GPUs of ranks that have been told to leave.
         """
-        if len(found) < count:
-            visible = f"{len(found)} GPU{'s are' if len(found) != 1 else ' is'} visible here"
-            return [], f"--gpus {count} but {visible}; ask for at most that many.", False
-        taken: list[Gpu] = []
-        holders: dict[str, list[int]] = {}
-        for gpu in found:
-            if len(taken) == count:
-                break
-            if self._leases.take(gpu, label) and not self._yielded(gpu, label):
-                holders.setdefault(f"{self._leases.holder(gpu)}{self._kept_on(gpu)}", []).append(gpu.index)
-            else:
-                taken.append(gpu)
-        if len(taken) == count:
-            return taken, "", False
-        self.give_back(taken)
-        told = "; ".join(f"{formatting.numbered('GPU', indices)}: {holder}" for holder, indices in holders.items())
-        return [], f"--gpus {count} but only {len(taken)} of {len(found)} GPUs are free. {told}.", True
+        for fitting in choice.alternatives:
+            taken = self._free(fitting, choice.size, hello.label)
+            missing = choice.size - len(taken)
+            made_room = missing > len(set(leaving) & set(fitting)) and self._make_room(fitting, missing, hello.label)
+            if made_room:
+                taken += self._free(fitting, missing, hello.label)
+            if len(taken) == choice.size:
+                gpus = tuple(sorted(taken, key=fitting.index))
+                return Allotted(gpus=gpus, notes=tuple(filter(None, (others_told(gpu, hello) for gpu in gpus))))
+            self.give_back(taken)
+            if made_room or missing <= len(set(leaving) & set(fitting)):
+                return Busy(reason=self._taken_told(choice), soon=True)
+        return Busy(reason=self._taken_told(choice), soon=False)
 
     def give_back(self, gpus: Iterable[Gpu]) -> None:
         for gpu in gpus:
             self._leases.give_back(gpu)
 
-    def described(self) -> tuple[dict[str, object], ...]:
+    def described(self, inventory: Inventory) -> tuple[dict[str, object], ...]:
         """Return all GPUs of the node, for the status."""
         return tuple(
             {
                 "index": gpu.index,
+                "number": gpu.number,
                 "name": gpu.name,
                 "memory_bytes": gpu.memory_bytes,
                 "used_bytes": gpu.used_bytes,
                 "holder": self._leases.holder(gpu),
+                "modes": modes(gpu),
             }
-            for gpu in devices.gpus()
+            for gpu in inventory.gpus
         )
 
-    def _yielded(self, gpu: Gpu, label: str) -> bool:
-        """Take a GPU from a worker group that neither runs nor keeps anything."""
-        for group in self._groups:
-            if gpu in group.gpus and group.idle and not group.kept:
+    def _free(self, fitting: Sequence[Gpu], count: int, label: str) -> list[Gpu]:
+        """Lease up to so many, those first on which the least is used."""
+        taken: list[Gpu] = []
+        for gpu in gpu_choice.by_preference(fitting):
+            if len(taken) < count and self._leases.take(gpu, label):
+                taken.append(gpu)
+        return taken
+
+    def _make_room(self, fitting: Sequence[Gpu], missing: int, label: str) -> bool:
+        """End idle worker groups that keep nothing, if that gives so many more GPUs; no more groups than need be."""
+        held = {group: len(set(group.gpus) & set(fitting)) for group in self._groups if group.idle and not group.kept}
+        if sum(held.values()) < missing:
+            return False
+        for group in sorted((group for group in held if held[group]), key=lambda group: -held[group]):
+            if missing > 0:
+                missing -= held[group]
                 self._end(group)
                 group.tell(WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
-                return not self._leases.take(gpu, label)
-        return False
+        return True
+
+    def _taken_told(self, choice: Choice) -> str:
+        """Say who has the GPUs of the first alternative."""
+        holders: dict[str, list[Gpu]] = {}
+        for gpu in (fitting := choice.alternatives[0]):
+            if holder := self._leases.holder(gpu):
+                holders.setdefault(f"{holder}{self._kept_on(gpu)}", []).append(gpu)
+        free = len(fitting) - sum(map(len, holders.values()))
+        told = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
+        return f"--gpus {choice.size} but only {free} of {len(fitting)} GPUs are free. {told}."
 
     def _kept_on(self, gpu: Gpu) -> str:
         for group in self._groups:
@@ -99,9 +139,44 @@ class GpuAllocation:
         return ""
 
 
-def no_such_type(wanted: str, found: list[Gpu]) -> str:
-    there = devices.types(found) or "no GPU at all"
-    return f"--gpu-type {wanted}, but this machine has {there}; leave it out, or use another pool."
+def modes(gpu: Gpu) -> str:
+    """Say what is special about a GPU: `exclusive process, MPS`; empty for most."""
+    found = {
+        "MIG slice": gpu.slice is not None,
+        "exclusive process": gpu.exclusive,
+        "MPS": gpu.mps,
+        "display": gpu.display,
+        "system memory": gpu.shares_memory,
+    }
+    return ", ".join(name for name, holds in found.items() if holds)
+
+
+def others_told(gpu: Gpu, hello: Hello) -> str:
+    """Say what others use on a GPU that is free by its lease; empty if that is little."""
+    living = [each for each in gpu.processes if _is_there(each)]
+    gone_bytes = sum(each.used_bytes or 0 for each in gpu.processes if each not in living)
+    used_bytes = (gpu.used_bytes or 0) - gone_bytes
+    if gpu.shares_memory or used_bytes < gpu_choice.BUSY_BYTES:
+        return ""
+    of = f" of {formatting.size(gpu.memory_bytes)}" if gpu.memory_bytes else ""
+    who = ", ".join(_process_told(each, hello) for each in living) or "others"
+    return f"GPU {gpu.number}: {formatting.size(used_bytes)}{of} are in use already, by {who}."
+
+
+def _is_there(process: GpuProcess) -> bool:
+    return Path(f"/proc/{process.pid}").exists()
+
+
+def _process_told(process: GpuProcess, hello: Hello) -> str:
+    """Name a process: `process 4242 (python, user alice)`."""
+    if process.pid == hello.pid:
+        return "this notebook's own kernel"
+    folder, name, user = Path(f"/proc/{process.pid}"), "", ""
+    with suppress(OSError, KeyError):
+        name = (folder / "comm").read_text().strip()
+        user = f"user {pwd.getpwuid(folder.stat().st_uid).pw_name}"
+    about = ", ".join(filter(None, (name, user)))
+    return f"process {process.pid}" + (f" ({about})" if about else "")
 
 
 def too_many(size: int) -> str:

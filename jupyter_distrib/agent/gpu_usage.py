@@ -1,16 +1,15 @@
-"""The usage of each GPU of a worker group, read through NVML in a thread of its own.
-
-A driver may take tens of milliseconds for an answer, or seconds for the first one, and the agent's loop does not wait:
-it takes what the thread read last, and asks for the next reading. Never creates a CUDA context.
-"""
+"""The usage of each GPU of a worker group. Read in the thread of `nvml.py`: the agent's loop takes what was read last,
+and asks for the next reading."""
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from jupyter_distrib.agent import gpu_inventory
+from jupyter_distrib.agent.nvml import Driver, NoDriver, NvmlSession, session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +18,12 @@ class GpuUsage:
 
     by_pid: dict[int, int]
     """Bytes by process, as the driver tells; it tells none to a container that does not see the processes' pids."""
-    used_bytes: int
-    total_bytes: int
+    used_bytes: int | None
+    total_bytes: int | None
     percent: float | None
     """How busy the GPU is; None where the driver does not measure it."""
 
-    def of(self, pid: int) -> int:
+    def of(self, pid: int) -> int | None:
         """Return the bytes of one process, or of the whole GPU if the driver does not know it by this pid."""
         return self.by_pid.get(pid, self.used_bytes)
 
@@ -32,62 +31,49 @@ class GpuUsage:
 class GpuReader:
     """Reads some GPUs on demand, no faster than the driver answers."""
 
-    def __init__(self, uuids: Sequence[str]) -> None:
-        self._uuids = tuple(uuids)
+    def __init__(self, uuids: Sequence[str], driver_session: NvmlSession = session) -> None:
+        self._uuids, self._session = tuple(uuids), driver_session
         self._latest: dict[str, GpuUsage] = {}
-        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._busy = threading.Event()
-        threading.Thread(target=self._serve, name="jupyter_distrib-gpus", daemon=True).start()
+        self._closed = False
 
     def latest(self) -> dict[str, GpuUsage]:
         """Return the last reading by UUID, and ask for the next one."""
-        if not self._busy.is_set():
+        if not self._busy.is_set() and not self._closed:
             self._busy.set()
-            self._asked.put(True)
+            self._session.ask(self._read)
         return self._latest
 
     def close(self) -> None:
-        self._asked.put(False)
+        self._closed = True
 
-    def _serve(self) -> None:
+    def _read(self, driver: Driver) -> None:
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-        except Exception:  # noqa: BLE001 - no driver, or one that is broken: there is nothing to tell
-            return
-        try:
-            while self._asked.get():
-                self._latest = {uuid: usage for uuid in self._uuids if (usage := _read(pynvml, uuid)) is not None}
-                self._busy.clear()
+            self._latest = {uuid: usage for uuid in self._uuids if (usage := read(driver, uuid)) is not None}
         finally:
-            pynvml.nvmlShutdown()
+            self._busy.clear()
 
 
-def _read(nvml: Any, uuid: str) -> GpuUsage | None:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    except nvml.NVMLError:
+def read(driver: Driver, uuid: str) -> GpuUsage | None:
+    """Ask the driver for the usage of one GPU; None if it does not know it any more."""
+    if isinstance(driver, NoDriver):
         return None
+    try:
+        handle = driver.nvmlDeviceGetHandleByUUID(uuid.encode())
+    except driver.NVMLError:
+        return None
+    total, used, _ = gpu_inventory.memory(driver, handle)
+    found = gpu_inventory.processes(driver, handle)
     return GpuUsage(
-        by_pid=_by_pid(nvml, handle),
-        used_bytes=int(memory.used),
-        total_bytes=int(memory.total),
-        percent=_percent(nvml, handle),
+        by_pid={each.pid: each.used_bytes for each in found if each.used_bytes is not None},
+        used_bytes=used,
+        total_bytes=total,
+        percent=_percent(driver, handle),
     )
 
 
-def _by_pid(nvml: Any, handle: Any) -> dict[int, int]:
+def _percent(driver: Driver, handle: Any) -> float | None:
     try:
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:
-        return {}
-    return {int(each.pid): int(each.usedGpuMemory) for each in processes if each.usedGpuMemory is not None}
-
-
-def _percent(nvml: Any, handle: Any) -> float | None:
-    try:
-        return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    except nvml.NVMLError:
+        return float(driver.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except driver.NVMLError:
         return None

@@ -35,10 +35,26 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
         local_world_size=size,
         node_rank=command.node_rank,
         interface=command.interface,
-        device=f"cuda:{local_rank}" if gpus else "cpu",
-        visible_devices=",".join(gpu.uuid for gpu in gpus) if gpus else None,
+        device=_device(local_rank, gpus),
+        visible_devices=_visible(local_rank, gpus),
         threads=max(1, control_groups.cores() // size),
     )
+
+
+def _visible(local_rank: int, gpus: Sequence[Gpu]) -> str | None:
+    """Return the rank's CUDA_VISIBLE_DEVICES: the GPUs of all ranks, so that they reach one another; of MIG slices its
+    own only, since CUDA shows a process no more than one."""
+    if not gpus:
+        return None
+    own = gpus[local_rank]
+    return own.uuid if own.slice is not None else ",".join(gpu.called for gpu in gpus if gpu.slice is None)
+
+
+def _device(local_rank: int, gpus: Sequence[Gpu]) -> str:
+    if not gpus:
+        return "cpu"
+    whole = [gpu for gpu in gpus if gpu.slice is None]
+    return f"cuda:{whole.index(gpus[local_rank])}" if gpus[local_rank] in whole else "cuda:0"
 
 
 def as_program(rank: Rank, load_env: dict[str, str]) -> int:

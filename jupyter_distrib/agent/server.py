@@ -17,15 +17,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib.agent import devices, gpu_allocation
+from jupyter_distrib.agent import devices, gpu_allocation, gpu_choice, gpu_inventory, nvml
 from jupyter_distrib.agent.admission import WaitingGroups
+from jupyter_distrib.agent.devices import Inventory
 from jupyter_distrib.agent.forkservers import Forkservers
+from jupyter_distrib.agent.gpu_allocation import Allotted, Busy
+from jupyter_distrib.agent.gpu_choice import Choice
+from jupyter_distrib.agent.gpu_inventory import GpuInventory
+from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.agent.output import prune
 from jupyter_distrib.agent.run import NodeRun
+from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Answer, Server
 from jupyter_distrib.system import control_groups, paths, reap
+from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
     DEFAULT_CPU_RANKS,
@@ -41,6 +48,8 @@ from jupyter_distrib.wire.messages import (
 AGAIN_S = 0.05
 LEAVING_S = 5.0
 """Ranks that have been told to leave are gone within this, or never."""
+ANSWER_LIMIT_S = 1.0
+"""Seconds after which the status shows what the GPU driver said last."""
 EARLY_RAN_S = 2.0
 """Ranks of the base forkserver that have run no longer than this are exchanged for better ones when idle."""
 KernelClient = Client[NodeWorkerGroup]
@@ -60,18 +69,22 @@ class Agent:
         self.server: Server[NodeWorkerGroup] = Server(self, listener, directory, name)
         self._loop = self.server.loop
         self._forkservers = Forkservers(self._loop, self._exchange_early, launched)
-        groups = self.server.groups
+        self._calls = CallSoon(self._loop)
+        self._gpus = GpuInventory(self._loop, self._calls, nvml.session)
         self._gpu_allocation = gpu_allocation.GpuAllocation(
-            directory, groups, lambda group: self.server.close(group, force=True)
+            Leases(self._loop), self.server.groups, lambda group: self.server.close(group, force=True)
         )
+        self._opening: dict[str, KernelClient] = {}
+        """Worker groups that are opened when the driver has listed its GPUs, and for whom."""
         self._closing: list[NodeWorkerGroup] = []
         """Groups that are closed, and whose ranks may still be there."""
-        self._waiting = WaitingGroups(self._loop, self.open, self.server.tell)
+        self._waiting = WaitingGroups(self._loop, self._open_again, self.server.tell)
         self._loop.on_child_ended = self._reap
 
     def run(self) -> None:
         """Serve until nobody needs this node's ranks any more."""
         self._forkservers.start()
+        self._gpus.ask(lambda inventory: None)  # while the forkserver imports torch
         prune(paths.log_directory())
         self.server.serve()
 
@@ -85,9 +98,11 @@ class Agent:
 
     def gone(self, client: KernelClient) -> None:
         self._waiting.gone(client)
+        self._opening = {group: each for group, each in self._opening.items() if each is not client}
 
     def close_waiting(self, group: str) -> None:
         self._waiting.over(group)
+        self._opening.pop(group, None)
 
     def rest(self) -> None:
         self._forkservers.stop()
@@ -114,45 +129,74 @@ class Agent:
         self._reap()  # a rank that died a moment ago is replaced before the cell, not lost in it
 
     def answer(self, tell: Callable[[Answer], None]) -> None:
-        tell(
-            {
-                "name": platform.node(),
-                "cpus": control_groups.cores(),
-                "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-                "state": f"forkserver {self._forkservers.state}",
-                "gpus": self._gpu_allocation.described(),
-            }
-        )
+        self._gpus.ask(lambda inventory: tell(self._described(inventory)), limit_s=ANSWER_LIMIT_S)
+
+    def _described(self, inventory: Inventory) -> Answer:
+        return {
+            "name": platform.node(),
+            "cpus": control_groups.cores(),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "state": f"forkserver {self._forkservers.state}",
+            "gpus": self._gpu_allocation.described(inventory),
+            "gpu_problem": gpu_choice.troubles(inventory, torch_build()),
+        }
 
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
-        gpus: list[devices.Gpu] = []
-        visible = devices.visible(devices.gpus(), command.visible)
-        found = visible if command.gpus else []
-        fitting = devices.of_type(found, command.gpu_type)
-        wanted = command
-        command = replace(command, gpus=bool(found), size=command.size or len(fitting) or DEFAULT_CPU_RANKS)
-        if fitting or not command.gpu_type:
-            reason = gpu_allocation.too_many(command.size)
-        else:
-            reason = gpu_allocation.no_such_type(command.gpu_type, found)
-        if not reason and fitting:
-            assert client.hello is not None
-            gpus, reason, busy = self._gpu_allocation.take(command.size, fitting, client.hello.label)
-            if busy and (leaving_s := self._leaving_s(fitting)) > wanted.wait_s:
-                return self._waiting.add(client, replace(wanted, wait_s=leaving_s), "")
-            if busy and wanted.wait_s:
-                return self._waiting.add(client, wanted, reason)
+        """Open a worker group; with GPUs, as soon as the driver has listed them."""
+        self._ask_gpus(client, command, fresh_s=gpu_inventory.FRESH_S)
+
+    def _open_again(self, client: KernelClient, command: OpenWorkerGroup) -> None:
+        self._ask_gpus(client, command, fresh_s=0.0)
+
+    def _ask_gpus(self, client: KernelClient, command: OpenWorkerGroup, *, fresh_s: float) -> None:
+        if not command.gpus:
+            return self._open_with(client, command, Choice(size=command.size or DEFAULT_CPU_RANKS))
+        self._opening[command.group] = client
+        return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory), fresh_s=fresh_s)
+
+    def _open_on(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory) -> None:
+        """Open a worker group that is to have GPUs, as far as there are any."""
+        if self._opening.pop(command.group, None) is not client:
+            return None
+        try:
+            choice = gpu_choice.choose(command, inventory, torch_build())
+        except gpu_choice.GpusRefused as error:
+            return self._refuse(client, command, str(error))
+        if not choice.alternatives:
+            return self._open_with(client, command, choice)
+        assert client.hello is not None
+        leaving = self._leaving()
+        match self._gpu_allocation.take(choice, client.hello, leaving):
+            case Allotted(gpus=gpus, notes=notes):
+                return self._open_with(client, command, replace(choice, notes=(*choice.notes, *notes)), gpus)
+            case Busy() as busy:
+                soon_s = max(self._leaving().values(), default=0.0) if busy.soon else 0.0
+                wait_s = max(command.wait_s, soon_s)
+                if not wait_s:
+                    return self._refuse(client, command, busy.reason)
+                return self._waiting.add(client, replace(command, wait_s=wait_s), "" if busy.soon else busy.reason)
+
+    def _refuse(self, client: KernelClient, command: OpenWorkerGroup, reason: str) -> None:
         self._waiting.over(command.group)
-        if reason:
-            return self.server.tell(client, WorkerGroupRefused(group=command.group, reason=reason))
+        self.server.tell(client, WorkerGroupRefused(group=command.group, reason=reason))
+
+    def _open_with(
+        self, client: KernelClient, command: OpenWorkerGroup, choice: Choice, gpus: Sequence[devices.Gpu] = ()
+    ) -> None:
+        if reason := gpu_allocation.too_many(choice.size):
+            self._gpu_allocation.give_back(gpus)
+            return self._refuse(client, command, reason)
+        self._waiting.over(command.group)
+        command = replace(command, gpus=bool(gpus), size=choice.size)
         if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.early`
             self._forkservers.growing = False
         group = NodeWorkerGroup(
             command,
             loop=self._loop,
             forkservers=self._forkservers,
-            gpus=gpus,
-            node_has_gpus=bool(visible),
+            gpus=list(gpus),
+            node_has_gpus=lambda: gpu_choice.outlook(command, self._gpus.latest, torch_build()),
+            notes=choice.notes,
             logs=paths.log_directory(),
             tell=lambda event, fds: self.server.tell(client, event, fds),
         )
@@ -161,10 +205,10 @@ class Agent:
         self.server.add(client, group)
         group.open()
 
-    def _leaving_s(self, gpus: Sequence[devices.Gpu]) -> float:
-        """How long to wait for ranks that are on some of these, and have been told to leave; 0 if there are none."""
-        closed_s = [group.closed_s for group in self._closing if set(gpus) & set(group.gpus)]
-        return max([0.0, *(LEAVING_S - (time.monotonic() - each_s) for each_s in closed_s)])
+    def _leaving(self) -> dict[devices.Gpu, float]:
+        """Return the GPUs of ranks that have been told to leave, and how long to wait for each."""
+        left_s = {group: LEAVING_S - (time.monotonic() - group.closed_s) for group in self._closing}
+        return {gpu: left_s[group] for group in self._closing for gpu in group.gpus if left_s[group] > 0}
 
     def closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
         self._closing.append(group)

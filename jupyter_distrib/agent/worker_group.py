@@ -69,13 +69,14 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         loop: Loop,
         forkservers: Forkservers,
         gpus: list[Gpu],
-        node_has_gpus: bool,
+        node_has_gpus: Callable[[], tuple[bool | None, str]],
+        notes: tuple[str, ...] = (),
         logs: Path,
         tell: Tell,
     ) -> None:
         super().__init__(command, tell)
         self.gpus = gpus
-        self._node_has_gpus = node_has_gpus
+        self._node_has_gpus, self._notes = node_has_gpus, notes
         self.closed_s = 0.0
         self.on_refused: Callable[[], None] = lambda: None
         """Called to close the worker group."""
@@ -121,7 +122,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def infos(self) -> tuple[WorkerInfo, ...]:
         def device(rank: Rank) -> str:
             gpu = self.gpus[rank.order.local_rank] if self.gpus else None
-            return f"{gpu.name} (GPU {gpu.index})" if gpu else ""
+            return f"{gpu.name} (GPU {gpu.number})" if gpu else ""
 
         return tuple(rank.info(device(rank)) for _, rank in sorted(self._ranks.items()))
 
@@ -211,12 +212,15 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             return
         if not self._opened:
             self._opened = True
+            exist, problem = self._node_has_gpus()
             self.tell(
                 WorkerGroupOpened(
                     group=self.name,
                     workers=self.infos(),
                     gpus=bool(self.gpus),
-                    node_has_gpus=self._node_has_gpus,
+                    node_has_gpus=exist,
+                    gpu_problem=problem,
+                    notes=self._notes,
                 ),
                 (),
             )

@@ -387,9 +387,9 @@ def stamp(directory: str) -> tuple[int, int] | None:
 
 
 def _gpu_names() -> list[str]:
-    from jupyter_distrib.agent import devices
+    from jupyter_distrib.agent import gpu_inventory
 
-    return [gpu.name for gpu in devices.gpus()]
+    return [gpu.name for gpu in gpu_inventory.read_now().gpus]
 
 
 def _machine() -> str:

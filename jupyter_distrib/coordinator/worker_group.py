@@ -83,6 +83,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._useless = False
         """Whether its nodes and agents are useless to another worker group."""
         self._place_has_gpus = False
+        self._notes: list[str] = []
+        """What the nodes say of the choice of their GPUs."""
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
@@ -160,9 +162,16 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def _opened(self, node: int, event: WorkerGroupOpened) -> None:
         self._infos[node] = event.workers
+        self._notes += (self._on_node(node, note) for note in event.notes)
         if len(self._infos) == len(self._shares):
-            gpus, there = self.command.gpus, self._place_has_gpus
-            self.tell(WorkerGroupOpened(group=self.name, workers=self.infos(), gpus=gpus, node_has_gpus=there), ())
+            opened = WorkerGroupOpened(
+                group=self.name,
+                workers=self.infos(),
+                gpus=self.command.gpus,
+                node_has_gpus=self._place_has_gpus,
+                notes=tuple(self._notes),
+            )
+            self.tell(opened, ())
 
     # ------------------------------------------------------------------------------------------------ the store
 

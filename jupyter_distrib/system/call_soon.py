@@ -13,6 +13,7 @@ class CallSoon:
     """A queue whose items, `put` in any thread, are handled in the loop's, in that order."""
 
     def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._queue: queue.SimpleQueue[Callback] = queue.SimpleQueue()
         self._read_fd, self._write_fd = pipe()
         loop.watch(self._read_fd, self._run)
@@ -27,3 +28,9 @@ class CallSoon:
             os.read(self._read_fd, 4096)
         while not self._queue.empty():
             self._queue.get()()
+
+    def close(self) -> None:
+        """Handle nothing more."""
+        self._loop.watch(self._read_fd, None)
+        os.close(self._read_fd)
+        os.close(self._write_fd)

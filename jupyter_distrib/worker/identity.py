@@ -87,7 +87,7 @@ def environment() -> dict[str, str]:
     if me.visible_devices is None:
         out |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     else:
-        out["CUDA_VISIBLE_DEVICES"] = me.visible_devices
+        out |= {"CUDA_VISIBLE_DEVICES": me.visible_devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {name: str(value) for name, value in out.items()}
 
 

@@ -90,7 +90,7 @@ def run_worker(
     os.setsid()
     process.take_streams(stdout_fd, stderr_fd)
     identity.take(order)
-    os.environ["CUDA_VISIBLE_DEVICES"] = order.visible_devices or ""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": order.visible_devices or "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     worker = Worker(order, Link(socket.socket(fileno=link_fd)), loading_fd)
     signal.signal(signal.SIGINT, worker.on_interrupt)
     crash_notes.tell_place_on_signal(loading_fd)

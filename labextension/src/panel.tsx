@@ -274,11 +274,13 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
             {node.gpus.map(gpu => {
               const held = view.gpuText(gpu, overview.label, t);
               return (
-                <tr key={gpu.index}>
-                  <th scope="row">{t('GPU %1', gpu.index)}</th>
+                <tr key={gpu.number}>
+                  <th scope="row">{t('GPU %1', gpu.number)}</th>
                   <td>
                     {gpu.name}
-                    <Meter label={t('Memory of GPU %1', gpu.index)} value={gpu.used_bytes / gpu.memory_bytes} text={`${view.size(gpu.used_bytes)} / ${view.size(gpu.memory_bytes)}`} />
+                    {gpu.used_bytes !== null && gpu.memory_bytes !== null && (
+                      <Meter label={t('Memory of GPU %1', gpu.number)} value={gpu.used_bytes / gpu.memory_bytes} text={`${view.size(gpu.used_bytes)} / ${view.size(gpu.memory_bytes)}`} />
+                    )}
                     <span className={`jp-Distributed-held jp-mod-${held.state}`}>{held.text}</span>
                   </td>
                 </tr>

@@ -110,9 +110,12 @@ export interface Machine {
 
 export interface Gpu {
   index: number;
+  /** `3`, or `3:1` for a slice. */
+  number: string;
   name: string;
-  memory_bytes: number;
-  used_bytes: number;
+  /** null where the driver does not tell. */
+  memory_bytes: number | null;
+  used_bytes: number | null;
   holder: string;
 }
 

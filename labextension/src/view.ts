@@ -93,7 +93,7 @@ export function gpuText(gpu: Gpu, mine: string, t: Say): { state: 'free' | 'mine
   if (gpu.holder) {
     return { state: 'busy', text: t('busy: %1', gpu.holder) };
   }
-  if (gpu.used_bytes >= FOREIGN_BYTES) {
+  if (gpu.used_bytes !== null && gpu.used_bytes >= FOREIGN_BYTES) {
     return { state: 'busy', text: t('busy: another process holds %1', size(gpu.used_bytes)) };
   }
   return { state: 'free', text: t('free') };

@@ -1,48 +1,30 @@
-"""What a cell says while it waits for devices, in a real kernel on a machine whose driver is played."""
+"""What a cell says while it waits for devices, in a real kernel on a machine with one feigned GPU."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.agent.devices import Gpu, Leases
-from tests.notebook import ROOT, Notebook
+from jupyter_distrib.agent.devices import Gpu
+from tests.agent.lease_holder import Holder
+from tests.gpu_bed import GpuBed
+from tests.notebook import Notebook
 from tests.processes import wait_until
-
-DRIVER = '''
-"""An NVML with one GPU."""
-from types import SimpleNamespace
-class NVMLError(Exception): ...
-def __getattr__(name): return lambda *_: 0
-def nvmlInit(): ...
-def nvmlShutdown(): ...
-def nvmlDeviceGetCount(): return 1
-def nvmlDeviceGetHandleByIndex(index): return index
-def nvmlDeviceGetMemoryInfo(_): return SimpleNamespace(total=80 * 10**9, used=0, free=80 * 10**9)
-def nvmlDeviceGetUUID(_): return "GPU-played-0"
-def nvmlDeviceGetName(_): return "NVIDIA H200"
-def nvmlDeviceGetComputeRunningProcesses(_): return []
-'''
-
-RANKS = """
-import sys
-if "jupyter_distrib.worker.forkserver" in sys.orig_argv:
-    import torch
-    torch.cuda.set_device = lambda device: None
-"""
-"""There is no CUDA for the ranks: they must not look for it."""
 
 
 @pytest.fixture
-def book(runtime: Path, tmp_path: Path) -> Iterator[Notebook]:
-    (tmp_path / "pynvml.py").write_text(DRIVER)
-    (tmp_path / "sitecustomize.py").write_text(RANKS)
-    with Notebook(tmp_path, {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}) as one:
-        one.ok("%load_ext jupyter_distrib")
+def bed() -> Iterator[GpuBed]:
+    with GpuBed(count=1) as machine:
+        yield machine
+
+
+@pytest.fixture
+def book(bed: GpuBed, tmp_path: Path) -> Iterator[Notebook]:
+    with bed.notebook() as one:
+        one.ok(f"import os; os.chdir({str(tmp_path)!r})")
         yield one
 
 
@@ -58,7 +40,7 @@ def test_fresh_ranks_get_the_gpus_of_those_that_leave(book: Notebook, tmp_path: 
         book.ok(line)
         for option in ("", " --fresh"):
             outcome = book.ok(f"%%distributed --gpus 1{option}\n{cell}")
-            found = re.fullmatch(r"rank 0: \((\d+), 'GPU-played-0'\)", outcome.result)
+            found = re.fullmatch(r"rank 0: \((\d+), '0'\)", outcome.result)
             assert found, outcome.text
             assert "Waiting" not in outcome.text
             pids.append(found[1])
@@ -79,7 +61,7 @@ def test_fresh_ranks_get_the_gpus_of_those_that_were_exchanged_and_leave(book: N
 
 def test_a_cell_sees_the_gpus_that_the_notebook_wants_seen_now(book: Notebook) -> None:
     cell = "import os\nos.environ['CUDA_VISIBLE_DEVICES']"
-    played = "rank 0: 'GPU-played-0'"
+    played = "rank 0: '0'"
     assert book.ok(f"%%distributed\n{cell}").result == played
     book.ok("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''")
     assert book.ok(f"%%distributed --gpus 1\n{cell}").result == "rank 0: ''"
@@ -99,15 +81,12 @@ def test_a_gpu_that_another_cell_uses_is_still_refused(book: Notebook) -> None:
     book.ok("run.cancel()")
 
 
-def test_a_cell_that_waits_for_a_gpu_says_at_once_who_has_it(book: Notebook) -> None:
-    gpu = Gpu(index=0, uuid="GPU-played-0", name="NVIDIA H200", memory_bytes=1, used_bytes=0)
-    leases = Leases(Path(os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"]))
-    assert leases.take(gpu, "other.ipynb (kernel 7)") == ""
+def test_a_cell_that_waits_for_a_gpu_says_at_once_who_has_it(bed: GpuBed, book: Notebook, holder: Holder) -> None:
+    assert holder.hold(Gpu(index=0, uuid=bed.gpus[0]["uuid"], name="", memory_bytes=1, used_bytes=0))
     book.start("%%distributed --gpus 1 --wait 100\nrank", cell_id="c-1")
     told = book.until("Waiting: ").stdout  # the cell goes on
     book.manager.interrupt_kernel()
     outcome = book.finish()
-    leases.give_back(gpu)
 
     assert "GPU 0: other.ipynb (kernel 7) since" in told
     assert outcome.ename == "KeyboardInterrupt"

@@ -1,12 +1,10 @@
-"""Which GPUs a kernel may have: what CUDA_VISIBLE_DEVICES lets through, leases between agents, and who is told what."""
+"""Which GPUs a kernel may have: what CUDA_VISIBLE_DEVICES lets through, who waits for whom, and who is told what."""
 
 from __future__ import annotations
 
 import os
-import signal
+import secrets
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_distrib.agent import devices, launch_rank, server
-from jupyter_distrib.agent.devices import Gpu, Leases, visible
+from jupyter_distrib.agent.devices import Gpu, Inventory, visible
 from jupyter_distrib.agent.server import Agent
+from jupyter_distrib.agent.torch_build import TorchBuild
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
@@ -30,9 +29,12 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupQueued,
     WorkerGroupRefused,
 )
+from tests.agent.lease_holder import Holder
 
+TAG = secrets.token_hex(4)
+"""Leases hold on the whole machine, where other tests may run."""
 GPUS = [
-    Gpu(index=i, uuid=f"GPU-{letter * 8}", name="NVIDIA H200", memory_bytes=1, used_bytes=0)
+    Gpu(index=i, uuid=f"GPU-{letter * 4}{TAG}", name="NVIDIA H200", memory_bytes=1, used_bytes=0)
     for i, letter in enumerate("abcd")
 ]
 
@@ -44,11 +46,10 @@ GPUS = [
         ((), []),
         (("0", "2"), [0, 2]),
         (("3", "1"), [3, 1]),
-        (("GPU-cccccccc",), [2]),
+        ((f"GPU-cccc{TAG}",), [2]),
         (("GPU-b", "0"), [1, 0]),
-        (("0", "9", "1"), [0]),
         (("-1", "0"), []),
-        (("GPU", "0"), []),
+        (("NoDevFiles",), []),
         (("1", "NoDevFiles"), [1]),
         ((" 1 ", "0"), [1, 0]),
         (("0", "0", "1"), [0, 1]),
@@ -58,60 +59,10 @@ def test_visible(chosen: tuple[str, ...] | None, indices: list[int]) -> None:
     assert [gpu.index for gpu in visible(GPUS, chosen)] == indices
 
 
-def test_no_driver_no_gpus() -> None:
-    assert devices.gpus() == [] or all(gpu.uuid for gpu in devices.gpus())
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from types import SimpleNamespace
-from jupyter_distrib.agent.devices import Gpu, Leases
-leases = Leases(Path(sys.argv[1]))
-gpu = Gpu(index=0, uuid="GPU-aaaaaaaa", name="", memory_bytes=1, used_bytes=0)
-print(repr(leases.take(gpu, "other.ipynb (kernel 7)")), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_lease_is_between_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "''\n"
-        mine = Leases(tmp_path)
-        since = time.strftime("%H:")
-        assert mine.take(GPUS[0], "me").startswith(f"other.ipynb (kernel 7) since {since}")
-        assert mine.holder(GPUS[0]).startswith("other.ipynb")
-        assert mine.take(GPUS[1], "me") == ""
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-        assert mine.take(GPUS[0], "me") == ""
-        assert mine.take(GPUS[0], "me again").startswith("me since")
-        mine.give_back(GPUS[0])
-        mine.give_back(GPUS[0])
-        assert mine.holder(GPUS[0]) == ""
-        third = Leases(tmp_path)
-        assert third.take(GPUS[0], "third") == ""
-        third.give_back(GPUS[0])
-        mine.give_back(GPUS[1])
-
-
-def test_a_dead_holder_is_not_named(tmp_path: Path) -> None:
-    """A killed agent leaves its name in the file; nobody holds the GPU."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        holder.kill()
-    assert Leases(tmp_path).holder(GPUS[0]) == ""
-
-
-def test_a_lease_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    target = tmp_path / "precious"
-    target.write_text("data")
-    (tmp_path / f"{GPUS[0].uuid}.lease").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic"):
-        Leases(tmp_path).take(GPUS[0], "me")
-    assert target.read_text() == "data"
+@pytest.mark.parametrize("chosen", [("0", "9", "1"), ("GPU", "0"), ("MIG-7",), ("all",), ("1", "x")])
+def test_a_word_that_names_no_gpu_is_an_error(chosen: tuple[str, ...]) -> None:
+    with pytest.raises(devices.UnknownDevice):
+        visible(GPUS, chosen)
 
 
 # ---------------------------------------------------------------------------------------------------- the agent
@@ -121,7 +72,8 @@ class Stage:
     """An agent with a faked list of GPUs, whose worker groups are recorded instead of started."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server.devices, "gpus", lambda: list(GPUS))
+        self.gpus = list(GPUS)
+        monkeypatch.setattr(server, "torch_build", lambda: TorchBuild(cuda="12.8"))
         monkeypatch.setattr(NodeWorkerGroup, "open", lambda group: None)
         self.folder = folder
         self.listener = socket.socket(socket.AF_UNIX)
@@ -129,6 +81,7 @@ class Stage:
         self.told: list[object] = []
         monkeypatch.setattr(Server, "tell", lambda agent, client, event, fds=(): self.told.append(event))
         self.agent = Agent(self.listener, folder, "a")
+        monkeypatch.setattr(self.agent._gpus, "ask", lambda answered, **_: answered(Inventory(gpus=tuple(self.gpus))))
         self.ends: list[socket.socket] = []
 
     def client(self, label: str) -> Client:
@@ -166,6 +119,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for end in (*here.ends, here.listener):
         end.close()
     here.agent._forkservers._log.close()
+    here.agent._calls.close()
     here.agent.server.loop._selector.close()
 
 
@@ -179,7 +133,7 @@ def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
     group = stage.open(me, "c1", 2)
     assert indices(group) == [0, 1]
     assert isinstance(group, NodeWorkerGroup)
-    assert launch_rank.order(group.command, 1, 1, group.gpus).visible_devices == "GPU-aaaaaaaa,GPU-bbbbbbbb"
+    assert launch_rank.order(group.command, 1, 1, group.gpus).visible_devices == f"GPU-aaaa{TAG},GPU-bbbb{TAG}"
     assert launch_rank.order(group.command, 1, 1, group.gpus).device == "cuda:1"
 
 
@@ -217,6 +171,27 @@ def test_idle_ranks_yield_at_once(stage: Stage) -> None:
     assert "c1" not in first.groups
 
 
+def test_free_gpus_are_given_before_idle_ranks_have_to_yield(stage: Stage) -> None:
+    first, second = stage.client("a"), stage.client("b")
+    group = stage.open(first, "c1", 2)
+    assert indices(stage.open(second, "c2", 2)) == [2, 3]
+    assert isinstance(group, NodeWorkerGroup)
+    assert not group.closed
+
+
+def test_nobody_yields_in_vain(stage: Stage) -> None:
+    """Ranks that would not make enough room stay warm."""
+    first, second, third = stage.client("a"), stage.client("b.ipynb"), stage.client("c")
+    idle = stage.open(first, "c1", 2)
+    keeping = stage.open(second, "c2", 2)
+    assert isinstance(idle, NodeWorkerGroup)
+    assert isinstance(keeping, NodeWorkerGroup)
+    keeping.kept = {"x-1/model": 0.0}
+    assert "only 0 of 4 GPUs are free" in str(stage.open(third, "c3", 3))
+    assert not idle.closed
+    assert indices(stage.open(third, "c4", 2)) == [0, 1]
+
+
 def test_kept_values_do_not_yield_and_are_named(stage: Stage) -> None:
     first, second = stage.client("a.ipynb (kernel 1)"), stage.client("b")
     group = stage.open(first, "c1", 3)
@@ -242,16 +217,13 @@ def test_a_running_cell_does_not_yield(stage: Stage) -> None:
     group.pending = None
 
 
-def test_gpus_of_another_agent_are_left_alone(stage: Stage) -> None:
-    """Another environment's agent has its own worker groups; only the lease file connects the two."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(stage.folder)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        assert indices(stage.open(stage.client("a"), "c1", 2)) == [1, 2]
-        reason = stage.open(stage.client("b"), "c2", 4)
-        assert isinstance(reason, str)
-        assert "GPU 0: other.ipynb (kernel 7) since" in reason
-        holder.kill()
+def test_gpus_of_another_agent_are_left_alone(stage: Stage, holder: Holder) -> None:
+    """Another environment's agent has its own worker groups; only the lease connects the two."""
+    holder.hold(GPUS[0])
+    assert indices(stage.open(stage.client("a"), "c1", 2)) == [1, 2]
+    reason = stage.open(stage.client("b"), "c2", 4)
+    assert isinstance(reason, str)
+    assert "GPU 0: other.ipynb (kernel 7) since" in reason
 
 
 def test_a_group_that_ends_gives_its_gpus_back(stage: Stage) -> None:
@@ -269,7 +241,7 @@ def test_a_group_that_ends_gives_its_gpus_back(stage: Stage) -> None:
 
 
 MIXED = [
-    Gpu(index=i, uuid=f"GPU-{letter * 8}", name=name, memory_bytes=1, used_bytes=0)
+    Gpu(index=i, uuid=f"GPU-{letter * 4}{TAG}", name=name, memory_bytes=1, used_bytes=0)
     for i, (letter, name) in enumerate(
         [("e", "NVIDIA A10"), ("f", "NVIDIA A100-SXM4-80GB"), ("g", "NVIDIA A10"), ("h", "Tesla V100")]
     )
@@ -284,15 +256,15 @@ def test_a_type_is_a_word_of_the_name_in_any_case(wanted: str, found: list[int])
     assert [gpu.index for gpu in devices.of_type(MIXED, wanted)] == found
 
 
-def test_only_gpus_of_the_type_are_given(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.devices, "gpus", lambda: list(MIXED))
+def test_only_gpus_of_the_type_are_given(stage: Stage) -> None:
+    stage.gpus = list(MIXED)
     me = stage.client("a")
     assert indices(stage.open(me, "c1", 0, gpu_type="a10")) == [0, 2]
     assert stage.open(me, "c2", 1, gpu_type="H100") == (
         "--gpu-type H100, but this machine has 2 NVIDIA A10, 1 NVIDIA A100-SXM4-80GB, 1 Tesla V100; "
         "leave it out, or use another pool."
     )
-    monkeypatch.setattr(server.devices, "gpus", list)
+    stage.gpus = []
     assert "this machine has no GPU at all" in str(stage.open(me, "c3", 1, gpu_type="A10"))
 
 
@@ -306,7 +278,7 @@ def test_who_waits_gets_the_gpus_when_they_are_free(stage: Stage) -> None:
     assert isinstance(group, NodeWorkerGroup)
     group.kept = {"x-1/model": 0.0}
     ask(stage, second, "c2", 60)
-    ask(stage, second, "c2", 60)
+    stage.agent._waiting.look_again()
     (queued,) = stage.told
     assert isinstance(queued, WorkerGroupQueued)
     assert "GPUs 0-2: a.ipynb (kernel 1) since" in queued.reason

@@ -60,7 +60,7 @@ STATE: dict[str, Any] = {
     "set_device": {"error": "", "seconds": 0.0},
     "synchronize": {"error": "", "seconds": 0.0},
     "context_bytes": 520 << 20,
-    "torch": "cuda",  # or cpu, rocm
+    "torch": "12.8",  # the CUDA that it is built for; or cpu, rocm
     "driver": "580.65.06",
     "cuda_driver": 13000,
     "pids": True,  # whether the driver tells processes, as it does outside of containers

@@ -14,6 +14,7 @@ from jupyter_distrib.wire.messages import WorkerInfo
 
 _RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
 _NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "pool")
+_GPUS = ("GPU", "name", "memory", "mode", "held by")
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
 _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
 Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
@@ -32,7 +33,10 @@ class Status:
     """For each node of the pools in use: `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus`, `gpu_type`,
     `ranks`, `pool`; what is free is None if nobody knows."""
     gpus: tuple[dict[str, Any], ...]
-    """For each GPU of this machine: `index`, `name`, `memory_bytes`, `used_bytes`, `holder`."""
+    """For each GPU of this machine, or slice of one: `index`, `number` (`3:1` for a slice), `name`, `memory_bytes` and
+    `used_bytes` (None if unknown), `modes`, `holder`."""
+    gpu_problems: tuple[str, ...]
+    """Why GPUs of this machine cannot be used, in sentences."""
     kept: tuple[str, ...]
     runs: tuple[dict[str, Any], ...]
     """The last runs, oldest first: `run`, `cell`, `state`, `elapsed_s`, `ranks`, `peak_rss_bytes`,
@@ -59,6 +63,7 @@ class Status:
             ),
             nodes=tuple({**node, "pool": pool} for pool, answer in answers for node in nodes_of(session, answer)),
             gpus=tuple(gpu for _, answer in answers for gpu in answer["gpus"]),
+            gpu_problems=tuple(filter(None, (answer.get("gpu_problem", "") for _, answer in answers))),
             kept=tuple(repr(handle) for group in pools.groups() for handle in group.kept),
             runs=tuple(
                 {
@@ -104,21 +109,19 @@ class Status:
             (r["run"], r["cell"], r["state"], duration(r["elapsed_s"]), str(r["ranks"]), _peak(r))
             for r in reversed(self.runs)
         ]
-        gpus = [
-            (str(g["index"]), g["name"], f"{size(g['used_bytes'])} of {size(g['memory_bytes'])}", g["holder"] or "free")
-            for g in self.gpus
-        ]
+        gpus = [(g["number"], g["name"], _gpu_memory(g), g["modes"], g["holder"] or "free") for g in self.gpus]
         others = [(o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others]
         return [
             _without_empty((_RANKS, ranks), "node"),
             (_NODES, [_node(node) for node in self.nodes]),
-            (("GPU", "name", "memory", "held by"), gpus),
+            _without_empty((_GPUS, gpus), "mode"),
             (("other notebook", "ranks", "runs", "keeps"), others),
             (_RUNS, runs),
         ]
 
     def _head(self) -> list[str]:
         head = [f"pool {self.pool}, strategy {self.strategy}; {self.agent}"]
+        head += [f"GPUs: {problem}" for problem in self.gpu_problems]
         if not self.ranks:
             head.append("No ranks are up; the next %%distributed cell starts them.")
         stalls = [f"{run['cell']}: {run['stall']}" for run in self.runs if run["state"] == "running" and run["stall"]]
@@ -214,6 +217,13 @@ def _node(node: dict[str, Any]) -> tuple[str, ...]:
         rank_list(node["ranks"]).partition(" ")[2] if node["ranks"] else "",
         node["pool"],
     )
+
+
+def _gpu_memory(gpu: dict[str, Any]) -> str:
+    """Format what is used of a GPU's memory; the driver of some does not tell."""
+    if gpu["memory_bytes"] is None or gpu["used_bytes"] is None:
+        return "unknown"
+    return f"{size(gpu['used_bytes'])} of {size(gpu['memory_bytes'])}"
 
 
 def _without_empty(table: Table, column: str) -> Table:

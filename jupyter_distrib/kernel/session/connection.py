@@ -60,6 +60,14 @@ class GpuVisibility:
         self.exist: bool | None = None
         """Whether ranks can have GPUs; None while no ranks have been up that see these devices."""
 
+        self.broken = False
+        """Whether there are some that cannot be used: a cell that asks for a number of them is to be told why."""
+
+    def learn(self, event: WorkerGroupOpened) -> None:
+        """Note what a pool tells when ranks are up; it may not know, if they are to have none."""
+        if event.gpus or event.node_has_gpus is not None:
+            self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
+
     def update(self, devices: tuple[str, ...] | None) -> None:
         """Note the kernel's CUDA_VISIBLE_DEVICES of this moment."""
         if devices != self.devices:
@@ -215,8 +223,8 @@ class Connection:
             return
         match event:
             case WorkerGroupOpened():
-                group.workers, group.gpus = event.workers, event.gpus
-                self.gpus.exist = event.gpus or event.node_has_gpus
+                group.workers, group.gpus, group.notes = event.workers, event.gpus, event.notes
+                self.gpus.learn(event)
                 group.state = "open"
                 group.settle()
             case WorkerGroupQueued():

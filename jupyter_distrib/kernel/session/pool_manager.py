@@ -233,11 +233,12 @@ class PoolManager:
 
 
 def _request(options: Options, connection: Connection) -> GroupRequest:
-    """Return what a cell asks for: CPU ranks where the pool is known to have no GPUs."""
+    """Return what a cell asks for: CPU ranks where the pool is known to have no GPUs, unless it would say why."""
     size = options.size
     # Nodes with GPUs may join a cluster.
     may_come = size.count is not None and connection.remote and (bool(options.wait_s) or not connection.groups)
-    if size.gpus and connection.gpus.exist is False and not may_come:
+    refuses = size.count is not None and connection.gpus.broken
+    if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
         size = size.on_cpus()
     return GroupRequest(size=size, load_env=load_time_changes(options.env), visible=connection.gpus.devices)
 

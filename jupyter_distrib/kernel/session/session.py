@@ -170,6 +170,9 @@ class Session:
         )
         if options.gpus is not None and not group.gpus:
             record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
+        for text in group.notes:
+            record.apply(Noted(run=record.run, rank=None, text=text))
+        group.notes = ()
         node = group.connection.node
         lines = {cell.filename: cell.source.splitlines(keepends=True)}
         run = Run(

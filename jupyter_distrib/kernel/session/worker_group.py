@@ -38,6 +38,8 @@ class WorkerGroup:
     workers: tuple[WorkerInfo, ...] = ()
     gpus: bool = False
     """Whether its ranks have GPUs."""
+    notes: tuple[str, ...] = ()
+    """Sentences on the choice of its GPUs, for the head of its first run."""
     state: str = "opening"
     """`opening`, `open`, or `closed`."""
     reason: str = ""

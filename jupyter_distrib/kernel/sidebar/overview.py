@@ -104,7 +104,7 @@ def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
         "cpus": answer.get("cpus"),
         "memory_bytes": answer.get("memory_bytes"),
         "gpus": [
-            {key: gpu[key] for key in ("index", "name", "memory_bytes", "used_bytes", "holder")}
+            {key: gpu[key] for key in ("index", "number", "name", "memory_bytes", "used_bytes", "holder")}
             for gpu in answer["gpus"]
         ],
         "nodes": nodes_of(session, answer),

@@ -147,9 +147,13 @@ class WorkerGroupOpened:
     workers: tuple[WorkerInfo, ...]
     gpus: bool
     """Whether each of these ranks has a GPU."""
-    node_has_gpus: bool = False
-    """Whether there are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have
-    any."""
+    node_has_gpus: bool | None = None
+    """Whether there are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have any;
+    None if that is not known."""
+    gpu_problem: str = ""
+    """Why GPUs that are there cannot be used, a sentence for the user; empty if all is well."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the head of the first run: how GPUs were chosen, and who else uses them."""
 
 
 @message

@@ -46,7 +46,7 @@ const run = (more: Partial<Run> = {}): Run => ({
   ...more
 });
 
-const gpu = (more: Partial<Gpu>): Gpu => ({ index: 2, name: 'NVIDIA A100', memory_bytes: 80e9, used_bytes: 1e6, holder: '', ...more });
+const gpu = (more: Partial<Gpu>): Gpu => ({ index: 2, number: '2', name: 'NVIDIA A100', memory_bytes: 80e9, used_bytes: 1e6, holder: '', ...more });
 
 test('sizes, clocks and ranks read as people write them', () => {
   assert.equal(view.size(31_400_000_000), '31.4 GB');

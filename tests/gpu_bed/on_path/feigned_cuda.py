@@ -119,10 +119,20 @@ def _write(held: dict[str, int]) -> None:
     fresh.rename(_path())
 
 
+def version_file() -> bytes:
+    """Return torch's `version.py`, as its build on this bed would have it."""
+    cuda, hip = _build()
+    return f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = {hip!r}\n".encode()
+
+
+def _build() -> tuple[str | None, str | None]:
+    kind = bed()["torch"]
+    return (None, "6.4") if kind == "rocm" else (None if kind == "cpu" else kind, None)
+
+
 def install(torch: Any) -> None:
     """Put the stand-ins into torch, which has just been imported, unless the bed has a torch without CUDA."""
-    kind = bed()["torch"]
-    if kind == "cpu":
+    if not any(_build()):
         return
     cuda = torch.cuda
     for function in (set_device, device_count, mem_get_info, memory_allocated, synchronize):
@@ -133,4 +143,4 @@ def install(torch: Any) -> None:
     cuda.empty_cache = lambda: None
     cuda.get_device_name = lambda device=None: devices()[_current]["name"]
     torch.backends.cuda.is_built = lambda: True
-    torch.version.cuda, torch.version.hip = ("12.8", None) if kind == "cuda" else (None, "6.4")
+    torch.version.cuda, torch.version.hip = _build()

@@ -28,7 +28,13 @@ def golden_overview() -> dict[str, Any]:
     session.identity = KernelIdentity(name="a1b2c3", pid=4000)
     session.history = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
     session.choices.pick(pool="local", strategy="ddp", size=GroupSize(count=4, gpus=False))
-    gpu = {"index": 2, "name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 85899345920, "used_bytes": 31000000000}
+    gpu = {
+        "index": 2,
+        "number": "2",
+        "name": "NVIDIA A100-SXM4-80GB",
+        "memory_bytes": 85899345920,
+        "used_bytes": 31000000000,
+    }
     answer = {
         "at_s": 1800000000.0,
         "name": "node",

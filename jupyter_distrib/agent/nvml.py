@@ -1,0 +1,102 @@
+"""The session with the NVIDIA driver's library (NVML), in a thread of its own. Never creates a CUDA context.
+
+A driver takes milliseconds for an answer, and seconds for the first one where no process keeps its GPUs awake; the
+agent's loop does not wait. The session is closed when nobody has asked for a while, because an open one keeps an
+administrator from resetting a GPU or dividing it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+CLOSE_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoDriver:
+    """The reason why the driver cannot be asked."""
+
+    text: str = ""
+    """What the driver's library says; empty on a machine without an NVIDIA driver."""
+
+
+Driver: TypeAlias = Any
+"""The module `pynvml`, initialised, or `NoDriver`."""
+Question: TypeAlias = Callable[[Driver], None]
+
+
+class NvmlSession:
+    """Asks the driver one question after another, in a thread that begins with the first one."""
+
+    def __init__(self) -> None:
+        self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, question: Question) -> None:
+        """Have the question called in the session's thread, soon; from any thread."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="jupyter_distrib-gpus", daemon=True)
+                self._thread.start()
+        self._questions.put(question)
+
+    def close(self) -> None:
+        """End the session once its questions are answered; the next question begins another."""
+        with self._starting:
+            if self._thread is not None:
+                self._thread = None
+                self._questions.put(None)
+
+    def _serve(self) -> None:
+        driver: Driver = NoDriver()
+        while True:
+            try:
+                question = self._questions.get(timeout=None if isinstance(driver, NoDriver) else CLOSE_AFTER_S)
+            except queue.Empty:
+                driver = _shut(driver)
+                continue
+            if question is None:
+                _shut(driver)
+                return
+            if isinstance(driver, NoDriver):
+                driver = _opened()
+            try:
+                question(driver)
+            except Exception:  # noqa: BLE001 - whatever a driver's library does, the next question is asked anew
+                traceback.print_exc()  # into the agent's log
+                driver = _shut(driver)
+
+
+def _opened() -> Driver:
+    try:
+        import pynvml  # only the agent asks, and a machine without a GPU need not have it
+    except ImportError:
+        return NoDriver()
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 - also what is no NVMLError, from a library that is broken
+        absent = getattr(error, "value", None) in (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        )
+        return NoDriver() if absent else NoDriver(text=str(error))
+    return pynvml
+
+
+def _shut(driver: Driver) -> NoDriver:
+    if not isinstance(driver, NoDriver):
+        try:
+            driver.nvmlShutdown()
+        except Exception:  # noqa: BLE001 - it is given up either way
+            traceback.print_exc()
+    return NoDriver()
+
+
+session = NvmlSession()
+"""The one of this process, as the library has one state only."""

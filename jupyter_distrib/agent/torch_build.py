@@ -1,0 +1,47 @@
+"""The kind of GPU that torch was built for, read from its files: the agent does not import torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """What torch says of itself in its `version.py`; each empty if it was built without."""
+
+    cuda: str = ""
+    """The version of CUDA: `12.8`."""
+    hip: str = ""
+    xpu: str = ""
+    known: bool = True
+    """False where the file cannot be read: nothing is refused on a guess."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether its ranks can use GPUs as `cuda:0` and so on: ROCm's answer to that name, too."""
+        return bool(self.cuda or self.hip) or not self.known
+
+
+@cache
+def torch_build() -> TorchBuild:
+    """Return the build of the torch that this interpreter imports."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or spec.loader is None:
+        return TorchBuild(known=False)
+    try:
+        data: bytes = spec.loader.get_data(str(Path(spec.origin).parent / "version.py"))  # type: ignore[attr-defined]  # of loaders from files
+    except (OSError, AttributeError):
+        return TorchBuild(known=False)
+    return parse(data.decode(errors="replace"))
+
+
+def parse(version_file: str) -> TorchBuild:
+    """Read torch's `version.py`: `cuda: Optional[str] = '12.8'`, `hip: Optional[str] = None`, ..."""
+    found = dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|\"[^\"]*\")", version_file, re.MULTILINE))
+    return TorchBuild(
+        **{name: "" if value == "None" else value.strip("'\"") for name, value in found.items()}, known="cuda" in found
+    )

@@ -1,0 +1,117 @@
+"""A driver that is slow, or tells less than all: CPU ranks know nothing of it, GPU ranks use what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gpu_bed import GIB, GpuBed
+from tests.notebook import Notebook
+
+
+@pytest.fixture
+def book(bed: GpuBed) -> Iterator[Notebook]:
+    with bed.notebook() as one:
+        yield one
+
+
+@pytest.mark.parametrize("memory", ["NOT_SUPPORTED", "NO_PERMISSION"])
+def test_gpus_whose_memory_is_not_told_are_used(bed: GpuBed, book: Notebook, memory: str) -> None:
+    for gpu in bed.gpus:
+        gpu["memory"] = memory
+    bed.write()
+
+    assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
+    assert book.ok("%%distributed --gpus 2\nstr(device)").result.endswith("'cuda:1'")
+    status = book.ok("%distributed_status").result
+    assert ("unknown" in status) == (memory == "NO_PERMISSION"), "a GPU without memory of its own has the system's"
+
+
+def test_a_lost_gpu_is_left_out_and_told(bed: GpuBed, book: Notebook) -> None:
+    bed.use(1, lost=True)
+
+    assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
+    outcome = book.ok("%%distributed --gpus 7\nimport os\nos.environ['CUDA_VISIBLE_DEVICES']")
+    assert "GPU 1 cannot be used (GPU is lost); it is left out." in outcome.view
+    assert bed.gpus[0]["uuid"] in outcome.result, "by UUID, since numbers may have moved"
+    refused = book.fails("%%distributed --gpus 8\n1")
+    assert refused.evalue == (
+        "--gpus 8 but 7 GPUs are visible here; ask for at most that many. GPU 1 cannot be used (GPU is lost)."
+    )
+
+
+def test_gpus_that_are_lost_while_ranks_are_up_end_nothing(bed: GpuBed, book: Notebook) -> None:
+    book.ok("%%distributed --gpus 8\n1")
+    bed.use(0, lost=True)
+
+    assert book.ok("%%distributed --gpus 8\n1").result
+    assert "7 GPUs are visible" in book.fails("%%distributed --gpus 8 --fresh\n1").evalue
+    assert book.ok("%%distributed --ranks 2\n1").result
+
+
+@pytest.mark.parametrize("error", ["LIB_RM_VERSION_MISMATCH", "NO_PERMISSION", "UNKNOWN"])
+def test_a_broken_driver_means_cpu_ranks_that_are_told(bed: GpuBed, book: Notebook, error: str) -> None:
+    bed.state["init"]["error"] = error
+    bed.write()
+
+    outcome = book.ok("%%distributed\nstr(device)")
+    assert outcome.result == "ranks 0-1: 'cpu'"
+    assert "CPU ranks: the GPU driver does not work (" in outcome.view
+    assert book.fails("%%distributed --gpus 1 --fresh\n1").evalue.startswith(
+        "--gpus 1, but the GPU driver does not work ("
+    )
+    assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
+
+
+def test_no_driver_means_cpu_ranks(bed: GpuBed, book: Notebook) -> None:
+    bed.state["init"]["error"] = "DRIVER_NOT_LOADED"
+    bed.write()
+
+    outcome = book.ok("%%distributed --gpus 2\nstr(device)")
+    assert outcome.result == "ranks 0-1: 'cpu'"
+    assert "no GPU here: 2 CPU ranks (gloo)" in outcome.view
+
+
+def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:
+    bed.state["init"]["seconds"] = 3.0
+    bed.write()
+    with bed.notebook() as book:
+        cpu = book.ok("%%distributed --ranks 2\n1")
+        status = book.ok("%distributed_status")
+        book.ok("%%distributed --gpus 8\n1")
+        warm = book.ok("%distributed_status")
+
+        assert cpu.wall_s < 2.5
+        assert status.wall_s < 2.0
+        assert warm.wall_s < 0.5
+
+
+def test_the_driver_is_opened_once_and_asked_for_gpus_only(bed: GpuBed, book: Notebook) -> None:
+    book.ok("%%distributed --gpus 8\n1")
+    before = len(bed.calls())
+    for _ in range(3):
+        book.ok("%%distributed --ranks 2 --fresh\n1")
+    assert len(bed.calls()) == before
+    for _ in range(3):
+        book.ok("%%distributed --gpus 4 --fresh\n1")
+
+    assert len(bed.calls("nvmlInit")) == 1
+    assert {thread for _, thread, _ in bed.calls()} == {"jupyter_distrib-gpus"}
+    assert bed.calls("nvmlShutdown") == []
+
+
+def test_cpu_ranks_do_not_hide_gpus(bed: GpuBed, book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2\n1")
+    assert book.ok("%%distributed\nworld_size").result == "ranks 0-7: 8"
+
+
+def test_memory_of_a_rank_in_a_container_is_that_of_its_gpu(bed: GpuBed, book: Notebook) -> None:
+    bed.state["pids"] = False
+    bed.write()
+    book.start(
+        "%%distributed --gpus 1\nimport feigned_cuda, signal\nfeigned_cuda.hold(10 << 30)\nsignal.pause()", "c-1"
+    )
+    book.until(f"{10 * GIB + bed.state['context_bytes']}")
+    book.interrupt()
+    book.finish()
