@@ -348,10 +348,11 @@ def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) ->
 
 
 def _packed(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool) -> Packed:
-    """Pickle, and once more if the first pass met large storages that are hardly used."""
-    first = Tensors(results=results)
+    """Pickle, and once more if the first pass met large storages that are hardly used, or on an accelerator."""
+    first = Tensors(results=results, look_first=True)
     packed = _packed_once(make, value, first)
-    if compact := first.wasteful():
+    compact = first.wasteful()
+    if compact or first.left_out:
         packed = _packed_once(make, value, Tensors(results=results, compact=compact))
     return packed
 

@@ -46,15 +46,26 @@ whole: dict[int, tuple[Any, Any]] = {}
 class Tensors:
     """The tensors that one pickling has met. `reduce` is asked about every object that is not a plain builtin."""
 
-    def __init__(self, *, results: bool, compact: frozenset[int] = frozenset(), found: list[Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        results: bool,
+        compact: frozenset[int] = frozenset(),
+        found: list[Any] | None = None,
+        look_first: bool = False,
+    ) -> None:
         """Prepare for one pickling.
 
         Args:
             results: True for values of a rank, False for inputs from the kernel.
             compact: What `wasteful` said after a first pass: storages whose only tensor is copied.
             found: Only collect sharded tensors here; the pickle is of no use.
+            look_first: Leave out large storages of an accelerator, so that none is moved before `wasteful` is known.
         """
         self._found = found
+        self._looks_first = look_first
+        self.left_out = False
+        """Whether something was left out, so that the pickle is of no use."""
         self._results = results
         self._compact = compact
         self._storages: dict[int, Any] = {}
@@ -148,8 +159,11 @@ class Tensors:
         size, device = storage.nbytes(), storage.device.type
         if size == 0 or device == "meta":
             return rebuild_without_data, (size, "meta" if device == "meta" else "cpu")
-        moves = device != "cpu"
-        return rebuild_storage, (_memory(storage.cpu() if moves else storage), moves and not self._results)
+        moves = is_on_accelerator(storage)
+        if moves and self._looks_first and size > _SMALL_BYTES:
+            self.left_out = True
+            return same, (None,)
+        return rebuild_storage, (_memory(on_host(storage) if moves else storage), moves and not self._results)
 
     def _only(self, storage: Any) -> Any:
         """Return one Python object per storage: pickle tells objects apart by identity, and torch may make several."""
@@ -168,6 +182,16 @@ class Tensors:
         if getattr(contract, "STATE_KEY", None) not in vars(module) and _IN_FSDP not in vars(module):
             return NotImplemented
         return same, (self._plain.setdefault(id(module), _as_it_was(module, contract)),)
+
+
+def is_on_accelerator(storage: Any) -> bool:
+    """Return whether the contents have to be copied to the host."""
+    return bool(storage.device.type != "cpu")
+
+
+def on_host(storage: Any) -> Any:
+    """Return a copy of the storage in the host's memory."""
+    return storage.cpu()
 
 
 def _memory(storage: Any) -> pickle.PickleBuffer:

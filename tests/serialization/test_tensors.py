@@ -121,6 +121,24 @@ def test_a_small_view_of_a_large_storage_travels_alone() -> None:
     assert payload.pack_value(weight, by_value=False, run="").size_bytes < 4096
 
 
+@pytest.mark.parametrize("as_result", [True, False])
+def test_only_what_travels_is_copied_from_an_accelerator(monkeypatch: pytest.MonkeyPatch, as_result: bool) -> None:
+    copied = []
+    monkeypatch.setattr(tensors, "is_on_accelerator", lambda _: True)
+    monkeypatch.setattr(tensors, "on_host", lambda storage: copied.append(storage.nbytes()) or storage.clone())
+    huge, large, small = torch.arange(1_000_000), torch.arange(500_000), torch.arange(10)
+    value = {"part": huge[:20], "large": large, "views": (large[:3], large[3:]), "small": small}
+
+    packed = payload.pack_value(value, by_value=False, run="") if as_result else payload.pack_inputs(value, {})
+
+    assert large.nbytes <= packed.size_bytes < large.nbytes + 10_000
+    assert sorted(copied) == sorted([20 * 8, large.nbytes, 10 * 8, 10 * 8])  # what is small goes in both passes
+    if as_result:
+        back = payload.unpack_value(packed.data, packed.buffers)
+        assert back["part"].tolist() == list(range(20))
+        assert torch.equal(back["large"], large)
+
+
 def test_tensors_are_not_copied_to_pickle_nor_to_unpickle() -> None:
     tensor = torch.zeros(100_000)
     packed = payload.pack_inputs({"t": tensor}, {})

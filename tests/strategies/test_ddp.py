@@ -420,6 +420,22 @@ def test_what_cannot_be_is_one_sentence_and_the_next_cell_works(book: Notebook, 
     assert book.ok(f"{DDP}\ndist.get_world_size()").result == "ranks 0-1: 2"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["train = torch.compile(model, backend='aot_eager')", "model.compile(backend='aot_eager'); train = model"]
+)
+def test_the_head_says_what_a_compiled_model_loses(book: Notebook, how: str) -> None:
+    cell = (
+        f"model = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n{how}\nfit(train, optimizer, loader)"
+    )
+
+    assert "Net is compiled, so its gradients are averaged when its backward pass" in book.ok(f"{DDP}\n{cell}").view
+    assert (
+        "is compiled"
+        not in book.ok(f"{DDP}\nmodel = Net()\nfit(model, torch.optim.SGD(model.parameters(), 0.1), loader)").view
+    )
+
+
 BROKEN_SUMS = """
 from jupyter_distrib.worker.autoparallel import tensor_sums
 def full(tensors): raise torch.OutOfMemoryError("CUDA out of memory.\\nTried to allocate 9 GiB")

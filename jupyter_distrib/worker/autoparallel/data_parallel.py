@@ -270,6 +270,12 @@ class DataParallel:
         """Ask all ranks whether the models that are new to this run are the same everywhere."""
         new, self._unverified = self._unverified, []
         self._loaders.meets()
+        if compiled := ownership.compiled(module for each in new for module in each.modules):
+            # torch splits a graph for overlap in a forward of DistributedDataParallel only (torch._dynamo, 2.13)
+            self._run.note(
+                f"{ownership.named(compiled)} is compiled, so its gradients are averaged when its backward pass has "
+                "ended, not meanwhile: if that costs time, wrap it in DistributedDataParallel before torch.compile"
+            )
         for reducer in new:
             if len(set(weight_sync.fingerprints_of_all(reducer.parameters))) > 1:
                 raise DistributedError(

@@ -90,6 +90,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
+def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return those of the modules that `torch.compile` has compiled as a whole."""
+    if "torch._dynamo" not in sys.modules:
+        return []
+    originals = {id(unwrapped(each)) for each in alive(nn.Module) if unwrapped(each) is not each}
+    return [each for each in modules if id(each) in originals or getattr(each, "_compiled_call_impl", None) is not None]
+
+
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     try:
         yield from module.parameters()
