@@ -47,8 +47,14 @@ def _addresses_6() -> Iterator[tuple[str, str]]:
 
 
 def nccl_hint(text: str) -> str:
-    """Suggest what to try when NCCL does not find its way to other nodes; empty if the exception's text is about
-    something else."""
+    """Suggest what to try when NCCL fails; empty if the exception's text is about something else."""
+    if "Duplicate GPU detected" in text:
+        return (
+            "two ranks have used one GPU: cuda:0, .cuda(0) and set_device(0) are the same GPU on every rank. "
+            '`device`, and "cuda" without a number, are the own one of each rank; --strategy ddp reads cuda:0 so.'
+        )
+    if "ncclInvalidUsage" in text:
+        return "the ranks have called NCCL in ways that do not fit together; --env NCCL_DEBUG=WARN tells more."
     if "ncclInternalError" not in text and "ncclSystemError" not in text:
         return ""
     seen = ", ".join(f"{name} ({address})" for name, address in addresses().items()) or "none with an IPv4 address"

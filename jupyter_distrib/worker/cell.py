@@ -14,6 +14,7 @@ import inspect
 import linecache
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from jupyter_distrib.wire.messages import Cell
@@ -28,8 +29,16 @@ def fresh_module() -> types.ModuleType:
     return module
 
 
-def execute(cell: Cell, namespace: dict[str, object]) -> object:
-    """Run the cell and return the value of its last statement if that is an expression, else None."""
+def execute(
+    cell: Cell, namespace: dict[str, object], adapted: Callable[[types.CodeType], types.CodeType] = lambda code: code
+) -> object:
+    """Run the cell and return the value of its last statement if that is an expression, else None.
+
+    Args:
+        cell: The cell.
+        namespace: Its globals.
+        adapted: Called with the compiled cell; returns the code that is executed.
+    """
     lines = cell.source.splitlines(keepends=True)
     linecache.cache[cell.filename] = (len(cell.source), None, lines, cell.filename)
     tree = ast.parse(cell.source, cell.filename)
@@ -40,6 +49,7 @@ def execute(cell: Cell, namespace: dict[str, object]) -> object:
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
         tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
     code = compile(tree, cell.filename, "exec", flags=FLAGS, dont_inherit=True)
+    code = adapted(code)
     if code.co_flags & inspect.CO_COROUTINE:
         _run(eval(code, namespace))  # noqa: S307 - the user's cell
     else:

@@ -242,7 +242,7 @@ class Worker:
                 strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self.prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
-                value = cell.execute(command.cell, module.__dict__)
+                value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 strategy.returning(value)
                 ok = True
             finally:

@@ -18,6 +18,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import CodeType
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import DistributedError
@@ -82,6 +83,10 @@ class Strategy:
     def begin(self, run: StrategyRun) -> None:
         """Called in the rank's main thread before the cell, when the captured names are there; may be interrupted."""
 
+    def adapted(self, code: CodeType) -> CodeType:
+        """Return the code of the cell as it is to be executed; called after `begin`."""
+        return code
+
     def returning(self, value: object) -> None:
         """Called when the cell has ended well, with its value: the last moment for the ranks to work on it together."""
 
@@ -104,6 +109,7 @@ class Training(Protocol):
     """The converter of one cell's training code."""
 
     def end(self, *, ok: bool) -> None: ...
+    def adapted(self, code: CodeType) -> CodeType: ...
     def prepare(self, *objects: Any) -> tuple[Any, ...]: ...
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
@@ -113,6 +119,9 @@ class TrainingStrategy(Strategy):
     `training`."""
 
     training: Training | None = None
+
+    def adapted(self, code: CodeType) -> CodeType:
+        return code if self.training is None else self.training.adapted(code)
 
     def end(self, *, ok: bool) -> None:
         if self.training is not None:

@@ -71,3 +71,16 @@ def test_the_hint_names_what_was_used_and_what_is_there(
 
 def test_other_errors_get_no_such_hint() -> None:
     assert failure.describe(RuntimeError("NCCL is mentioned"), run="r", by_value=False).notes == ()
+
+
+DUPLICATE = (
+    "NCCL error in: ProcessGroupNCCL.cpp:93, invalid usage, NCCL version 2.27.5\nncclInvalidUsage: This usually reflects "
+    "invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+)
+
+
+def test_two_ranks_on_one_gpu_are_told_why() -> None:
+    assert "cuda:0, .cuda(0) and set_device(0) are the same GPU on every rank" in network_interfaces.nccl_hint(
+        DUPLICATE
+    )
+    assert "NCCL_DEBUG=WARN" in network_interfaces.nccl_hint(DUPLICATE.partition("Last error")[0])

@@ -11,6 +11,7 @@ The user's models are held as long as their optimizer lives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -96,6 +97,10 @@ class DataParallel:
             self._conversion.adopt(item, fresh=True)
             return item
         return item  # schedulers and scalers follow their optimizer
+
+    def adapted(self, code: CodeType) -> CodeType:
+        """Return the cell's code with this rank's device in place of the first one."""
+        return self._conversion.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Summed over ranks if each reads a share of what it evaluates, else as they are."""

@@ -27,12 +27,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.loss_averaging import LossAveraging
+from jupyter_distrib.worker.autoparallel.own_device import OwnDevice, misplaced
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private, process_group
 from jupyter_distrib.worker.strategy import StrategyRun
@@ -97,6 +99,7 @@ class TrainingHooks:
     def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
         self._run, self._spread, self._loaders, self._sees_a_share = run, spread, loaders, sees_a_share
         self._patches = Patches()
+        self.own_device = OwnDevice(identity.device(), run.note)
         self._decisions = LossAveraging(lambda: spread.active and not self.by_hand, loaders.meets)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
@@ -118,6 +121,7 @@ class TrainingHooks:
         """Inside a moment that was noticed: what happens in it is ours, or a part of it."""
 
     def begin(self) -> None:
+        self.own_device.begin(self._run.names, self._patches)
         replace = self._patches.replace
         replace(Optimizer, "__init__", self._building)
         replace(Optimizer, "add_param_group", self._adding)
@@ -159,6 +163,7 @@ class TrainingHooks:
         if not mine:
             return self._spread.recognise(optimizer)
         owners = ownership.owners_of(mine)
+        self._check_device(mine, ownership.named(owners.roots) or type(optimizer).__name__)
         self._spread.adopt(
             OptimizerTraining(
                 optimizer=optimizer,
@@ -169,6 +174,14 @@ class TrainingHooks:
                 fresh=fresh,
             )
         )
+
+    def _check_device(self, trained: Sequence[torch.Tensor], name: str) -> None:
+        own = identity.device()
+        if (stray := misplaced(trained, own)) is not None:
+            raise DistributedError(
+                f"{name} is on {stray.device}, and this rank trains on {own}: move it to `device`, which is the own "
+                "device of each rank."
+            )
 
     def tell_if_apart(self) -> None:
         """Say so if the ranks have not trained together; called when the cell has ended well, which it stays."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -125,6 +126,10 @@ class ShardedTraining:
                 "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
                 "itself is called: call that, or register_fsdp_forward_method(model, name) of torch.distributed.fsdp"
             )
+
+    def adapted(self, code: CodeType) -> CodeType:
+        """Return the cell's code with this rank's device in place of the first one."""
+        return self._conversion.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Summed over ranks if each reads a share of what it evaluates, else as they are."""

@@ -1,0 +1,132 @@
+"""`cuda:0` in a cell with a strategy: the own device of each rank. Devices are named only, none is used."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.worker import cell
+from jupyter_distrib.worker.autoparallel.own_device import OwnDevice, misplaced
+from jupyter_distrib.worker.autoparallel.patches import Patches
+
+OWN = torch.device("cuda:3")
+FIRST = torch.device("cuda:0")
+
+
+class Rank:
+    """A rank whose device is `cuda:3`, and what its run is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.own = OwnDevice(OWN, self.notes.append)
+        self.patches = Patches()
+        self.calls: list[Any] = []
+
+    def run(self, source: str, **captured: object) -> object:
+        names: dict[str, object] = {"torch": torch, "nn": nn, **captured}
+        self.own.begin(names, self.patches)
+        return cell.execute(Cell(source=source, filename="Cell In[1]"), names, self.own.adapted)
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    rank = Rank()
+    monkeypatch.setattr(torch.cuda, "set_device", rank.calls.append)
+    for owner in (torch.Tensor, nn.Module):
+        monkeypatch.setattr(owner, "cuda", lambda thing, device=None: rank.calls.append(device))
+    yield rank
+    rank.patches.undo()
+
+
+CELLS = {
+    "a text": "str(torch.device('cuda:0' if rank is None else 'cpu'))",
+    "in a function": "def on():\n    return [str(torch.device('cuda:0'))][0]\non()",
+    "in a method": "class Trainer:\n    def device(self): return torch.device('cuda:0')\nstr(Trainer().device())",
+    "in a default": "def on(device='cuda:0'): return device\non()",
+}
+
+
+@pytest.mark.parametrize("what", CELLS)
+def test_a_cell_that_names_the_first_gpu_gets_its_own(rank: Rank, what: str) -> None:
+    assert rank.run(CELLS[what], rank=None) == "cuda:3"
+    assert rank.notes == ["cuda:0 in this cell means the own device of each rank"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.cuda.set_device(0)",
+        "torch.cuda.set_device('cuda:0')",
+        "nn.Linear(1, 1).cuda(0)",
+        "torch.ones(1).cuda(0)",
+        "torch.ones(1).cuda(device=0)",
+        "torch.cuda.set_device(device)",
+    ],
+)
+def test_a_call_that_names_the_first_gpu_is_for_the_own_one(rank: Rank, source: str) -> None:
+    rank.run(source, device=FIRST)
+    assert torch.device(rank.calls[0]) == OWN
+    rank.patches.undo()
+    torch.cuda.set_device(0)
+    assert rank.calls[1:] == [0]  # as it was
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["torch.cuda.set_device(2)", "nn.Linear(1, 1).cuda()", "torch.ones(1).cuda('cuda:1')", "'cuda:00', 'on cuda:0'"],
+)
+def test_other_devices_and_texts_are_left_as_they_are(rank: Rank, source: str) -> None:
+    rank.run(source)
+    assert rank.calls in ([2], [None], ["cuda:1"], [])
+    assert rank.notes == []
+
+
+def made(source: str) -> Any:
+    """What a cell of the notebook has defined, as it is on a rank."""
+    names: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec(source, names)
+    return names["made"]
+
+
+def test_what_the_notebook_has_sent_means_the_own_device(rank: Rank) -> None:
+    function = made("def made(device='cuda:0'): return device")
+    trainer = made("class Trainer:\n  def __init__(self): self.device = torch.device('cuda:0')\nmade = Trainer()")
+    options = argparse.Namespace(device="cuda:0", size=1), SimpleNamespace(device=FIRST), {"device": "cuda:0"}
+
+    found = rank.run(
+        "device, name, made(), trainer.device, args.device, more.device, config['device']",
+        device=FIRST, name="cuda:0", made=function, trainer=trainer, args=options[0], more=options[1], config=options[2],
+    )  # fmt: skip
+
+    assert isinstance(function, FunctionType)
+    assert isinstance(found, tuple)
+    assert [str(each) for each in found] == ["cuda:3"] * 7
+    assert len(rank.notes) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_ranks_for_which_it_is_the_same_change_nothing(device: str) -> None:
+    notes: list[str] = []
+    own = OwnDevice(torch.device(device), notes.append)
+    names: dict[str, object] = {"device": FIRST}
+    code = compile("x = 'cuda:0'", "Cell In[1]", "exec")
+
+    own.begin(names, Patches())
+
+    assert own.adapted(code) is code
+    assert names == {"device": FIRST}
+    assert notes == []
+
+
+def test_parameters_on_the_device_of_another_rank_are_found() -> None:
+    parameters = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "meta", "cuda:3", "cuda:0")]
+    found: Any = misplaced(parameters, OWN)  # type: ignore[arg-type]
+    assert found is parameters[3]
+    assert misplaced(parameters[:3], OWN) is None  # type: ignore[arg-type]
