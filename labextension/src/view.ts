@@ -193,6 +193,8 @@ function stateText(run: Run, t: Say): string {
       return t('rank lost');
     case 'interrupted':
       return t('stopped');
+    case 'refused':
+      return t('refused');
   }
 }
 

@@ -21,6 +21,7 @@ from typing import Any
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import live_view
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.views.table import Table
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.formatting import duration, size
 from jupyter_distrib.system.process_environment import version
@@ -71,23 +72,20 @@ class Report:
         return not any(finding.advice for finding in self.findings)
 
     def __repr__(self) -> str:
-        width = max(len(finding.topic) for finding in self.findings)
-        lines = []
-        for finding in self.findings:
-            lines.append(f"{'!' if finding.advice else ' '} {finding.topic.ljust(width)}  {finding.text}")
-            if finding.advice:
-                lines.append(f"  {''.ljust(width)}  -> {finding.advice}")
-        return "\n".join(["jupyter_distrib: " + ("all is well" if self.ok else "see the lines with !"), *lines])
+        verdict = "all is well" if self.ok else "see the lines with !"
+        return f"jupyter_distrib: {verdict}\n{self._table('!', ' ').as_text()}"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{'❗' if each.advice else '✓'}</td><td>{escape(each.topic)}</td>"
-            f"<td style='text-align:left'>{escape(each.text)}"
-            f"{f'<br><b>{escape(each.advice)}</b>' if each.advice else ''}</td></tr>"
-            for each in self.findings
-        )
         text = f"<details><summary>as text, to copy</summary><pre>{escape(repr(self))}</pre></details>"
-        return f"<table><tbody>{rows}</tbody></table>{text}"
+        return self._table("❗", "✓").as_html() + text
+
+    def _table(self, wrong: str, well: str) -> Table:
+        return Table(
+            rows=[
+                (wrong, each.topic, f"{each.text}\n-> {each.advice}") if each.advice else (well, each.topic, each.text)
+                for each in self.findings
+            ]
+        )
 
 
 def _versions() -> Iterator[Finding]:

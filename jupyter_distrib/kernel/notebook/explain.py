@@ -10,21 +10,21 @@ from typing import Any
 
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
 from jupyter_distrib.kernel.notebook.strategy_preview import preview
+from jupyter_distrib.kernel.views.table import Row, Table
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.formatting import size
 
-_Row = tuple[str, ...]
-_HEAD: _Row = ("name", "type", "size", "why")
+_HEAD = ("name", "type", "size", "why")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Tables that show themselves as text or HTML."""
 
-    rows: tuple[_Row, ...]
+    rows: tuple[Row, ...]
     """Name, type, size and reason of each variable."""
     strategy: str = "none"
-    changes: tuple[_Row, ...] = ()
+    changes: tuple[Row, ...] = ()
     """Place, code and planned effect of each change by the strategy."""
 
     @classmethod
@@ -51,29 +51,12 @@ class Explanation:
         )
 
     def __repr__(self) -> str:
-        parts = [_as_text((_HEAD, *self.rows)) if self.rows else "Nothing of the notebook travels with this cell."]
-        if self.changes:
-            parts.append(_as_text((self._head, *self.changes)))
-        return "\n\n".join(parts)
+        travels = [] if self.rows else ["Nothing of the notebook travels with this cell."]
+        return "\n\n".join([*travels, *(table.as_text() for table in self._tables())])
 
     def _repr_html_(self) -> str:
-        tables = [(_HEAD, self.rows)] if self.rows else []
-        tables += [(self._head, self.changes)] if self.changes else []
-        return "".join(_as_html(*table) for table in tables) or escape(repr(self))
+        return "".join(table.as_html() for table in self._tables()) or escape(repr(self))
 
-    @property
-    def _head(self) -> _Row:
-        return ("where", "what", f"with --strategy {self.strategy}")
-
-
-def _as_text(table: tuple[_Row, ...]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
-    )
-
-
-def _as_html(head: _Row, rows: tuple[_Row, ...]) -> str:
-    cells = "".join(f"<th>{escape(word)}</th>" for word in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+    def _tables(self) -> list[Table]:
+        plan = ("where", "what", f"with --strategy {self.strategy}")
+        return [each for each in (Table(head=_HEAD, rows=self.rows), Table(head=plan, rows=self.changes)) if each.rows]

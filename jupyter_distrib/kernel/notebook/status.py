@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.sidebar.overview import nodes_of
+from jupyter_distrib.kernel.views.table import Table
 from jupyter_distrib.system.formatting import duration, rank_list, size
 from jupyter_distrib.wire.messages import WorkerInfo
 
@@ -17,7 +17,6 @@ _NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "pool")
 _GPUS = ("GPU", "name", "memory", "mode", "held by")
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
 _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
-Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +110,14 @@ class Status:
         ]
         gpus = [(g["number"], g["name"], _gpu_memory(g), g["modes"], g["holder"] or "free") for g in self.gpus]
         others = [(o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others]
-        return [
-            _without_empty((_RANKS, ranks), "node"),
-            (_NODES, [_node(node) for node in self.nodes]),
-            _without_empty((_GPUS, gpus), "mode"),
-            (("other notebook", "ranks", "runs", "keeps"), others),
-            (_RUNS, runs),
-        ]
+        tables = (
+            Table(head=_RANKS, rows=ranks).without_empty("node"),
+            Table(head=_NODES, rows=[_node(node) for node in self.nodes]),
+            Table(head=_GPUS, rows=gpus).without_empty("mode"),
+            Table(head=("other notebook", "ranks", "runs", "keeps"), rows=others),
+            Table(head=_RUNS, rows=runs),
+        )
+        return [table for table in tables if table.rows]
 
     def _head(self) -> list[str]:
         head = [f"pool {self.pool}, strategy {self.strategy}; {self.agent}"]
@@ -128,11 +128,11 @@ class Status:
         return [*head, *stalls, *self.kept]
 
     def __repr__(self) -> str:
-        return "\n\n".join(["\n".join(self._head()), *(_text(table) for table in self._tables() if table[1])])
+        return "\n\n".join(["\n".join(self._head()), *(table.as_text() for table in self._tables())])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<div>{escape(line)}</div>" for line in self._head())
-        return head + "".join(_html(table) for table in self._tables() if table[1])
+        return head + "".join(table.as_html() for table in self._tables())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +154,13 @@ class PoolTable:
         return cls(rows=tuple(rows))
 
     def __repr__(self) -> str:
-        return _text((_POOLS, list(self.rows)))
+        return self._table().as_text()
 
     def _repr_html_(self) -> str:
-        return _html((_POOLS, list(self.rows)))
+        return self._table().as_html()
+
+    def _table(self) -> Table:
+        return Table(head=_POOLS, rows=self.rows)
 
 
 def _load(session: Session, run: str, rank: int) -> dict[str, Any]:
@@ -224,28 +227,3 @@ def _gpu_memory(gpu: dict[str, Any]) -> str:
     if gpu["memory_bytes"] is None or gpu["used_bytes"] is None:
         return "unknown"
     return f"{size(gpu['used_bytes'])} of {size(gpu['memory_bytes'])}"
-
-
-def _without_empty(table: Table, column: str) -> Table:
-    """Leave out this column if nothing is in it."""
-    head, rows = table
-    at = head.index(column)
-    if any(row[at] for row in rows):
-        return table
-    return (*head[:at], *head[at + 1 :]), [(*row[:at], *row[at + 1 :]) for row in rows]
-
-
-def _text(table: Table) -> str:
-    head, rows = table
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _html(table: Table) -> str:
-    head, rows = table
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

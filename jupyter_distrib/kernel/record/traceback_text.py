@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.kernel.record.frame_owner import owner
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire.messages import Failure, Frame
 
@@ -134,30 +133,20 @@ def _marks(frame: Frame, text: str, indent: str, paint: Paint) -> Iterator[str]:
 
 def user_frames(frames: Sequence[Frame]) -> list[Frame]:
     """The user's frames, then the library frame in which it happened, as context."""
-    rest = [frame for frame in frames if not _is_ours(frame)]
-    mine = [frame for frame in rest if is_user(frame)]
-    if not mine:
+    rest = [frame for frame in frames if owner(frame.filename) != "package"]
+    of_user = [frame for frame in rest if is_user(frame)]
+    if not of_user:
         return rest[-3:]
-    return mine if rest[-1] is mine[-1] else [*mine, rest[-1]]
-
-
-def is_cell(frame: Frame) -> bool:
-    return frame.filename.startswith("Cell In[")
-
-
-def _is_ours(frame: Frame) -> bool:
-    return frame.filename.startswith(process_environment.OWN) or "/site-packages/jupyter_distrib/" in frame.filename
+    return of_user if rest[-1] is of_user[-1] else [*of_user, rest[-1]]
 
 
 def is_user(frame: Frame) -> bool:
-    name = frame.filename
-    library = ("/site-packages/" in name or "/dist-packages/" in name or re.search(r"/lib/python3\.\d+/", name)
-               or name.startswith(("<frozen", sysconfig.get_paths()["stdlib"])))  # fmt: skip
-    return not library and not _is_ours(frame)
+    """Whether the frame is in a cell or in another file of the user's."""
+    return owner(frame.filename) in ("cell", "user")
 
 
 def place(frame: Frame) -> str:
-    if is_cell(frame):
+    if owner(frame.filename) == "cell":
         return f"{frame.filename}, line {frame.line}"
     home = os.path.expanduser("~") + os.sep
     name = f"~/{frame.filename[len(home) :]}" if frame.filename.startswith(home) else frame.filename
@@ -166,8 +155,9 @@ def place(frame: Frame) -> str:
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:
     """The line of the user's cell that was being executed; or if there is none, of the user's files."""
-    mine = [frame for frame in frames if is_cell(frame)] or [frame for frame in frames if is_user(frame)]
-    return mine[-1] if mine else None
+    in_cell = [frame for frame in frames if owner(frame.filename) == "cell"]
+    candidates = in_cell or [frame for frame in frames if is_user(frame)]
+    return candidates[-1] if candidates else None
 
 
 def where(frame: Frame) -> str:

@@ -133,11 +133,14 @@ class Run:
 
     @property
     def state(self) -> str:
-        """`running`, `stopping`, or how it ended: `done`, or the worst that happened to a rank."""
+        """`running`, `stopping`, or how it ended: `done`, the worst that happened to a rank, or `refused` if the cell
+        never came to its ranks."""
         if not self.done():
             return "stopping" if self.interrupted else "running"
         states = {rank.state for rank in self.record.ranks.values()}
-        return next((state for state in ("lost", "failed", "interrupted") if state in states), "done")
+        if worst := next((state for state in ("lost", "failed", "interrupted") if state in states), ""):
+            return worst
+        return "done" if self.record.ok else "refused"
 
     @property
     def stopping(self) -> str:

@@ -16,6 +16,7 @@ from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
 from jupyter_distrib.kernel.views import chart, sanitize_html
 from jupyter_distrib.kernel.views import text as text_view
+from jupyter_distrib.kernel.views.table import Table
 from jupyter_distrib.system.formatting import clipped
 
 DISPLAY_BYTES = 8_000_000
@@ -23,14 +24,11 @@ DISPLAY_BYTES = 8_000_000
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
 """Number of lines above which output can be folded away."""
-WIDE_CHARACTERS = 60
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
 _ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
 """The address of a page, without the punctuation of the sentence around it; `addressed` in `static/state.js` has the
 same."""
-_CELL = ' style="text-align:left;white-space:nowrap"'
-_WIDE_CELL = ' style="text-align:left"'
 
 
 def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
@@ -57,15 +55,8 @@ def _linked(note: str) -> str:
 
 
 def _table(rows: Sequence[text_view.Row]) -> str:
-    filled = [column for column in range(len(text_view.COLUMNS)) if any(row[column] for row in rows)]
-    head = "".join(f"<th{_CELL}>{text_view.COLUMNS[column]}</th>" for column in filled)
-    body = "".join("<tr>" + "".join(_cell(row[column]) for column in filled) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(text: str) -> str:
-    text = _DRAWN_BAR.sub("", text)
-    return f"<td{_CELL if len(text) < WIDE_CHARACTERS else _WIDE_CELL}>{escape(text)}</td>"
+    plain = [tuple(_DRAWN_BAR.sub("", text) for text in row) for row in rows]
+    return Table(head=text_view.COLUMNS, rows=plain).without_empty().as_html()
 
 
 def _output(lines: Sequence[str]) -> str:

@@ -110,6 +110,8 @@ test('a run that goes on has its time, its progress and its last line', () => {
 test('a run that failed says why, and has no Stop', () => {
   const row = view.runRow(run({ state: 'failed', elapsed_s: 12, trouble: 'rank 2: ValueError: no' }), 2000, t);
   assert.deepEqual([row.tone, row.ended, row.time, row.detail], ['bad', true, '0:12', 'rank 2: ValueError: no']);
+  const refused = view.runRow(run({ state: 'refused', elapsed_s: 0 }), 2000, t);
+  assert.deepEqual([refused.state, refused.tone], ['refused', 'bad']);
 });
 
 test('a stall is told', () => {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import Notebook
+from tests.notebook import Notebook, ask
 from tests.processes import is_alive
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
@@ -60,6 +60,14 @@ def test_the_status_shows_what_a_run_uses_and_has_used(book: Notebook) -> None:
     book.ok("job.cancel()\nwhile not job.done(): time.sleep(0.05)")
     text = book.ok("%distributed_status").result
     assert re.search(r" interrupted +[\d.]+ s +2 +\d+\.\d MB$", text, re.MULTILINE)
+
+
+def test_a_run_that_was_refused_is_not_done(book: Notebook) -> None:
+    book.fails("%%distributed --pool inline --strategy ddp\n1")
+    (row,) = re.findall(r"^\S+ +Cell In\S+ +(\S+)", book.ok("%distributed_status").result, re.MULTILINE)[:1]
+    assert row == "refused"
+    assert ask(book, op="overview")["overview"]["runs"][0]["state"] == "refused"
+    book.ok("%distributed_pool stop inline")
 
 
 def test_the_status_shows_itself_as_html(book: Notebook) -> None:

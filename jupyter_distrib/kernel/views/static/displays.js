@@ -49,6 +49,13 @@ function image(source, rank) {
   return node;
 }
 
+/** Whether a page with text of this colour is `light` or `dark`, whatever the operating system prefers. */
+export function scheme(color) {
+  const [red = 0, green = 0, blue = 0] = (color.replace(/^color\(\S+/, "").match(/[\d.]+/g) ?? []).map(Number);
+  const most = color.startsWith("color(") ? 1 : 255;
+  return 0.299 * red + 0.587 * green + 0.114 * blue > most / 2 ? "dark" : "light";
+}
+
 /** A frame without the right to run scripts, submit forms or leave; its policy forbids loading anything, too. */
 function frame(html, rank) {
   const node = element("iframe", "jd-frame");
@@ -56,12 +63,13 @@ function frame(html, rank) {
   node.title = `HTML from rank ${rank}`;
   const policy = "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'";
   node.addEventListener("load", () => {
-    const { body } = node.contentDocument;
+    const { body, documentElement } = node.contentDocument;
     const style = getComputedStyle(node.parentElement);
+    node.style.colorScheme = documentElement.style.colorScheme = scheme(style.color); // both, or the frame is not transparent
     body.style.cssText = `margin: 0; width: max-content; max-width: 640px; color: ${style.color}; font: ${style.fontSize}/1.5 ${style.fontFamily}`;
     node.style.width = `${body.scrollWidth + 2}px`;
     node.style.height = `${Math.min(600, body.scrollHeight + 4)}px`;
   });
-  node.srcdoc = `<!DOCTYPE html><meta http-equiv="Content-Security-Policy" content="${policy}"><style>:root{color-scheme:light dark}table{border-collapse:collapse}td,th{padding:.2em .6em;text-align:right;border-bottom:1px solid #8884}</style><body>${html}`;
+  node.srcdoc = `<!DOCTYPE html><meta http-equiv="Content-Security-Policy" content="${policy}"><style>table{border-collapse:collapse}td,th{padding:.2em .6em;text-align:right;border-bottom:1px solid #8884}</style><body>${html}`;
   return node;
 }

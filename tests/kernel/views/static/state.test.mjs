@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
+import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { Logs, addressed, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
@@ -92,6 +93,11 @@ test("numbers are short", () => {
 test("the title says what runs where", () => {
   assert.equal(title(state()), "4 ranks · ddp · local · 4 × A100");
   assert.equal(title({ ...state(), world_size: 8 }), "ranks 0-3 of 8 · ddp · local · 4 × A100");
+});
+
+test("the scheme of a page is told by the colour of its text", () => {
+  assert.deepEqual(["rgba(0, 0, 0, 0.87)", "rgb(20, 40, 60)", "color(srgb 0.1 0.2 0.1)", ""].map(scheme), Array(4).fill("light"));
+  assert.deepEqual(["rgb(255, 255, 255)", "rgba(200, 210, 220, 0.9)", "color(srgb 0.9 0.9 0.8)"].map(scheme), Array(3).fill("dark"));
 });
 
 test("addresses in a note are parts of their own", () => {

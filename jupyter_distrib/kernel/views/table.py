@@ -1,0 +1,59 @@
+"""Tables as text and as HTML: the one way in which this package draws them. Kernel side; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+
+WIDE_CHARACTERS = 60
+"""A cell of HTML that is longer may be broken into lines."""
+_STYLE = "text-align:left"
+_NARROW_STYLE = "text-align:left;white-space:nowrap"
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of texts below the names of their columns. A text may have several lines."""
+
+    head: Row = ()
+    """Empty for a table without names."""
+    rows: Sequence[Row] = ()
+
+    def without_empty(self, *columns: str) -> Table:
+        """Leave out these columns where nothing is in them; all such columns, if none is named."""
+        left_out = {
+            place
+            for place, name in enumerate(self.head)
+            if (not columns or name in columns) and not any(row[place] for row in self.rows)
+        }
+
+        def filled(row: Row) -> Row:
+            return tuple(text for place, text in enumerate(row) if place not in left_out)
+
+        return Table(head=filled(self.head), rows=[filled(row) for row in self.rows])
+
+    def as_text(self) -> str:
+        """Return the table with aligned columns."""
+        cells = [[text.split("\n") for text in row] for row in ((self.head, *self.rows) if self.head else self.rows)]
+        widths = [max(max(map(len, lines)) for lines in column) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+            for row in cells
+            for line in zip_longest(*row, fillvalue="")
+        )
+
+    def as_html(self) -> str:
+        """Return the table as HTML that needs no style sheet."""
+        head = "".join(f'<th style="{_NARROW_STYLE}">{escape(name)}</th>' for name in self.head)
+        body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in self.rows)
+        top = f"<thead><tr>{head}</tr></thead>" if head else ""
+        return f"<table>{top}<tbody>{body}</tbody></table>"
+
+
+def _cell(text: str) -> str:
+    style = _NARROW_STYLE if len(text) < WIDE_CHARACTERS else _STYLE
+    return f'<td style="{style}">{"<br>".join(map(escape, text.split(chr(10))))}</td>'
