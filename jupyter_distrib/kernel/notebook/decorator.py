@@ -11,8 +11,9 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.capture import inputs as inputs_module
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.results import RankValue, Results
-from jupyter_distrib.kernel.session.run import Run, early_interrupt
+from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.cell_options import Options, from_keywords
 from jupyter_distrib.wire.messages import Cell
 from jupyter_distrib.worker import identity

@@ -29,8 +29,9 @@ from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.results import RankValue, Results
-from jupyter_distrib.kernel.session.run import Run, early_interrupt
+from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings import pool_definitions
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options

@@ -111,7 +111,7 @@ class Session:
                     content.fill()
                 self.pools.wait_open(group)
                 run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=settings.origins(asked))
-                run.held = packed.sent
+                run.values.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with _observers_hear_of_the_end(run):
@@ -298,7 +298,7 @@ def _facts(run: Run, cell: Cell | None = None, options: Options | None = None) -
         gpus=record.gpus,
         detached=run.detached,
         attached=cell is None,
-        began_at_s=run.began_at_s,
+        began_at_s=run.clock.began_at_s,
         note=run.note,
     )
 

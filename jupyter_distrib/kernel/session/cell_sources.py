@@ -1,0 +1,59 @@
+"""The names and the source lines of cells in the tracebacks of one run. Called in the pool's own thread, and in the
+thread that waits for the run."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from jupyter_distrib.wire.messages import Exited, Failed, Failure, Frame, Interrupted, RunEvent
+
+
+class CellSources:
+    """The sources of one run.
+
+    Args:
+        cell: Source lines of its cell, by file name.
+    """
+
+    def __init__(self, cell: Mapping[str, Sequence[str]]) -> None:
+        self._cell = cell
+        self._files: dict[str, str] = {}
+        """By the name that is shown, the file name that `linecache` has the lines under."""
+
+    def named(self, event: RunEvent) -> RunEvent:
+        """Return the event with the names that the front end has for cells, such as `Cell In[2]`: functions of plain
+        cells have file names that only ipykernel knows."""
+        if isinstance(event, Failed):
+            return replace(event, failure=self._failure(event.failure))
+        if isinstance(event, (Interrupted, Exited)) and event.frames:
+            return replace(event, frames=self._frames(event.frames))
+        return event
+
+    def source_of(self, filename: str) -> Sequence[str] | None:
+        """Return the lines of a file or cell as tracebacks name it; None if they are not known."""
+        return self._cell.get(filename) or linecache.getlines(self._files.get(filename, filename)) or None
+
+    def _failure(self, failure: Failure) -> Failure:
+        cause = failure.cause and self._failure(failure.cause)
+        return replace(failure, frames=self._frames(failure.frames), cause=cause)
+
+    def _frames(self, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+        named = []
+        for frame in frames:
+            name = cell_name(frame.filename)
+            self._files[name] = frame.filename
+            text = frame.text or linecache.getline(frame.filename, frame.line).strip()
+            named.append(replace(frame, filename=name, text=text))
+        return tuple(named)
+
+
+def cell_name(filename: str) -> str:
+    """`Cell In[2]` for the file name under which the kernel compiled that cell; any other name stays as it is."""
+    # Asked in the node's thread, maybe while another one is importing IPython: its modules may be there in part only.
+    shells = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    shell = shells.instance() if shells is not None and shells.initialized() else None
+    name = shell.compile.format_code_name(filename) if shell is not None else None
+    return " ".join(name) if name else filename

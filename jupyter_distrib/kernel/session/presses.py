@@ -1,0 +1,72 @@
+"""Interrupts of the kernel while a thread waits for a run: orders to stop the run, and no exceptions. Main thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.session.cell_sources import cell_name
+from jupyter_distrib.wire.messages import Frame
+
+LATE_S = 1.0
+"""A press that comes this soon after the end of a run that was stopped was meant for it."""
+
+
+@contextmanager
+def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool]) -> Iterator[None]:
+    """While this thread waits, an interrupt calls `order`: an exception between two lines would leave the run behind.
+
+    Only Python's own handler is replaced, which ipykernel sets for the time of a cell; it is put back before anything
+    else runs, a second later if the run was `stopped`.
+    """
+    default = signal.default_int_handler
+    before = signal.getsignal(signal.SIGINT)
+    replaceable = before is default or isinstance(before, LatePresses)
+    if threading.current_thread() is not threading.main_thread() or not replaceable:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda signum, frame: order())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, LatePresses() if stopped() else default)
+
+
+class LatePresses:
+    """A handler that swallows the presses meant for a run that has just been stopped, then is Python's own again.
+
+    One that met ipykernel (7.4) while it shows the first would cost the cell its reply: the front end would wait for
+    ever. ipykernel sets its own handler for each cell.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + LATE_S
+
+    def __call__(self, signum: int, frame: types.FrameType | None) -> None:
+        if time.monotonic() >= self._until_s:
+            signal.signal(signum, signal.default_int_handler)
+            signal.default_int_handler(signum, frame)
+
+
+def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
+    """Return what to raise, outside any `except` block, for an interrupt that met the kernel before it waited for a
+    run; that of a run is returned as it is.
+
+    IPython cannot show every such interrupt: Python 3.11 may raise it where a generator begins, which has no line, and
+    IPython 9 fails to format a frame without one, so the cell would end without an error.
+    """
+    if "_render_traceback_" in vars(interrupt):
+        return interrupt
+    return failures.to_early_interrupt(
+        [
+            Frame(filename=cell_name(frame.f_code.co_filename), line=line, function=frame.f_code.co_name)
+            for frame, line in traceback.walk_tb(interrupt.__traceback__)
+            if line
+        ]
+    )

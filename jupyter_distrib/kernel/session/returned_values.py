@@ -1,0 +1,58 @@
+"""The values that the ranks of one run return: taken as they come, in the pool's own thread, and unpacked by the thread
+that wants them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jupyter_distrib.kernel.session.results import Results
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.messages import Parcel, Returned, RunEvent
+
+
+class ReturnedValues:
+    """The values of one run. Owns the descriptors that came with them."""
+
+    def __init__(self) -> None:
+        self.held: object = ()
+        """The kernel's own classes that were sent, alive until values have come."""
+        self._parcels: dict[int, tuple[Parcel, int | None]] = {}
+        self._results: Results | None = None
+
+    def taken(self, event: RunEvent, fds: Sequence[int]) -> RunEvent:
+        """Return the event without its value, which stays here. Takes the descriptors."""
+        if isinstance(event, Returned) and event.value is not None:
+            self._parcels[event.rank] = (event.value, fds[0] if fds else None)
+            return replace(event, value=None)
+        for fd in fds:
+            os.close(fd)
+        return event
+
+    def unpacked(self, returned: Iterable[int], *, keep: bool) -> Results:
+        """Unpack the values of the ranks that have returned, once.
+
+        Args:
+            returned: Those ranks.
+            keep: They are asked for again; else the notebook has what it wants.
+        """
+        if self._results is not None:
+            return self._results
+        values: dict[int, Any] = dict.fromkeys(returned)
+        for rank, (parcel, fd) in self._parcels.items():
+            values[rank] = payload.unpack_value(*payload.from_parcel(parcel, fd))
+        self._parcels.clear()
+        results = Results(values)
+        self._results = results if keep else None
+        return results
+
+    def __del__(self) -> None:
+        for _, fd in self._parcels.values():
+            if fd is not None:
+                os.close(fd)
+
+
+def unpack_exception(parcel: Parcel) -> BaseException | None:
+    return payload.unpack_exception(*payload.from_parcel(parcel, None))
