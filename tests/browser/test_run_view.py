@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views.state_delta import StateDelta
 from jupyter_distrib.wire.messages import (
+    Displayed,
     Ended,
     Failed,
     Failure,
@@ -25,7 +26,7 @@ from jupyter_distrib.wire.messages import (
     Wrote,
 )
 from tests.browser.conftest import Open
-from tests.browser.lab import BAD, Lab, harmless, until
+from tests.browser.lab import ARTIFACTS, BAD, Lab, harmless, until
 from tests.kernel.record import golden_run
 
 TRAIN = """%%distributed --ranks 4
@@ -171,10 +172,17 @@ MOUNT = """async ([source, held]) => {
     window.bring = (pieces) => { Object.assign(held, pieces); window.trigger("change"); };
     view.default.initialize({ model });
     window.leave = view.default.render({ model, el: document.body });
+    // as anywidget does it: each view has an object of its own for the model
+    window.viewAgain = (el) => view.default.render({ model: { ...model }, el });
 }"""
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 Show = Callable[[RunRecord], Any]
+
+
+def shoot(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"{name}.png")
 
 
 @pytest.fixture
@@ -358,8 +366,6 @@ def test_a_line_that_is_not_finished_stands_in_the_output_and_may_change(show: S
 
 
 def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
-    from jupyter_distrib.wire.messages import Displayed
-
     record = a_record(1)
     attack = "<script>top.pwned=1</script><img src=x onerror='top.pwned=1'><a href='javascript:top.pwned=1' id=a>x</a><b>text</b><img src='https://example.com/x.png'><form action='https://example.com'><input type=submit id=s></form>"
     svg = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9' onload='top.pwned=1'><script>top.pwned=1</script></svg>"
@@ -395,6 +401,51 @@ def test_stop_is_an_event_first_and_a_message_if_nobody_takes_it(show: Show) -> 
     page.locator(".jd-stop").click()
     assert page.evaluate("window.sent") == [{"op": "stop", "run": "r-7", "force": True}]
     assert "Stop button" in page.locator(".jd-hint").inner_text()
+
+
+def test_a_second_view_has_the_clock_and_the_lines_of_the_first(show: Show) -> None:
+    record = a_record(1)
+    page = show(record)
+    for batch in range(16):  # more than the kernel would send to a view that is opened now
+        lines = "".join(f"line {100 * batch + number}\n" for number in range(100))
+        record.apply(Wrote(run="r-7", rank=0, stream="stdout", text=lines, at_s=2.0))
+        show(record)
+    page.evaluate("const now = performance.now() + 60_000; performance.now = () => now")
+    page.evaluate("document.body.append(Object.assign(document.createElement('div'), { id: 'second' }))")
+    page.evaluate("window.viewAgain(document.getElementById('second')); window.trigger('change')")
+    page.evaluate(FRAME)
+
+    first, second = page.locator(".jd-run").nth(0), page.locator("#second .jd-run")
+    assert first.locator(".jd-clock").inner_text().startswith("1:4")
+    assert second.locator(".jd-clock").inner_text() == first.locator(".jd-clock").inner_text()
+    lines = [view.locator(":scope > .jd-output .jd-text").first.inner_text() for view in (first, second)]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize(("text", "page_colour", "system"), [("black", "white", "dark"), ("white", "black", "light")])
+def test_html_of_a_rank_has_the_colours_of_the_page_and_not_those_of_the_system(
+    show: Show, blank: Page, text: str, page_colour: str, system: Literal["light", "dark"]
+) -> None:
+    blank.emulate_media(color_scheme=system)
+    record = a_record(1)
+    html = "<table><tr><th>loss</th></tr><tr><td>0.5</td></tr></table>"
+    record.apply(Displayed(run="r-7", rank=0, data={"text/html": html}, metadata={}, at_s=2.0))
+    page = show(a_record(1))
+    page.add_style_tag(
+        content=f"body {{ background: {page_colour} }} .jd-run {{ color: {text}; background: {page_colour} }}"
+    )
+    show(record)
+    expect(page.frame_locator(".jd-frame").locator("td")).to_be_visible()
+
+    scheme = "light" if text == "black" else "dark"
+    frame = page.locator(".jd-frame")
+    inside = "frame => getComputedStyle(frame.contentDocument.documentElement).colorScheme"
+    expect(frame).to_have_css("color-scheme", scheme)  # another one than inside would make its background opaque
+    assert frame.evaluate(inside) == scheme
+    assert frame.evaluate("frame => getComputedStyle(frame.contentDocument.body).color") == (
+        "rgb(0, 0, 0)" if text == "black" else "rgb(255, 255, 255)"
+    )
+    shoot(page, f"html-{scheme}-in-{system}")
 
 
 def test_a_view_whose_kernel_has_ended_says_so_and_stands_still(show: Show) -> None:

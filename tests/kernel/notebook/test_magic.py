@@ -229,7 +229,7 @@ def test_explain_shows_what_would_travel_and_runs_nothing(book: Notebook) -> Non
         "scale": "used by helper",
     }
     assert re.search(r"weights +Tensor +4\.\d kB", outcome.result)
-    assert "<td>weights</td>" in outcome.result_html
+    assert ">weights</td>" in outcome.result_html
 
 
 def test_explain_says_what_cannot_be_sent(book: Notebook) -> None:

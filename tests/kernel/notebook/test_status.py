@@ -75,8 +75,8 @@ def test_the_status_shows_itself_as_html(book: Notebook) -> None:
 
     html = book.ok("%distributed_status").result_html
 
-    assert "<th>rank</th><th>state</th>" in html
-    assert "<td>idle</td>" in html
+    assert ">rank</th>" in html
+    assert ">idle</td>" in html
 
 
 def test_the_status_is_a_value(book: Notebook) -> None:
@@ -128,7 +128,7 @@ def test_the_pools_are_listed_with_what_is_up(book: Notebook) -> None:
     head, *rows = [re.split(r" {2,}", line) for line in outcome.result.splitlines()]
     assert head == ["pool", "kind", "in use", "ranks", "keeps", "from"]
     assert ["local", "local", "yes", "2 CPU", "model", "built in"] in rows
-    assert "<td>local</td>" in outcome.result_html
+    assert ">local</td>" in outcome.result_html
     assert book.ok("%distributed_pool list").result == outcome.result
 
 

@@ -12,22 +12,31 @@ const SHOWN_CHARTS = 6;
 const STATUS_EVERY_MS = 1000;
 const GONE = "The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.";
 
-const stores = new WeakMap(); // model -> its lines, its clock, and when the run or its kernel ended; several views share them
+const RUNS = 20; // whose stores are kept
+
+// run -> its lines, its clock, and when it or its kernel ended. Views of one run share them; by the run and not by the model,
+// because anywidget gives each view an object of its own for the model.
+const stores = new Map();
+
+function makeStore(model) {
+  const store = { logs: new Logs(), startedMs: performance.now() - 1000 * (model.get("clock")?.elapsed_s ?? 0), endedMs: null, goneMs: null };
+  const take = () => {
+    store.goneMs = null;
+    if (model.get("head")?.ended) store.endedMs ??= performance.now();
+    store.logs.take((key) => model.get(key));
+  };
+  model.on("change", take);
+  model.on("comm_live_update", () => (store.goneMs ??= performance.now())); // ipywidgets' models say it when they lose their kernel
+  take();
+  const run = model.get("head")?.run;
+  stores.delete(run); // a page that lost the run and found it again has a new model
+  stores.set(run, store);
+  if (stores.size > RUNS) stores.delete(stores.keys().next().value);
+  return store;
+}
 
 function storeOf(model) {
-  if (!stores.has(model)) {
-    const store = { logs: new Logs(), startedMs: performance.now() - 1000 * (model.get("clock")?.elapsed_s ?? 0), endedMs: null, goneMs: null };
-    const take = () => {
-      store.goneMs = null;
-      if (model.get("head")?.ended) store.endedMs ??= performance.now();
-      store.logs.take((key) => model.get(key));
-    };
-    model.on("change", take);
-    model.on("comm_live_update", () => (store.goneMs ??= performance.now())); // ipywidgets' models say it when they lose their kernel
-    take();
-    stores.set(model, store);
-  }
-  return stores.get(model);
+  return stores.get(model.get("head")?.run) ?? makeStore(model);
 }
 
 class View {
@@ -291,7 +300,7 @@ function paintMetric(node, [name, value]) {
 
 export default {
   initialize({ model }) {
-    storeOf(model); // lines are collected from the beginning, whether or not they can be seen
+    makeStore(model); // lines are collected from the beginning, whether or not they can be seen
   },
   render({ model, el }) {
     const view = new View(model, el.appendChild(element("div")));
