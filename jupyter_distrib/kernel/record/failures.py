@@ -97,6 +97,15 @@ def is_consequence(rank: RankRecord) -> bool:
     return False
 
 
+def in_brief(rank: RankRecord) -> str:
+    """What went wrong on a rank, in one line that does not name it; empty if nothing did."""
+    if rank.failure is not None:
+        return headline(rank.failure)
+    if rank.exit is not None and rank.state == "lost":
+        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or "did not stop and was replaced"
+    return ""
+
+
 # ---------------------------------------------------------------------------------------------------- what to raise
 
 

@@ -200,13 +200,7 @@ def _trouble(record: RunRecord) -> str:
     number = failures.cause(record)
     if number is None:
         return ""
-    rank = record.ranks[number]
-    if rank.failure is not None:
-        first = rank.failure.message.strip().partition("\n")[0]
-        told = f"{rank.failure.type_name.rpartition('.')[2]}: {first}"
-    else:
-        told = failures.describe_exit(rank.exit) if rank.exit is not None else rank.state
-    return f"rank {number}: {clipped(told, LINE_CHARACTERS)}"
+    return f"rank {number}: {clipped(failures.in_brief(record.ranks[number]), LINE_CHARACTERS)}"
 
 
 def _last_line(record: RunRecord) -> str:

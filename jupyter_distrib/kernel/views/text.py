@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 
-from jupyter_distrib.kernel.record.failures import describe_exit, is_consequence, own_traceback
+from jupyter_distrib.kernel.record.failures import in_brief, is_consequence, own_traceback
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
@@ -35,6 +35,7 @@ QUIET_S = 1.0
 FOLD_WINDOW = 64
 BAR_CELLS = 8
 DISPLAY_CHARACTERS = 2000
+TROUBLE_CHARACTERS = 100
 
 
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
@@ -282,13 +283,7 @@ def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
 def _trouble(rank: RankRecord) -> str:
     if rank.failure is not None and is_consequence(rank):
         return "another rank was gone"
-    if rank.failure is not None:
-        first = rank.failure.message.strip().partition("\n")[0]
-        name = rank.failure.type_name.rpartition(".")[2]
-        return clipped(f"{name}: {first}" if first else name, 100)
-    if rank.exit is not None and rank.state == "lost":
-        return describe_exit(rank.exit) if not rank.exit.asked else rank.exit.reason or "did not stop and was replaced"
-    return ""
+    return clipped(in_brief(rank), TROUBLE_CHARACTERS)
 
 
 def _metrics(group: Sequence[RankRecord]) -> str:
