@@ -21,7 +21,7 @@ from typing import Any
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import live_view
 from jupyter_distrib.kernel.session.session import Session
-from jupyter_distrib.kernel.views.table import Table
+from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.formatting import duration, size
 from jupyter_distrib.system.process_environment import version
@@ -79,8 +79,8 @@ class Report:
         text = f"<details><summary>as text, to copy</summary><pre>{escape(repr(self))}</pre></details>"
         return self._table("❗", "✓").as_html() + text
 
-    def _table(self, wrong: str, well: str) -> Table:
-        return Table(
+    def _table(self, wrong: str, well: str) -> TextTable:
+        return TextTable(
             rows=[
                 (wrong, each.topic, f"{each.text}\n-> {each.advice}") if each.advice else (well, each.topic, each.text)
                 for each in self.findings

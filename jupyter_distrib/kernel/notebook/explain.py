@@ -10,7 +10,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
 from jupyter_distrib.kernel.notebook.strategy_preview import preview
-from jupyter_distrib.kernel.views.table import Row, Table
+from jupyter_distrib.kernel.views.table import Row, TextTable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.formatting import size
 
@@ -57,6 +57,10 @@ class Explanation:
     def _repr_html_(self) -> str:
         return "".join(table.as_html() for table in self._tables()) or escape(repr(self))
 
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> list[TextTable]:
         plan = ("where", "what", f"with --strategy {self.strategy}")
-        return [each for each in (Table(head=_HEAD, rows=self.rows), Table(head=plan, rows=self.changes)) if each.rows]
+        return [
+            each
+            for each in (TextTable(head=_HEAD, rows=self.rows), TextTable(head=plan, rows=self.changes))
+            if each.rows
+        ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.sidebar.overview import nodes_of
-from jupyter_distrib.kernel.views.table import Table
+from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import duration, rank_list, size
 from jupyter_distrib.wire.messages import WorkerInfo
 
@@ -90,7 +90,7 @@ class Status:
             agent="; ".join(_agent(pool, answer, alone=len(answers) == 1) for pool, answer in answers),
         )
 
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> list[TextTable]:
         ranks = [
             (
                 str(r["rank"]),
@@ -111,11 +111,11 @@ class Status:
         gpus = [(g["number"], g["name"], _gpu_memory(g), g["modes"], g["holder"] or "free") for g in self.gpus]
         others = [(o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others]
         tables = (
-            Table(head=_RANKS, rows=ranks).without_empty("node"),
-            Table(head=_NODES, rows=[_node(node) for node in self.nodes]),
-            Table(head=_GPUS, rows=gpus).without_empty("mode"),
-            Table(head=("other notebook", "ranks", "runs", "keeps"), rows=others),
-            Table(head=_RUNS, rows=runs),
+            TextTable(head=_RANKS, rows=ranks).without_empty("node"),
+            TextTable(head=_NODES, rows=[_node(node) for node in self.nodes]),
+            TextTable(head=_GPUS, rows=gpus).without_empty("mode"),
+            TextTable(head=("other notebook", "ranks", "runs", "keeps"), rows=others),
+            TextTable(head=_RUNS, rows=runs),
         )
         return [table for table in tables if table.rows]
 
@@ -159,8 +159,8 @@ class PoolTable:
     def _repr_html_(self) -> str:
         return self._table().as_html()
 
-    def _table(self) -> Table:
-        return Table(head=_POOLS, rows=self.rows)
+    def _table(self) -> TextTable:
+        return TextTable(head=_POOLS, rows=self.rows)
 
 
 def _load(session: Session, run: str, rank: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
 from jupyter_distrib.kernel.views import chart, sanitize_html
 from jupyter_distrib.kernel.views import text as text_view
-from jupyter_distrib.kernel.views.table import Table
+from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
 
 DISPLAY_BYTES = 8_000_000
@@ -56,7 +56,7 @@ def _linked(note: str) -> str:
 
 def _table(rows: Sequence[text_view.Row]) -> str:
     plain = [tuple(_DRAWN_BAR.sub("", text) for text in row) for row in rows]
-    return Table(head=text_view.COLUMNS, rows=plain).without_empty().as_html()
+    return TextTable(head=text_view.COLUMNS, rows=plain).without_empty().as_html()
 
 
 def _output(lines: Sequence[str]) -> str:

@@ -16,14 +16,14 @@ Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Rows of texts below the names of their columns. A text may have several lines."""
 
     head: Row = ()
     """Empty for a table without names."""
     rows: Sequence[Row] = ()
 
-    def without_empty(self, *columns: str) -> Table:
+    def without_empty(self, *columns: str) -> TextTable:
         """Leave out these columns where nothing is in them; all such columns, if none is named."""
         left_out = {
             place
@@ -34,7 +34,7 @@ class Table:
         def filled(row: Row) -> Row:
             return tuple(text for place, text in enumerate(row) if place not in left_out)
 
-        return Table(head=filled(self.head), rows=[filled(row) for row in self.rows])
+        return TextTable(head=filled(self.head), rows=[filled(row) for row in self.rows])
 
     def as_text(self) -> str:
         """Return the table with aligned columns."""

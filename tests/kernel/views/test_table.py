@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.kernel.views.table import WIDE_CHARACTERS, Table
+from jupyter_distrib.kernel.views.table import WIDE_CHARACTERS, TextTable
 
-POOLS = Table(head=("pool", "node", "ranks"), rows=[("local", "", "2 CPU"), ("laboratory", "", "none up")])
+POOLS = TextTable(head=("pool", "node", "ranks"), rows=[("local", "", "2 CPU"), ("laboratory", "", "none up")])
 
 
 def test_columns_are_aligned() -> None:
@@ -18,23 +18,23 @@ def test_columns_are_aligned() -> None:
 def test_empty_columns_are_left_out_where_that_is_asked() -> None:
     assert POOLS.without_empty("node").head == ("pool", "ranks")
     assert POOLS.without_empty().rows == [("local", "2 CPU"), ("laboratory", "none up")]
-    assert POOLS.without_empty("pool") == Table(head=POOLS.head, rows=list(POOLS.rows))
+    assert POOLS.without_empty("pool") == TextTable(head=POOLS.head, rows=list(POOLS.rows))
 
 
 def test_a_text_of_several_lines_stays_in_its_column() -> None:
-    table = Table(rows=[("!", "pool", "does not answer\n-> start it"), ("", "logs", "/tmp")])
+    table = TextTable(rows=[("!", "pool", "does not answer\n-> start it"), ("", "logs", "/tmp")])
     assert table.as_text().splitlines() == ["!  pool  does not answer", "         -> start it", "   logs  /tmp"]
     assert "does not answer<br>-&gt; start it" in table.as_html()
     assert "<thead>" not in table.as_html()
 
 
 def test_html_is_escaped_and_long_texts_may_be_broken() -> None:
-    html = Table(head=("<b>",), rows=[("<script>",), ("x" * WIDE_CHARACTERS,)]).as_html()
+    html = TextTable(head=("<b>",), rows=[("<script>",), ("x" * WIDE_CHARACTERS,)]).as_html()
     assert "&lt;b&gt;" in html
     assert "&lt;script&gt;" in html
     assert f'<td style="text-align:left">{"x" * WIDE_CHARACTERS}</td>' in html
 
 
 def test_a_table_without_rows_has_its_head() -> None:
-    assert Table(head=("a", "bc")).as_text() == "a  bc"
-    assert Table().as_text() == ""
+    assert TextTable(head=("a", "bc")).as_text() == "a  bc"
+    assert TextTable().as_text() == ""
