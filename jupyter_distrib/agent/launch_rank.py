@@ -59,7 +59,7 @@ def _device(local_rank: int, gpus: Sequence[Gpu]) -> str:
 
 def as_program(rank: Rank, load_env: dict[str, str]) -> int:
     """Start a rank as a program of its own, for variables that are read when a program loads; return its process id."""
-    fds, env = rank.theirs, {**os.environ, **load_env}
+    fds, env = rank.descriptors, {**os.environ, **load_env}
     process = subprocess.Popen(
         [sys.executable, "-m", "jupyter_distrib.worker.standalone", *map(str, fds)], pass_fds=fds, env=env, cwd="/"
     )

@@ -25,13 +25,14 @@ from jupyter_distrib.agent.gpu_allocation import Allotted, Busy
 from jupyter_distrib.agent.gpu_choice import Choice
 from jupyter_distrib.agent.gpu_inventory import GpuInventory
 from jupyter_distrib.agent.gpu_leases import Leases
+from jupyter_distrib.agent.leftovers import AdoptedProcesses
 from jupyter_distrib.agent.output import prune
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Answer, Server
-from jupyter_distrib.system import control_groups, paths, reap
+from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
@@ -45,7 +46,6 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupRefused,
 )
 
-AGAIN_S = 0.05
 LEAVING_S = 5.0
 """Ranks that have been told to leave are gone within this, or never."""
 ANSWER_LIMIT_S = 1.0
@@ -76,10 +76,20 @@ class Agent:
         )
         self._opening: dict[str, KernelClient] = {}
         """Worker groups that are opened when the driver has listed its GPUs, and for whom."""
-        self._closing: list[NodeWorkerGroup] = []
-        """Groups that are closed, and whose ranks may still be there."""
+        self._closing: dict[NodeWorkerGroup, float] = {}
+        """Groups that are closed, and whose ranks may still be there; when they were closed."""
         self._waiting = WaitingGroups(self._loop, self._open_again, self.server.tell)
+        self._adopted = AdoptedProcesses(
+            self._loop,
+            forking=lambda: self._forkservers.busy,
+            pids=lambda: {pid for group in self._all_groups() for pid in group.ranks.pids},
+            sessions=lambda: {self._forkservers.session},
+            marks=lambda: {mark for group in self._all_groups() for mark in group.ranks.marks},
+        )
         self._loop.on_child_ended = self._reap
+
+    def _all_groups(self) -> Sequence[NodeWorkerGroup]:
+        return (*self.server.groups, *self._closing)
 
     def run(self) -> None:
         """Serve until nobody needs this node's ranks any more."""
@@ -112,10 +122,10 @@ class Agent:
         match command:
             case MakeStore():
                 if (group := client.groups.get(command.group)) is not None:
-                    group.make_store()
+                    group.store.renew()
             case UseStore():
                 if (group := client.groups.get(command.group)) is not None:
-                    group.use_store(command)
+                    group.store.use(command)
             case CutRemoteSockets():
                 for group in client.groups.values():
                     if group.is_for(command.run):
@@ -188,7 +198,7 @@ class Agent:
             return self._refuse(client, command, reason)
         self._waiting.over(command.group)
         command = replace(command, gpus=bool(gpus), size=choice.size)
-        if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.early`
+        if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.has_early_ranks`
             self._forkservers.growing = False
         group = NodeWorkerGroup(
             command,
@@ -207,12 +217,12 @@ class Agent:
 
     def _leaving(self) -> dict[devices.Gpu, float]:
         """Return the GPUs of ranks that have been told to leave, and how long to wait for each."""
-        left_s = {group: LEAVING_S - (time.monotonic() - group.closed_s) for group in self._closing}
+        left_s = {group: LEAVING_S - (time.monotonic() - closed_s) for group, closed_s in self._closing.items()}
         return {gpu: left_s[group] for group in self._closing for gpu in group.gpus if left_s[group] > 0}
 
     def closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
-        self._closing.append(group)
-        if force or not group.living:
+        self._closing[group] = time.monotonic()
+        if force or not group.ranks.living:
             self._give_back(group)
 
     def _give_back(self, group: NodeWorkerGroup) -> None:
@@ -226,12 +236,12 @@ class Agent:
     def _exchange_early(self) -> None:
         """Give groups that nobody will miss the better ranks of the preloaded forkserver, which is ready."""
         for group in self.server.groups:
-            if group.early and group.idle and not group.kept and group.ran_s < EARLY_RAN_S:
+            if group.has_early_ranks and group.idle and not group.kept and group.ran_s < EARLY_RAN_S:
                 group.replace_all()
 
     def _run_ended(self, client: KernelClient, group: NodeWorkerGroup, run: NodeRun) -> None:
         self.server.run_ended(client, group, run.command)
-        if group.early:
+        if group.has_early_ranks:
             self._loop.later(0, self._exchange_if_preloaded)
 
     def _exchange_if_preloaded(self) -> None:
@@ -251,35 +261,12 @@ class Agent:
             if pid == 0:
                 break
             self._forkservers.ended(pid)
-            for group in (*self.server.groups, *self._closing):
-                if (rank := group.find(pid)) is not None:
+            for group in self._all_groups():
+                if (rank := group.ranks.find(pid)) is not None:
                     ended = True
                     group.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         if ended:
-            for group in [group for group in self._closing if not group.living]:
-                self._closing.remove(group)
+            for group in [group for group in self._closing if not group.ranks.living]:
+                del self._closing[group]
                 self._give_back(group)
-            self._kill_adopted()
-
-    def _kill_adopted(self, seen: frozenset[int] = frozenset()) -> None:
-        """Children that are neither ranks nor forkservers: daemons of a rank. Those of living ranks stay, and so does
-        at the first look what does not show whose it is; `seen` are those of that look."""
-        if self._forkservers.busy:
-            self._loop.later(AGAIN_S, self._kill_adopted)
-            return
-        groups = (*self.server.groups, *self._closing)
-        ranks = {pid for group in groups for pid in group.pids}
-        sessions = ranks | {self._forkservers.session}
-        marks = {mark for group in groups for mark in group.marks}
-
-        bare: set[int] = set()
-
-        def belongs_to_living(pid: int) -> bool:
-            mark = reap.mark_of(pid, reap.WORKER)
-            if mark is None and pid not in seen:
-                bare.add(pid)
-            return reap.session_of(pid) in sessions or mark in marks or pid in bare
-
-        reap.kill_adopted(frozenset(ranks), belongs_to_living)
-        if bare:
-            self._loop.later(AGAIN_S, lambda: self._kill_adopted(frozenset(bare)))
+            self._adopted.kill()

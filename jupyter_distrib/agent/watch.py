@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from jupyter_distrib.agent import exit_info, usage
-from jupyter_distrib.agent.gpu_usage import GpuReader
+from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.agent.usage_sampler import UsageSampler
 from jupyter_distrib.server.diagnose import is_suspicious
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, ProbeAnswer, RankSighting, Sampled
+from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, ProbeAnswer, RankSighting
 
 FIRST_S = 0.3
 TICK_S = 1.0
@@ -49,15 +49,11 @@ class Watch:
         tell: Callable[[Event], None],
         stop: Callable[[], None],
     ) -> None:
-        self._command, self._loop, self._ranks, self._gpus = command, loop, ranks, gpus
-        self._tell = tell
+        self._command, self._loop, self._ranks, self._tell = command, loop, ranks, tell
+        self._sampler = UsageSampler(command.run, gpus)
         self._stalls = Stalls(command, tell=tell, stop=stop)
         self._closer = False
         """Whether a coordinator wants a closer look at the next tick."""
-        self._reader: GpuReader | None = None
-        self._used: dict[int, tuple[usage.Usage, float]] = {}
-        self._halted: set[int] = set()
-        """Ranks that were stopped at two ticks in a row: a profiler stops them for a moment only."""
         self._seen: dict[int, ProbeAnswer] = {}
         self._asked_s: dict[int, float] = {}
         """Time at which each rank was asked something that it has not answered yet."""
@@ -67,10 +63,10 @@ class Watch:
     def close(self) -> None:
         """Stop watching, because the run is over."""
         self._timer.cancel()
-        if self._reader is not None:
-            self._reader.close()
+        self._sampler.close()
 
-    def heard(self, event: ProbeAnswer) -> None:
+    def take_answer(self, event: ProbeAnswer) -> None:
+        """Take a rank's answer to a probe."""
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event
 
@@ -82,10 +78,9 @@ class Watch:
         self._timer = self._loop.later(TICK_S, self._tick)
         self._ticks += 1
         ranks = self._ranks()
-        if self._gpus and self._reader is None:
-            self._reader = GpuReader(tuple(self._gpus.values()))
         for number, rank in ranks.items():
-            self._sample(number, rank)
+            if (sampled := self._sampler.sample(number, rank)) is not None:
+                self._tell(sampled)
         looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
         if self._command.run_size:
             self._tell(NodeSawRanks(run=self._command.run, looks=tuple(looks)))
@@ -96,30 +91,6 @@ class Watch:
         for number, rank in ranks.items():
             self._ask(number, rank, deep=deep)
 
-    def _sample(self, number: int, rank: Rank) -> None:
-        used, now_s = usage.read(rank.pid), time.monotonic()
-        if used is None:
-            return
-        before, before_s = self._used.get(number, (used, now_s))
-        self._used[number] = used, now_s
-        if used.stopped and before.stopped and now_s > before_s:
-            self._halted.add(number)
-        elif not used.stopped:
-            self._halted.discard(number)
-        gpu = self._reader.latest().get(self._gpus[number]) if self._reader else None
-        self._tell(
-            Sampled(
-                run=self._command.run,
-                rank=number,
-                rss_bytes=used.rss_bytes,
-                cpu_percent=100 * (used.cpu_s - before.cpu_s) / (now_s - before_s) if now_s > before_s else 0.0,
-                gpu_memory_bytes=None if gpu is None else gpu.of(rank.pid),
-                gpu_memory_total_bytes=None if gpu is None else gpu.total_bytes,
-                gpu_percent=None if gpu is None else gpu.percent,
-                at_s=now_s,
-            )
-        )
-
     # ------------------------------------------------------------------------------------------------ who waits
 
     def _look(self, number: int, rank: Rank | None) -> RankSighting:
@@ -128,15 +99,14 @@ class Watch:
         state = self._state(number)
         line = None
         if state == "silent":
-            frames = [
-                frame for frame in exit_info.frames_in(rank.place) if frame.filename == self._command.cell.filename
-            ]
-            line = frames[-1].line if frames else None
+            frames = exit_info.frames_in(rank.notes.place)
+            lines = [frame.line for frame in frames if frame.filename == self._command.cell.filename]
+            line = lines[-1] if lines else None
         return RankSighting(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
 
     def _state(self, number: int) -> str:
-        if number in self._halted:
-            return "traced" if self._used[number][0].state == "t" else "stopped"
+        if halt := self._sampler.halt_of(number):
+            return halt
         asked_s = self._asked_s.get(number)
         return "silent" if asked_s is not None and time.monotonic() - asked_s > SILENT_S else "running"
 
@@ -147,8 +117,9 @@ class Watch:
                 if number not in self._asked_s:
                     self._asked_s[number] = time.monotonic()
                     rank.post(Probe(run=self._command.run, deep=deep))
-            case "silent" if self._used[number][0].state == "R" and (deep or is_suspicious(self._others(number))):
-                rank.ask_place()  # not when C code waits for the system: the signal would end some of those waits early
+            case "silent" if self._sampler.is_on_processor(number) and (deep or is_suspicious(self._others(number))):
+                # Not when C code waits for the system: the signal would end some of those waits early.
+                rank.notes.ask_place(rank.process)
 
     def _others(self, number: int) -> Sequence[RankSighting]:
         return [

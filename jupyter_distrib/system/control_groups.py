@@ -1,5 +1,5 @@
 """The limits that control groups set to this process: a container's limits show nowhere else. Elsewhere than on Linux,
-and where there are no limits, what the machine has. Any process; no state.
+and where there are no limits, what the machine has. Any process.
 
 Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
 above ours.
@@ -71,6 +71,22 @@ def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
             if (count := _counter(group / name, "oom_kill")) is not None:
                 return count
     return _counter(proc / "vmstat", "oom_kill") or 0
+
+
+class OutOfMemoryKills:
+    """The kills that the out-of-memory killer has done by some moment, so that later ones can be told from them."""
+
+    def __init__(self) -> None:
+        self._count = out_of_memory_kills()
+
+    def count(self) -> None:
+        """Count those until now (a slow read)."""
+        self._count = out_of_memory_kills()
+
+    @property
+    def grown(self) -> bool:
+        """Whether there were more since."""
+        return out_of_memory_kills() > self._count
 
 
 def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT) -> list[Path]:

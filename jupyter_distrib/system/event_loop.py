@@ -29,6 +29,21 @@ class Timer:
         self.call = None
 
 
+class Timers:
+    """Calls that are due later, and that can all be cancelled at once."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._timers: list[Timer] = []
+
+    def later(self, delay_s: float, call: Callback) -> None:
+        self._timers.append(self._loop.later(delay_s, call))
+
+    def cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+
 class Loop:
     """A loop that waits for everything at once and calls what was registered for it."""
 

@@ -1,0 +1,54 @@
+"""The TCP connections between the ranks of one run, and how they are cut. Runs in the agent's loop.
+
+Which connections are cut, the agent works out: those of which both ends belong to ranks of the worker group. A user's
+own connection has another process at its far end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system import reap
+from jupyter_distrib.wire.messages import Connected, CutRemoteSockets, CutSockets
+
+
+class Connections:
+    """The connections of a worker group while one run is on.
+
+    Args:
+        run: Its id.
+        ranks: All ranks of the worker group on this node, as they come and go.
+        spans_nodes: Whether ranks of other nodes belong to it; they are cut by their own agents.
+        tell: Tells which connections end on other nodes.
+    """
+
+    def __init__(self, run: str, ranks: Mapping[int, Rank], tell: Tell, *, spans_nodes: bool) -> None:
+        self._run, self._ranks, self._tell, self.spans_nodes = run, ranks, tell, spans_nodes
+
+    def cut(self, running: Iterable[Rank]) -> None:
+        """Cut the connections of these ranks, which are being stopped."""
+        inodes = reap.sockets_between(self._pids)
+        for rank in running:
+            rank.post(CutSockets(run=self._run, inodes=inodes))
+        self._tell_far_ends(self._pids)
+
+    def cut_remote(self, running: Iterable[Rank], command: CutRemoteSockets) -> None:
+        """Cut the connections of these ranks towards ranks of another node, which are gone or on their way."""
+        if inodes := reap.sockets_towards(self._pids, command.ends):
+            for rank in running:
+                rank.post(CutSockets(run=self._run, inodes=inodes, stop=False))
+
+    def hang_up(self, rank: Rank) -> None:
+        """Cut all connections of a rank that has left the cell, as the end of its process would."""
+        rank.post(CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
+        self._tell_far_ends([rank.pid])
+
+    def _tell_far_ends(self, pids: list[int]) -> None:
+        if self.spans_nodes:
+            self._tell(Connected(run=self._run, ends=reap.ends_outside(pids)), ())
+
+    @property
+    def _pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks.values() if rank.pid]

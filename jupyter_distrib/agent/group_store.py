@@ -1,0 +1,45 @@
+"""The store through which the ranks of one worker group find one another. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import socket
+
+from jupyter_distrib.agent.rank_table import RankTable
+from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
+
+
+class GroupStore:
+    """The current store of one worker group; rank 0 serves it, on this node or another.
+
+    Args:
+        command: What was asked for.
+        ranks: The ranks of this node.
+        tell: Sends to the kernel, or to the coordinator.
+    """
+
+    def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell) -> None:
+        self._command, self._ranks, self._tell = command, ranks, tell
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether ranks of other nodes use it too: whoever holds the nodes together decides when a new one is due."""
+        return self._command.world_size > self._command.size
+
+    def renew(self) -> None:
+        """Make a new store for whatever process groups are made from now on; its socket is bound here and listens in
+        rank 0. Does nothing if rank 0 is on another node."""
+        if self._command.first_rank:
+            return
+        host = self._command.host
+        with socket.create_server((host, 0), backlog=1024) as listener:
+            port = listener.getsockname()[1]
+            for rank in self._ranks:
+                rank.post(ResetGroups(host=host, port=port), [] if rank.number else [listener.fileno()])
+        if self.spans_nodes:
+            self._tell(GroupsReset(group=self._command.group, host=host, port=port), ())
+
+    def use(self, command: UseStore) -> None:
+        """Use the store of another node."""
+        for rank in self._ranks:
+            rank.post(ResetGroups(host=command.host, port=command.port))

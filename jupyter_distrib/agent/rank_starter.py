@@ -1,0 +1,75 @@
+"""Starts the processes of one worker group's ranks. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jupyter_distrib.agent import launch_rank
+from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.forkservers import Forkservers
+from jupyter_distrib.agent.rank import Rank, RankOwner
+from jupyter_distrib.system import reap
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import Fork, OpenWorkerGroup
+
+FORK_AT_ONCE = 60
+"""Four descriptors for each rank go with the order, and one message takes about 250."""
+
+
+class RankStarter:
+    """The starter of one worker group's ranks: by the forkserver, or as programs of their own.
+
+    Args:
+        command: What was asked for.
+        gpus: The worker group's, one for each local rank; none for CPU ranks.
+        owner: The worker group.
+        on_started: Called with each rank that has a process.
+        on_failed: Called with the reason why ranks could not be started.
+    """
+
+    def __init__(
+        self,
+        command: OpenWorkerGroup,
+        *,
+        gpus: Sequence[Gpu],
+        loop: Loop,
+        forkservers: Forkservers,
+        owner: RankOwner,
+        on_started: Callable[[Rank], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._command, self._gpus, self._loop, self._forkservers = command, tuple(gpus), loop, forkservers
+        self._owner, self._on_started, self._on_failed = owner, on_started, on_failed
+        self._sweep = reap.Sweep(loop)
+        self._count = 0
+
+    def prepare(self, local_rank: int) -> Rank:
+        """Make a rank without a process: what is posted to it now is what its process reads first."""
+        self._count += 1
+        order = launch_rank.order(self._command, local_rank, self._count, self._gpus)
+        rank = Rank(order, self._loop, self._sweep, self._owner)
+        if self._command.load_env:
+            rank.post(Fork(orders=(rank.order,)))
+        return rank
+
+    def start(self, ranks: Sequence[Rank]) -> None:
+        """Start the processes of prepared ranks; one of the two callbacks follows for each."""
+        if self._command.load_env:
+            for rank in ranks:
+                self._started([rank], (launch_rank.as_program(rank, self._command.load_env),))
+            return
+        for first in range(0, len(ranks), FORK_AT_ONCE):
+            self._fork(ranks[first : first + FORK_AT_ONCE])
+
+    def _fork(self, ranks: Sequence[Rank]) -> None:
+        self._forkservers.fork(
+            tuple(rank.order for rank in ranks),
+            [fd for rank in ranks for fd in rank.descriptors],
+            lambda pids: self._started(ranks, pids),
+            self._on_failed,
+        )
+
+    def _started(self, ranks: Sequence[Rank], pids: tuple[int, ...]) -> None:
+        for rank, pid in zip(ranks, pids, strict=True):
+            rank.process.pid = pid
+            self._on_started(rank)

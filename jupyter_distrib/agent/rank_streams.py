@@ -1,0 +1,67 @@
+"""Standard output and error of one rank, and what processes of earlier runs still write. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from jupyter_distrib.agent.output import Pipe
+from jupyter_distrib.system.event_loop import Loop
+
+NAMES = ("stdout", "stderr")
+TakeData: TypeAlias = Callable[[str, bytes], None]
+"""Takes data by the name of its stream."""
+TakeLateText: TypeAlias = Callable[[str, str, str], None]
+"""Takes the run that text is of, the name of its stream, and the text."""
+
+
+class RankStreams:
+    """The pipes into which one rank, and what it starts, write.
+
+    Args:
+        on_data: Takes what the rank writes.
+        on_late_text: Takes what something writes that an earlier run has left.
+    """
+
+    def __init__(self, loop: Loop, *, on_data: TakeData, on_late_text: TakeLateText) -> None:
+        self._loop, self._on_data, self._on_late_text = loop, on_data, on_late_text
+        ends = {name: os.pipe() for name in NAMES}
+        self.write_ends = [write_fd for _, write_fd in ends.values()]
+        """For the process, in the order of `NAMES`; whoever starts it closes them."""
+        self._pipes = {name: self._pipe(name, read_fd) for name, (read_fd, _) in ends.items()}
+        self._late_pipes: list[Pipe] = []
+
+    @property
+    def stderr_tail(self) -> bytes:
+        return bytes(self._pipes["stderr"].tail)
+
+    def drain(self) -> None:
+        """Take in all that the rank has written so far."""
+        for pipe in self._pipes.values():
+            pipe.drain()
+
+    def assign_to(self, run: str) -> None:
+        """Treat what comes from now on as late output of that run."""
+        for name, pipe in self._pipes.items():
+            pipe.on_data = self._late(run, name)
+
+    def replace(self, run: str, read_ends: Sequence[int]) -> None:
+        """Read the rank's new pipes, and treat what comes through the old ones as late output of that run. Duplicates
+        the descriptors."""
+        self.drain()
+        self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
+        self.assign_to(run)
+        self._pipes = {name: self._pipe(name, os.dup(read_fd)) for name, read_fd in zip(NAMES, read_ends, strict=True)}
+
+    def close(self) -> None:
+        for pipe in (*self._pipes.values(), *self._late_pipes):
+            pipe.close()
+
+    def _pipe(self, name: str, read_fd: int) -> Pipe:
+        return Pipe(self._loop, read_fd, lambda data: self._on_data(name, data))
+
+    def _late(self, run: str, name: str) -> Callable[[bytes], None]:
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        return lambda data: self._on_late_text(run, name, decoder.decode(data))

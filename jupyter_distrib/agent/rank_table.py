@@ -1,0 +1,75 @@
+"""The ranks of one worker group by number, and those whose places others have taken. Runs in the agent's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from jupyter_distrib.agent.rank import Rank
+
+
+class RankTable:
+    """The processes of one worker group."""
+
+    def __init__(self) -> None:
+        self._current: dict[int, Rank] = {}
+        self._replaced: list[Rank] = []
+        """Others have their places, and their exit handlers may still be at work."""
+        self._lost: set[int] = set()
+
+    @property
+    def current(self) -> Mapping[int, Rank]:
+        """The ranks by number, as they come and go."""
+        return self._current
+
+    def __iter__(self) -> Iterator[Rank]:
+        """Return the current ranks."""
+        return iter(self._current.values())
+
+    def everyone(self) -> list[Rank]:
+        """Return all ranks that may still have a process."""
+        return [*self._current.values(), *self._replaced]
+
+    @property
+    def starting(self) -> bool:
+        """Whether some rank is not ready yet."""
+        return any(rank.state == "starting" for rank in self)
+
+    @property
+    def living(self) -> bool:
+        """Whether some process has not been reaped."""
+        return any(rank.process.living for rank in self.everyone())
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self.everyone() if rank.pid]
+
+    @property
+    def marks(self) -> set[str]:
+        return {rank.process.mark for rank in self.everyone()}
+
+    def find(self, pid: int) -> Rank | None:
+        return next((rank for rank in self.everyone() if rank.pid == pid), None)
+
+    def put(self, rank: Rank) -> None:
+        """Give a rank its place, which one that is gone may have had."""
+        self._current[rank.number] = rank
+
+    def is_current(self, rank: Rank) -> bool:
+        return self._current.get(rank.number) is rank
+
+    def retire_all(self) -> None:
+        """Expect others in all places."""
+        self._replaced = self.everyone()
+
+    def remove_replaced(self, rank: Rank) -> None:
+        """Forget a rank that is gone, if another has its place."""
+        if rank in self._replaced:
+            self._replaced.remove(rank)
+
+    def note_lost(self, number: int) -> None:
+        self._lost.add(number)
+
+    def take_lost(self) -> tuple[int, ...]:
+        """Return the numbers of the ranks that were lost since the last time."""
+        lost, self._lost = tuple(sorted(self._lost)), set()
+        return lost
