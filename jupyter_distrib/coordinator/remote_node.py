@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from jupyter_distrib.coordinator.delivery import Delivery
 from jupyter_distrib.coordinator.engine import Channel, ContentPart
 from jupyter_distrib.coordinator.file_sync import FileSync
-from jupyter_distrib.coordinator.relay import Answer, Entry, opened
+from jupyter_distrib.coordinator.relay_inbox import Answer, Entry, opened
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.link import decode_frame, encode

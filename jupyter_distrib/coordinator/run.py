@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from jupyter_distrib.coordinator.log_collection import LogCollection, LogSource
 from jupyter_distrib.coordinator.watch import SpreadWatch
+from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
-from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.messages import (
     Command,
@@ -43,7 +45,7 @@ LOST_LOGS_S = 1.0
 """How long the end of a run waits for the lost node itself, which may have lost its agent only and still answer."""
 
 
-class SpreadNode(Protocol):
+class SpreadNode(LogSource, Protocol):
     """The agent of one node, reachable. Nothing here blocks."""
 
     name: str
@@ -53,9 +55,6 @@ class SpreadNode(Protocol):
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """Deliver in order; `fds` stay the caller's."""
-
-    def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        """Bring what the node's ranks wrote into this folder, then call `done` in the loop; also if it fails."""
 
 
 class SpreadRun:
@@ -81,16 +80,12 @@ class SpreadRun:
     ) -> None:
         self.command, self.tell, self.ranks = command, tell, ranks
         self.started_s = time.monotonic()
-        self.clean = True
-        self.sequences: set[int] = set()
-        self._nodes, self._loop, self._logs, self._on_over = nodes, loop, logs / command.run, on_over
+        self.health = GroupHealth()
+        self.logs = LogCollection(command.run, nodes, logs / command.run, self._finish_if_over)
+        self._nodes, self._on_over = nodes, on_over
         self._going = set(ranks)
         """Nodes that have not said that they have ended."""
-        self._fetching: set[int] = set()
-        """Nodes whose logs are on their way."""
-        self._asked_for = False
-        """Logs of some node."""
-        self._timers: list[Timer] = []
+        self._timers = Timers(loop)
         self._watch = SpreadWatch(
             command,
             loop,
@@ -100,11 +95,6 @@ class SpreadRun:
             stop=self.stop,
         )
 
-    @property
-    def log_directory(self) -> str:
-        """Empty if nobody wrote anything, or none of it could be brought."""
-        return str(self._logs) if self._asked_for and any(self._logs.glob("rank*.log")) else ""
-
     def start(self, fds: Sequence[int]) -> None:
         """Hand the cell to the nodes of its ranks."""
         whole = replace(self.command, run_size=len(self.command.ranks), detached=False, timeout_s=None)
@@ -112,10 +102,7 @@ class SpreadRun:
             part = replace(whole, ranks=tuple(sorted(mine)))
             self._nodes[node].send(part, fds)
         if self.command.timeout_s is not None:
-            self._after(self.command.timeout_s, self._time_out)
-
-    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._timers.append(self._loop.later(delay_s, call))
+            self._timers.later(self.command.timeout_s, self._time_out)
 
     def _time_out(self) -> None:
         limit_s = self.command.timeout_s or 0.0
@@ -154,29 +141,20 @@ class SpreadRun:
         """Stop other nodes as the end of one rank demands."""
         match event:
             case Failed():
-                self._after(FAILURE_GRACE_S, lambda: self.stop(but=node))
+                self._timers.later(FAILURE_GRACE_S, lambda: self.stop(but=node))
             case Exited():
                 self.stop(but=node)
 
     def _ended(self, node: int, event: Ended) -> None:
         self._going.discard(node)
-        self.clean &= event.clean
-        self.sequences |= set(event.sequences)
+        self.health.clean &= event.clean
+        self.health.sequences |= set(event.sequences)
         if event.log_directory:
-            self._fetch(node)
-        self._finish_if_over()
-
-    def _fetch(self, node: int) -> None:
-        self._fetching.add(node)
-        self._asked_for = True
-        self._nodes[node].fetch_logs(self.command.run, self._logs, lambda: self._fetched(node))
-
-    def _fetched(self, node: int) -> None:
-        self._fetching.discard(node)
+            self.logs.fetch(node)
         self._finish_if_over()
 
     def _finish_if_over(self) -> None:
-        if not self._going and not self._fetching:
+        if not self._going and self.logs.complete:
             self._finish()
 
     def _finish(self) -> None:
@@ -187,18 +165,17 @@ class SpreadRun:
     def close(self) -> None:
         """Nothing more is to be done for it."""
         self._watch.close()
-        for timer in self._timers:
-            timer.cancel()
+        self._timers.cancel()
 
     def lose(self, reason: str, dead: set[int], pids: Mapping[int, int]) -> None:
         """Ranks of `dead` nodes are lost, those of the others are killed because of it. Ends the run when all logs that
         can still be had are here; `pids` are those of all ranks."""
         for node in sorted(dead & self._going):
             self._give_up(node, pids, lost=reason)
-            self._fetch(node)
-            self._after(LOST_LOGS_S, partial(self._fetched, node))
+            self.logs.fetch(node)
+            self._timers.later(LOST_LOGS_S, partial(self.logs.give_up, node))
         self.stop(force=True)
-        self._after(LOGS_S, lambda: self.give_up(pids))
+        self._timers.later(LOGS_S, lambda: self.give_up(pids))
         self._finish_if_over()
 
     def give_up(self, pids: Mapping[int, int], reason: str = "") -> None:

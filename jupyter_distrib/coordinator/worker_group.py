@@ -178,7 +178,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def _make_store(self) -> None:
         """Groups of some node are not fit any more: a new store for all. The next cell waits for it."""
         if self.run is not None:
-            self.run.clean = False  # when it is over: its ranks still use the store
+            self.run.health.clean = False  # when it is over: its ranks still use the store
         elif len(self._shares) > 1 and self._store_timer is None:
             self._store_timer = self._loop.later(
                 MAKE_STORE_LIMIT_S, lambda: self.lost(0, "it made no new store in time")
@@ -236,9 +236,9 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def _over(self, run: SpreadRun) -> None:
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
-        if not self._ending and (not run.clean or len(run.sequences) > 1):
+        if not self._ending and not run.health.fit:
             self._make_store()
-        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.log_directory), ())
+        run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
         if self._ending and not self.closed:
             self._close()

@@ -1,4 +1,4 @@
-"""What stands between the coordinator and the agent of a node."""
+"""The folders of agents that relays start on nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.coordinator import relay
+from jupyter_distrib.coordinator import node_agent
 
 
 def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
@@ -20,12 +20,12 @@ def test_what_a_killed_agent_left_on_a_node_is_removed_by_the_next(
     for folder in (mine, living, killed, starting, bound, stranger):
         folder.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(living / relay.SOCKET))
+        listener.bind(str(living / node_agent.SOCKET))
         listener.listen()
         for folder in (killed, bound, stranger):
             with socket.socket(socket.AF_UNIX) as silent:
-                silent.bind(str(folder / relay.SOCKET))
+                silent.bind(str(folder / node_agent.SOCKET))
         for folder in (killed, stranger):
-            os.utime(folder / relay.SOCKET, (0, 0))
-        relay.sweep(mine)
+            os.utime(folder / node_agent.SOCKET, (0, 0))
+        node_agent.sweep(mine)
     assert sorted(Path().iterdir()) == sorted([mine, living, starting, bound, stranger])

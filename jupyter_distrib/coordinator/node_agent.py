@@ -1,0 +1,113 @@
+"""Starts the agent of one node for a relay, in a folder that goes with it. In a process of the engine on that node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system.launch import exec_agent
+
+SOCKET = "agent.sock"
+STARTING_S = 60.0
+IDLE_S = 3.0
+"""The agent ends this long after its host has gone."""
+
+
+class NodeAgent:
+    """The agent of a worker group's own on one node.
+
+    Args:
+        folder: Private to it; it removes the folder when it ends.
+        address: By which the engine knows this node.
+        python: The interpreter of the agent and its ranks; empty: this process's own.
+        env: Variables of the agent and its ranks; `${NAME}` is the node's own.
+        left_out: Prefixes of variables that the engine has set for its own process.
+    """
+
+    def __init__(
+        self, folder: Path, address: str, python: str, env: Mapping[str, str], left_out: Sequence[str]
+    ) -> None:
+        self._folder, self._address = folder, address
+        self._python = os.path.expanduser(python) or sys.executable
+        self._env, self._left_out = _expanded(env), tuple(left_out)
+
+    def start(self) -> socket.socket:
+        """Start the agent and return a connection to it. Raises `PoolError`.
+
+        The agent leaves its parent, so that an engine which kills the children of its processes does not end it before
+        it has ended its ranks.
+        """
+        if not os.access(self._python, os.X_OK) or os.path.isdir(self._python):
+            raise PoolError(
+                f"there is no interpreter at {self._python} on node {self._address}: give --python that of an "
+                "environment with torch that all nodes have."
+            )
+        sweep(self._folder)
+        path = str(self._folder / SOCKET)
+        arguments = ("jupyter_distrib.agent", str(self._folder), "agent", "--alone")
+        with (self._folder / "agent.log").open("wb") as log:
+            try:
+                parent = exec_agent(path, log, arguments, self._environment(), self._python)
+            except OSError:  # of another machine, or no program at all
+                raise self.error() from None
+        sock = socket.socket(socket.AF_UNIX)
+        if parent.wait() or sock.connect_ex(path):
+            sock.close()
+            raise self.error()
+        return sock
+
+    def error(self) -> PoolError:
+        """Return the error for an agent that did not start, with the last line that it has written."""
+        said = (self._folder / "agent.log").read_text("utf-8", "replace").split("\n")
+        last = next((f": {line.strip()}" for line in reversed(said) if line.strip()), "")
+        return PoolError(f"under {self._python} no agent can be started on node {self._address}{last}.")
+
+    def _environment(self) -> dict[str, str]:
+        """Return the node's own environment, without what the engine set for its own process."""
+        source = str(Path(__file__).parent.parent.parent)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(self._left_out)}
+        before = self._env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        return {
+            **kept,
+            **self._env,
+            "PYTHONPATH": source if not before else f"{source}{os.pathsep}{before}",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "JUPYTER_DISTRIB_RUNTIME_DIR": str(self._folder),
+            "JUPYTER_DISTRIB_LOG_DIR": str(self._folder / "logs"),
+            "JUPYTER_DISTRIB_IDLE_S": str(IDLE_S),
+        }
+
+
+def sweep(folder: Path) -> None:
+    """Remove folders beside this one, of the same kind, whose agent was killed before it could."""
+    kind = folder.name.rpartition("-")[0]
+    for other in folder.parent.glob(f"{kind}-*"):
+        if other != folder and _is_deserted(other / SOCKET):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_deserted(path: Path) -> bool:
+    """Return whether a socket is there, nobody listens at it, and it is not one that is just being made."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return time.time() - path.stat().st_mtime > STARTING_S
+        except OSError:  # none yet, or somebody else's
+            return False
+    return False
+
+
+def _expanded(env: Mapping[str, str]) -> dict[str, str]:
+    """Expand `${NAME}` in the values by this process's variables, one after another."""
+    known = dict(os.environ)
+    for name, value in env.items():
+        known[name] = re.sub(r"\$\{(\w+)\}", lambda match: known.get(match[1], ""), value)
+    return {name: known[name] for name in env}

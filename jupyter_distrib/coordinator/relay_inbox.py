@@ -1,0 +1,103 @@
+"""What has come from the agent of a node, until the coordinator takes it. Filled by one thread of a relay, and emptied
+by the two in which the engine calls it."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jupyter_distrib.wire.link import kind_of, split
+
+AT_ONCE_S = 0.02
+"""A cell that is over so soon is answered by the call that brought it."""
+GATHER_S = 0.003
+"""Behind the end of one rank, that of the others and of the run are close: they travel together."""
+_NUMBER = struct.Struct("!Q")
+Entry = tuple[bytes, Any]
+"""A frame, with the content of its shared memory, or None."""
+Answer = bytes | tuple[int, list[Entry]]
+"""Entries in their order, and the number of this answer: the engine may tell of a later one first. Bytes, which engines
+carry at less cost, if no entry has a content; see `opened`."""
+
+
+class RelayInbox:
+    """Entries that have come, for one of two callers: the call that brought a cell, or the one that waits for news."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._news, self._at_once = threading.Condition(self._lock), threading.Condition(self._lock)
+        """Notified for the call that waits for news, and for the one that brought a cell."""
+        self._entries: list[Entry] = []
+        self._last_kind = ""
+        """The class of what has come last."""
+        self._answers = 0
+        self._is_call_first = False
+        """Whether what comes now is for the call that brought a cell."""
+        self._over = False
+
+    def put(self, frame: bytes, content: Any) -> None:
+        """Add an entry."""
+        kind = kind_of(frame)
+        with self._lock:
+            self._entries.append((frame, content))
+            self._last_kind = kind
+            if not self._is_call_first:
+                self._news.notify()
+            elif kind == "Ended":
+                self._at_once.notify()
+
+    def end(self) -> None:
+        """Tell both callers that nothing more will come."""
+        with self._lock:
+            self._over = True
+            self._news.notify()
+            self._at_once.notify()
+
+    @contextmanager
+    def call_first(self) -> Iterator[None]:
+        """Keep what comes for the call that brings a cell, see `take_at_once`."""
+        with self._lock:
+            self._is_call_first, self._last_kind = True, ""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_call_first = False
+                self._news.notify()
+
+    def take_at_once(self) -> Answer | None:
+        """Return what has come of a cell, when it is over or has taken too long for that."""
+        with self._lock:
+            self._at_once.wait_for(lambda: self._over or self._last_kind == "Ended", AT_ONCE_S)
+            return self._take()
+
+    def take(self) -> Answer:
+        """Return all that has come since the last answer; wait for something. Empty when nothing more will come."""
+        with self._lock:
+            while True:
+                self._news.wait_for(lambda: (self._entries or self._over) and not self._is_call_first)
+                self._news.wait_for(
+                    lambda: self._over or self._is_call_first or self._last_kind != "Returned", GATHER_S
+                )
+                if (answer := self._take()) is not None:
+                    return answer
+
+    def _take(self) -> Answer | None:
+        if not self._entries and not self._over:
+            return None
+        number, entries = self._answers, self._entries
+        self._answers, self._entries = self._answers + 1, []
+        if any(content is not None for _, content in entries):
+            return number, entries
+        return _NUMBER.pack(number) + b"".join(frame for frame, _ in entries)
+
+
+def opened(answer: Answer) -> tuple[int, list[Entry]]:
+    """Return the number and the entries of an answer."""
+    if isinstance(answer, tuple):
+        return answer
+    (number,) = _NUMBER.unpack_from(answer)
+    return number, [(frame, None) for frame in split(answer[_NUMBER.size :])]
