@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from jupyter_distrib.agent import exit_info
-from jupyter_distrib.agent.connections import Connections
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.agent.rank_connections import RankConnections
 from jupyter_distrib.agent.stop_ladder import StopLadder
 from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.server.group_health import GroupHealth
@@ -54,7 +54,7 @@ class NodeRun:
         self.health = GroupHealth()
         self.watch: Watch | None = None
         self._ranks, self._loop, self._timers = ranks, loop, Timers(loop)
-        self._connections = Connections(command.run, ranks, tell, spans_nodes=spans_nodes)
+        self._connections = RankConnections(command.run, ranks, tell, spans_nodes=spans_nodes)
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
 
     def running(self) -> list[Rank]:

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from jupyter_distrib.agent.connections import Connections
 from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.agent.rank_connections import RankConnections
 from jupyter_distrib.system.event_loop import Timers
 from jupyter_distrib.wire.messages import KILL_AFTER_S, CutSockets
 
@@ -29,7 +29,7 @@ class StopLadder:
     """
 
     def __init__(
-        self, run: str, running: Callable[[], Sequence[Rank]], connections: Connections, timers: Timers
+        self, run: str, running: Callable[[], Sequence[Rank]], connections: RankConnections, timers: Timers
     ) -> None:
         self._run, self._running, self._connections, self._timers = run, running, connections, timers
         self.begun = False

@@ -14,7 +14,7 @@ from jupyter_distrib.system import reap
 from jupyter_distrib.wire.messages import Connected, CutRemoteSockets, CutSockets
 
 
-class Connections:
+class RankConnections:
     """The connections of a worker group while one run is on.
 
     Args:
