@@ -60,16 +60,22 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jupyter_distrib' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"jupyter_distrib.{_HOMES[name]}"), name)
+    from jupyter_distrib.system import interrupts
+
+    with interrupts.WholeImports():  # some of them import torch
+        return getattr(importlib.import_module(f"jupyter_distrib.{_HOMES[name]}"), name)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by `%load_ext jupyter_distrib`."""
-    from jupyter_distrib.kernel.session import session
+    from jupyter_distrib.system import interrupts
 
-    session.current().pools.connections.warm_up()  # the pool gets ready while the rest is imported
+    with interrupts.WholeImports():
+        from jupyter_distrib.kernel.session import session
 
-    from jupyter_distrib.kernel.notebook import magic
+        session.current().pools.connections.warm_up()  # the pool gets ready while the rest is imported
+
+        from jupyter_distrib.kernel.notebook import magic
 
     magic.load(shell)
 

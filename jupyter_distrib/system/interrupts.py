@@ -78,3 +78,36 @@ class Uninterrupted:
             signal.signal(signal.SIGINT, self._before)
             if self.pressed:
                 self._instead() if self._instead else self._before(signal.SIGINT, None)
+
+
+class WholeImports:
+    """A block in which no interrupt cuts the import of a library in two: it is raised at the end of the block.
+
+    What C code of a library has registered by then would stay, and the next import of it fail, or end the process. Any
+    other line of the block is interrupted as ever.
+    """
+
+    def __init__(self) -> None:
+        self._before: Callable[[int, types.FrameType | None], object] | None = None
+        self._pressed = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: types.FrameType | None) -> None:
+        from jupyter_distrib.system.library_imports import importing_library
+
+        if importing_library(frame):
+            self._pressed = True
+        elif self._before is not None:
+            self._before(number, frame)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._pressed:
+                self._before(signal.SIGINT, None)

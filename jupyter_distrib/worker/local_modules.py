@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
-import types
 from itertools import islice
 from typing import Any
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system.library_imports import FOLDERS
 
-_FOLDERS = tuple(
-    {
-        os.path.realpath(folder) + os.sep
-        for folder in (*sysconfig.get_paths().values(), *process_environment.OWN)
-        if folder
-    }
-)
-_IMPORT = "<frozen importlib._bootstrap>"
 _Stamp = tuple[int, int]
 
 
@@ -54,7 +44,7 @@ class LocalModules:
         self._looked_at = now
         for name in _since(self._last, sys.modules) - self._baseline - self._others - self._known.keys():
             path = getattr(sys.modules[name], "__file__", None)
-            if isinstance(path, str) and not os.path.realpath(path).startswith(_FOLDERS):
+            if isinstance(path, str) and not os.path.realpath(path).startswith(FOLDERS):
                 self._known[name] = (path, _stamp(path))
             else:
                 self._others.add(name)
@@ -81,30 +71,12 @@ class LocalModules:
         if _size_and_newest(cache) == self._listed:
             return
         for path in _since(self._last_library, cache) - self._libraries:
-            if (os.path.realpath(path) + os.sep).startswith(_FOLDERS):
+            if (os.path.realpath(path) + os.sep).startswith(FOLDERS):
                 self._libraries.add(path)
             else:
                 del cache[path]
         self._listed = _size_and_newest(cache)
         self._last_library = self._listed[1]
-
-
-def importing_library(frame: types.FrameType | None) -> bool:
-    """Whether this is part of an import of a module that is not local.
-
-    It is not to be interrupted: what its C code has registered by then stays (operators of torch, the core of numpy),
-    and every later import of it in this process fails ("Tried to register an operator ... twice").
-    """
-    while frame is not None and (outer := frame.f_back) is not None:
-        code, name = frame.f_code, frame.f_code.co_filename
-        if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and _is_library(name):
-            return True
-        frame = outer
-    return False
-
-
-def _is_library(path: str) -> bool:
-    return os.path.isabs(path) and os.path.realpath(path).startswith(_FOLDERS)
 
 
 def drop_orphans() -> None:

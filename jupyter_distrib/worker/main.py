@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from jupyter_distrib.errors import DistributedError, ValueLost
 from jupyter_distrib.serialization import payload, tensors
-from jupyter_distrib.system import crash_notes, process
+from jupyter_distrib.system import crash_notes, library_imports, process
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     CutSockets,
@@ -385,7 +385,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ other threads
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        self._unheard = self._sending or local_modules.importing_library(frame)
+        self._unheard = self._sending or library_imports.importing_library(frame)
         if self.interruptible and not self._unheard:
             raise KeyboardInterrupt
 

@@ -508,6 +508,30 @@ def test_an_interrupt_that_meets_the_kernel_anywhere_is_shown(
     assert book.cell(GOOD).result == "ranks 0-1: 2"
 
 
+PRESS = """
+import os, signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+"""
+"""Presses Stop when this module is looked for."""
+
+
+@pytest.mark.parametrize("module", ["torch._tensor", "torch.nn.modules.linear", "torch.distributed", "torch.fx"])
+def test_a_stop_while_the_kernel_imports_torch_for_a_value_leaves_both_whole(tmp_path: Path, module: str) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(PRESS.format(module=module))
+        outcome = book.cell("%%distributed --ranks 1\nimport torch\ntorch.ones(2)")
+        assert outcome.ename == "KeyboardInterrupt", outcome.text
+        assert outcome.traceback.startswith("KeyboardInterrupt: Stopped by you after")
+        assert book.ok("import torch; torch.ones(2).sum().item()").result == "2.0"
+        assert book.ok("%%distributed --ranks 1\ntorch.ones(2)").result == "rank 0: tensor([1., 1.])"
+
+
 def test_the_arrival_of_an_input_can_be_stopped(book: Notebook) -> None:
     book.cell(
         f"import time\nclass Slow:\n    def __setstate__(self, state):\n        {SAY}\n"

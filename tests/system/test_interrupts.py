@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import queue
 import signal
+import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import interrupts, library_imports
 
 
 class Deaf(queue.SimpleQueue[int]):
@@ -109,3 +113,40 @@ def test_other_threads_go_on_as_they_are() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+def imported(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, library: bool) -> None:
+    """Import a module in whose midst Stop is pressed; afterwards it has the name `whole`."""
+    (folder / f"{name}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(library_imports, "FOLDERS", (f"{folder}{os.sep}",) if library else ())
+    with interrupts.WholeImports():
+        importlib.import_module(name)
+
+
+def test_an_interrupt_does_not_cut_the_import_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        imported(tmp_path, "library_that_is_whole", monkeypatch, library=True)
+    assert sys.modules.pop("library_that_is_whole").whole
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_cuts_whatever_else_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        imported(tmp_path, "local_that_is_cut", monkeypatch, library=False)
+    assert "local_that_is_cut" not in sys.modules
+
+
+def test_another_thread_has_no_interrupts_to_hold_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def look() -> None:
+        with interrupts.WholeImports():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [before]

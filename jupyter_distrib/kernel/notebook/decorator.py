@@ -15,6 +15,7 @@ from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.cell_options import Options, from_keywords
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire.messages import Cell
 from jupyter_distrib.worker import identity
 
@@ -75,7 +76,8 @@ class DistributedFunction(Generic[P, R]):
         here, namespace = session.current(), _namespace()
         if self.options.pool:
             here.choices.name(self.options.pool)
-        packed_inputs = inputs_module.pack(inputs, namespace)
+        with interrupts.WholeImports():
+            packed_inputs = inputs_module.pack(inputs, namespace)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, here.dropped)
         cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)

@@ -186,7 +186,8 @@ class LiveView(View):
         return self._pieces.changed(self._run.record, time.monotonic(), stopping=self._run.stopping)
 
     def _open_widget(self) -> None:
-        from jupyter_distrib.kernel.notebook.widget_model import RunWidget
+        with interrupts.WholeImports():
+            from jupyter_distrib.kernel.notebook.widget_model import RunWidget
 
         self._changed()
         self._widget = RunWidget(self._state, self._take)

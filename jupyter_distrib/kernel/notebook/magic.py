@@ -38,7 +38,7 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
-from jupyter_distrib.system import formatting
+from jupyter_distrib.system import formatting, interrupts
 from jupyter_distrib.worker.strategy import load as load_strategy
 
 
@@ -66,7 +66,8 @@ class DistributedMagics(Magics):
         captured = self._capture(options, cell)
         if options.explain:
             strategy = settings.filled(options).strategy or "none"
-            effects = load_strategy(strategy).effects(options.strategy_options)
+            with interrupts.WholeImports():
+                effects = load_strategy(strategy).effects(options.strategy_options)
             return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
         run = self._start(captured, options, settings)
         if options.detach:
@@ -100,7 +101,8 @@ class DistributedMagics(Magics):
         here, notebook = session.current(), self.shell.user_ns
         if options.pool:
             here.choices.name(options.pool)
-        packed_inputs = inputs.pack(captured.inputs, notebook)
+        with interrupts.WholeImports():
+            packed_inputs = inputs.pack(captured.inputs, notebook)
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
         absent = inputs.absent(captured.cell.source, packed_inputs, notebook, here.dropped)

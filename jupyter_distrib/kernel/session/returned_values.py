@@ -42,16 +42,21 @@ class ReturnedValues:
             return self._results
         values: dict[int, Any] = dict.fromkeys(returned)
         for rank, (parcel, fd) in self._parcels.items():
-            values[rank] = payload.unpack_value(*payload.from_parcel(parcel, fd))
-        self._parcels.clear()
+            copy = None if fd is None else os.dup(fd)  # a call that is interrupted can be made again
+            values[rank] = payload.unpack_value(*payload.from_parcel(parcel, copy))
+        self._close_parcels()
         results = Results(values)
         self._results = results if keep else None
         return results
 
-    def __del__(self) -> None:
-        for _, fd in self._parcels.values():
+    def _close_parcels(self) -> None:
+        while self._parcels:
+            _, (_, fd) = self._parcels.popitem()
             if fd is not None:
                 os.close(fd)
+
+    def __del__(self) -> None:
+        self._close_parcels()
 
 
 def unpack_exception(parcel: Parcel) -> BaseException | None:

@@ -20,6 +20,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import presses
 from jupyter_distrib.kernel.session.cell_sources import CellSources
 from jupyter_distrib.kernel.session.observers import RunObservers
+from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpack_exception
 from jupyter_distrib.system import formatting, interrupts, paths
 from jupyter_distrib.wire.messages import KILL_AFTER_S, Ended, Noted, RunEvent
@@ -253,11 +254,16 @@ class Run:
     def _conclude(self) -> Any:
         """The values if all is well, else the exception, raised outside any `except` block."""
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
-        results = self.values.unpacked(returned, keep=self.detached)
-        if self.record.ok and not self.interrupted:
+        try:
+            with interrupts.WholeImports():
+                results = self.values.unpacked(returned, keep=self.detached)
+                exception = None if self.record.ok and not self.interrupted else self._exception()
+        except KeyboardInterrupt:
+            results = Results({})
+            exception = failures.to_interrupt(self.record, self.elapsed_s, self._sources.source_of)
+        if exception is None:
             self.values.held = ()
             return results if any(value is not None for value in results) else None
-        exception = self._exception()
         with suppress(AttributeError, TypeError):
             exception.__dict__["results"] = results
         raise exception
