@@ -508,6 +508,29 @@ def test_an_interrupt_that_meets_the_kernel_anywhere_is_shown(
     assert book.cell(GOOD).result == "ranks 0-1: 2"
 
 
+OTHER_HANDLER = """
+import signal
+def theirs(number, frame):
+    raise KeyboardInterrupt("theirs")
+signal.signal(signal.SIGINT, theirs)
+body = "import time\\nprint('ready', rank, flush=True)\\ntime.sleep(100)"
+try:
+    get_ipython().run_cell_magic("distributed", "--ranks 2", body)
+except KeyboardInterrupt as error:
+    stopped = str(error)
+print("put back", signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+"""
+"""A cell that gives SIGINT to a library, as the start of a Spark session does, and then runs on ranks."""
+
+
+def test_a_handler_of_a_library_does_not_keep_stop_from_the_ranks(book: Notebook) -> None:
+    outcome = stop(book, OTHER_HANDLER)
+    assert outcome.status == "ok", outcome.text
+    assert "put back True" in outcome.stdout
+    assert book.ok("print(stopped)").stdout.startswith("Stopped by you after")
+    assert book.cell(GOOD).result == "ranks 0-1: 2"
+
+
 PRESS = """
 import os, signal, sys
 class Press:

@@ -14,6 +14,7 @@ from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.session.cell_sources import cell_name
 from jupyter_distrib.wire.messages import Frame
 
+Handler = Callable[[int, types.FrameType | None], object]
 LATE_S = 1.0
 """A press that comes this soon after the end of a run that was stopped was meant for it."""
 
@@ -22,36 +23,37 @@ LATE_S = 1.0
 def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool]) -> Iterator[None]:
     """While this thread waits, an interrupt calls `order`: an exception between two lines would leave the run behind.
 
-    Only Python's own handler is replaced, which ipykernel sets for the time of a cell; it is put back before anything
-    else runs, a second later if the run was `stopped`.
+    The handler that is there, Python's own or that of a library (Spark's, say), is put back before anything else runs,
+    a second later if the run was `stopped`.
     """
-    default = signal.default_int_handler
     before = signal.getsignal(signal.SIGINT)
-    replaceable = before is default or isinstance(before, LatePresses)
-    if threading.current_thread() is not threading.main_thread() or not replaceable:
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
+    if isinstance(before, LatePresses):
+        before = before.successor
     signal.signal(signal.SIGINT, lambda signum, frame: order())
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, LatePresses() if stopped() else default)
+        signal.signal(signal.SIGINT, LatePresses(before) if stopped() else before)
 
 
 class LatePresses:
-    """A handler that swallows the presses meant for a run that has just been stopped, then is Python's own again.
+    """A handler that swallows the presses meant for a run that has just been stopped, then gives way to `successor`.
 
     One that met ipykernel (7.4) while it shows the first would cost the cell its reply: the front end would wait for
     ever. ipykernel sets its own handler for each cell.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, successor: Handler) -> None:
+        self.successor = successor
         self._until_s = time.monotonic() + LATE_S
 
     def __call__(self, signum: int, frame: types.FrameType | None) -> None:
         if time.monotonic() >= self._until_s:
-            signal.signal(signum, signal.default_int_handler)
-            signal.default_int_handler(signum, frame)
+            signal.signal(signum, self.successor)
+            self.successor(signum, frame)
 
 
 def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
