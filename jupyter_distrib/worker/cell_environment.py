@@ -1,0 +1,45 @@
+"""The surroundings that every cell on a rank finds: folder, variables, path, threads, modules as they are on disk,
+signal handlers. Rank's main thread.
+"""
+
+from __future__ import annotations
+
+from jupyter_distrib.wire.messages import Setting, WorkerOrder
+from jupyter_distrib.worker import displaying, identity, local_modules, process_reset, rank_environment, threads
+from jupyter_distrib.worker.framework import Groups
+
+
+class CellEnvironment:
+    """Puts a process that lives on into the state that the next cell expects."""
+
+    def __init__(self, order: WorkerOrder, groups: Groups) -> None:
+        self._order, self._groups = order, groups
+        self._handlers = process_reset.Handlers()
+        self.modules = local_modules.of_forkserver or local_modules.LocalModules()
+        self._variables: dict[str, str] = {}
+        self._inputs: object = None
+        """The inputs of the cached `_variables`."""
+
+    def prepare(self, setting: Setting) -> list[str]:
+        """Be where the kernel is; return the changed files whose modules are imported again."""
+        self._take(setting)
+        process_reset.forget_singletons()
+        return self.modules.refresh()
+
+    def restore(self) -> None:
+        """Undo what the cell did to the process."""
+        self._handlers.restore()
+
+    def _take(self, setting: Setting) -> None:
+        """Take the kernel's directory, environment and path, as they are now, and this rank's own variables."""
+        of_group = self._groups.environment()
+        key = setting.own_environment, setting.env, of_group
+        if key != self._inputs:
+            own = rank_environment.environment if setting.own_environment else {}
+            given = identity.with_defaults({**own, **setting.env})
+            self._variables, self._inputs = {**given, **identity.environment(), **of_group}, key
+            # The kernel's own would find no kernel here.
+            if self._variables.get("MPLBACKEND", "module:").startswith("module:"):
+                self._variables["MPLBACKEND"] = displaying.BACKEND
+        rank_environment.take(setting, self._variables)
+        threads.use(self._order.threads, self._variables)

@@ -1,0 +1,53 @@
+"""The end of what a cell leaves in its rank's memory, when the notebook has its answer. Rank's main thread."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from jupyter_distrib.serialization import payload, tensors
+from jupyter_distrib.wire.messages import Execute
+from jupyter_distrib.worker import cell
+from jupyter_distrib.worker.framework import Framework
+
+COLLECT_AFTER_S = 0.02
+"""Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
+
+
+class Cleanup:
+    """Drops a cell's own data, and keeps what was asked for."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self.is_due = False
+        """A cell has left garbage."""
+        self.is_urgent = False
+        """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
+        self._kept_by = ""
+        """The last run that was to keep something."""
+
+    def after(self, command: Execute, namespace: dict[str, object]) -> None:
+        """Drop what the cell has not kept."""
+        keep = command.setting.keep
+        tensors.whole.clear()
+        self._framework.finish(value for name, value in namespace.items() if name not in keep)
+        if keep:
+            cell.keep_only(namespace, keep)
+            self._kept_by = command.run
+        else:
+            sys.modules["__main__"] = cell.fresh_module()
+            namespace.pop("get_ipython", None)  # it holds the namespace
+            self.is_urgent = cell.defines_code(namespace)
+        self.is_due = True
+
+    def forget(self, keys: tuple[str, ...]) -> None:
+        """Drop kept values."""
+        for key in keys:
+            payload.kept_values.pop(key, None)
+        if not any(key.startswith(f"{self._kept_by}/") for key in payload.kept_values):
+            sys.modules["__main__"] = cell.fresh_module()  # the one that is there has them as globals
+        gc.collect()
+
+    def collect(self) -> None:
+        self.is_due = self.is_urgent = False
+        gc.collect()

@@ -1,0 +1,177 @@
+"""The execution of one cell after another on a rank, each from its command to the event that tells its end. Rank's main
+thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from functools import partial
+from typing import Any
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system import crash_notes, process
+from jupyter_distrib.wire.messages import Execute, Noted, RunEvent, Started, StreamsReplaced, WorkerOrder
+from jupyter_distrib.worker import (
+    cell,
+    displaying,
+    identity,
+    local_modules,
+    process_reset,
+    rank_environment,
+    reporting,
+)
+from jupyter_distrib.worker import strategy as strategy_module
+from jupyter_distrib.worker.cell_environment import CellEnvironment
+from jupyter_distrib.worker.cleanup import Cleanup
+from jupyter_distrib.worker.control_thread import ControlThread
+from jupyter_distrib.worker.framework import Framework
+from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.late_output import LateThreads
+from jupyter_distrib.worker.messenger import Messenger
+from jupyter_distrib.worker.outcome import outcome
+from jupyter_distrib.worker.probe import Prober
+
+
+class CellRunner:
+    """Executes cells. Nothing that user code raises gets past it.
+
+    Args:
+        order: Who this rank is.
+        loading_fd: Memory shared with the agent, for the name of the variable that is being unpickled.
+    """
+
+    def __init__(
+        self,
+        order: WorkerOrder,
+        loading_fd: int,
+        framework: Framework,
+        *,
+        messenger: Messenger,
+        interrupts: Interrupts,
+        control: ControlThread,
+        prober: Prober,
+        cleanup: Cleanup,
+    ) -> None:
+        self._order, self._framework, self._groups = order, framework, framework.groups
+        self._messenger, self._interrupts, self._control = messenger, interrupts, control
+        self._prober, self._cleanup = prober, cleanup
+        self._environment = CellEnvironment(order, framework.groups)
+        self._late = LateThreads(order.rank, messenger.send)
+        self._loading = partial(crash_notes.note, loading_fd)
+
+    def execute(self, command: Execute, fds: list[int]) -> None:
+        run, rank = command.run, self._order.rank
+        pid, device = os.getpid(), self._order.device
+        self._messenger.begin(Started(run=run, rank=rank, pid=pid, device=device, at_s=time.monotonic()))
+        module = cell.fresh_module()
+        value, error = self._guarded(command, fds, module)
+        if error is not None:
+            local_modules.drop_orphans()
+        event, out_fds = self._outcome(command, module.__dict__, value, error)
+        del value, error
+        self._late.end(run)
+        process.flush_streams()
+        if process.has_children():
+            self.replace_streams(run)
+        self._environment.modules.remember()
+        self._control.ended(run)
+        self._messenger.send(event, out_fds)
+        for fd in out_fds:
+            os.close(fd)
+        self._cleanup.after(command, module.__dict__)
+        self._environment.restore()
+        self._groups.tidy()
+
+    def replace_streams(self, run: str) -> None:
+        """Open new streams, so that output of processes that go on after their cell is not seen under the next one."""
+        ends = process.renew_streams()
+        self._messenger.send(StreamsReplaced(run=run), ends)
+        for fd in ends:
+            os.close(fd)
+
+    def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
+        """Return the cell's value, or what it raised."""
+        strategy, ok = None, False
+        try:
+            try:
+                self._interrupts.allow()
+                self._prepare(command, fds, module)
+                strategy = identity.strategy = self._strategy(command.setting.strategy)
+                strategy.begin(self._strategy_run(command, module.__dict__))
+                self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
+                value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                strategy.returning(value)
+                ok = True
+            finally:
+                self._interrupts.allowed = False
+                if strategy is not None:
+                    strategy.end(ok=ok)
+            return value, None
+        except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
+            self._interrupts.allowed = False
+            return None, error
+        finally:
+            reporter, reporting.current = reporting.current, None
+            if reporter is not None:
+                reporter.close()
+            displaying.close()
+
+    def _outcome(
+        self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
+    ) -> tuple[RunEvent, list[int]]:
+        """Return the event that reports the end. Pickling the value runs the user's code too, and may be stopped."""
+
+        def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
+            rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused
+            return outcome(command, rank, namespace, value, error, stopped=stopped, sequence=sequence)
+
+        try:
+            try:
+                self._interrupts.allowed = error is None
+                return told(value, error)
+            finally:
+                self._interrupts.allowed = False
+        except BaseException as broken:  # noqa: BLE001 - as in `_guarded`
+            self._interrupts.allowed = False
+            return told(None, broken)
+
+    def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
+        run, rank = command.run, self._order.rank
+        self._framework.prepare()
+        for path in self._environment.prepare(command.setting):
+            self._messenger.send(Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
+        self._late.begin()
+        sys.modules["__main__"] = module
+        namespace = module.__dict__
+        namespace |= rank_environment.provided(namespace)
+        data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
+        payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
+        self._loading("")
+        process_reset.resume_singletons(namespace.values(), payload.kept_values.values())
+        self._groups.begin(run)
+        self._prober.begin(run, command.cell.filename)
+        reporting.current = reporting.Reporter(run, rank, self._messenger.send)
+        displaying.current = displaying.Displayer(run, rank, self._messenger.send)
+
+    def _strategy(self, name: str) -> strategy_module.Strategy:
+        found = strategy_module.load(name)
+        if found.framework not in ("", self._framework.name):
+            raise DistributedError(
+                f"--strategy {name} computes with {found.framework}, and these ranks with {self._framework.name}: "
+                "leave --on out, so that it is given ranks of its own."
+            )
+        return found()
+
+    def _strategy_run(self, command: Execute, names: dict[str, object]) -> strategy_module.StrategyRun:
+        return strategy_module.StrategyRun(
+            options=command.setting.strategy_options,
+            filename=command.cell.filename,
+            everyone=identity.everyone(command),
+            names=names,
+            exchange=self._groups.exchange,
+            note=lambda text: self._messenger.send(Noted(run=command.run, rank=None, text=text)),
+        )

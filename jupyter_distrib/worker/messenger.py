@@ -1,0 +1,70 @@
+"""The sending of a rank's events. Any thread of the rank sends; finalizers, which Python may call at any time, do so in
+the midst of another send.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Event, Returned, Started
+
+
+class Messenger:
+    """Sends events in their order and each in one piece, and a short cell's start together with its end.
+
+    Args:
+        link: The way to the agent; received from by another thread.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lock = threading.RLock()
+        self._in_send = False
+        """Whether the thread that has `_lock` is inside a send."""
+        self._meanwhile: list[Event] = []
+        """Events that finalizers have reported in the midst of it."""
+        self._start: Started | None = None
+        self.main_thread_sends = False
+        """An interrupt that comes now would cut an event in two."""
+
+    def begin(self, started: Started) -> None:
+        """Keep the start of a cell, until something else is sent or `announce` is called."""
+        self._start = started
+
+    def announce(self) -> None:
+        """Send the start of the cell, unless it was sent."""
+        with self._lock:
+            started, self._start = self._start, None
+            if started is not None:
+                self._send(started)
+
+    def send(self, event: Event, fds: Sequence[int] = ()) -> None:
+        """Send an event, in one go with the start of the run if that was not sent yet."""
+        is_main, before = threading.current_thread() is threading.main_thread(), self.main_thread_sends
+        if is_main:
+            self.main_thread_sends = True
+        try:
+            with self._lock:
+                started, self._start = self._start, None
+                if started is not None and isinstance(event, Returned):
+                    event, started = replace(event, started=started), None
+                self._send(event, fds, after=() if started is None else (started,))
+        finally:
+            if is_main:
+                self.main_thread_sends = before
+
+    def _send(self, event: Event, fds: Sequence[int] = (), after: Sequence[Event] = ()) -> None:
+        """With `_lock`."""
+        if self._in_send:
+            self._meanwhile.append(event)
+            return
+        self._in_send = True
+        try:
+            self._link.send(event, fds, after=after)
+            while self._meanwhile:
+                self._link.send(self._meanwhile.pop(0))
+        finally:
+            self._in_send = False

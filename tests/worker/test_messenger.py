@@ -1,0 +1,88 @@
+"""How a rank sends its events."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Cleared, Displayed, Returned, Started
+from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.messenger import Messenger
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[Messenger, Link]]:
+    """A messenger, and the agent's end of its link."""
+    mine, theirs = map(Link, socket.socketpair())
+    yield Messenger(mine), theirs
+    mine.close()
+    theirs.close()
+
+
+def test_an_interrupt_cuts_no_event_in_two(told: tuple[Messenger, Link]) -> None:
+    """The agent would take the rest for another frame, and give the rank up with all that it keeps."""
+    messenger, theirs = told
+    interrupts = Interrupts(messenger)
+    interrupts.allow()
+    big = Displayed(run="r", rank=0, data={"text/plain": "x" * 2_000_000}, metadata={}, at_s=1.0)
+    got = []
+
+    def read() -> None:
+        theirs.wait(60_000)  # more is on its way than the socket takes: the main thread is in the midst of it
+        os.kill(os.getpid(), signal.SIGINT)
+        got.extend([theirs.receive()[0], theirs.receive()[0]])
+
+    before = signal.signal(signal.SIGINT, interrupts.on_signal)
+    try:
+        reader = threading.Thread(target=read)
+        reader.start()
+        messenger.send(big)
+        messenger.send(Cleared(run="r", rank=0, at_s=2.0))
+        reader.join(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert got == [big, Cleared(run="r", rank=0, at_s=2.0)]
+    assert interrupts.postponed, "the control thread tries it again"
+
+
+def test_a_cell_that_is_over_at_once_tells_its_start_with_its_end(told: tuple[Messenger, Link]) -> None:
+    messenger, theirs = told
+    start, end = (
+        Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
+        Returned(run="r", rank=0, value=None, at_s=2.0),
+    )
+
+    messenger.begin(start)
+    messenger.send(end)
+    messenger.begin(start)
+    messenger.announce()
+    messenger.send(end)
+
+    assert [theirs.receive()[0] for _ in range(3)] == [replace(end, started=start), start, end]
+
+
+def test_what_a_finalizer_reports_in_the_midst_of_a_send_follows_it(told: tuple[Messenger, Link]) -> None:
+    messenger, _ = told
+    end = Returned(run="r", rank=0, value=None, at_s=2.0)
+    inner = Cleared(run="r", rank=0, at_s=1.0)
+
+    class Link_:
+        def send(self, event: object, fds: object = (), *, after: object = ()) -> None:
+            sent.append(event)
+            if event is end:
+                messenger.send(inner)
+                assert sent == [end]
+
+    sent: list[object] = []
+    messenger._link = Link_()  # type: ignore[assignment]
+    messenger.send(end)
+
+    assert sent == [end, inner]
