@@ -27,7 +27,9 @@ def follow() -> None:
         return
     for item in gc.get_objects():
         if issubclass(type(item), parallel.DistributedDataParallel) and _is_orphan(item):
+            before = item.process_group  # not to be freed by the reducer, see `Rendezvous.hold`
             private.set_group_of(item, dist.group.WORLD)
+            del before
             _synchronise_at_next_forward(item)
 
 

@@ -53,6 +53,9 @@ class Rendezvous:
         self._board: StoreBoard | None = None
         self._board_before: StoreBoard | None = None
         """The board of the run before: all ranks have ended that one when this rank has ended the next."""
+        self._destroyed: list[Any] = []
+        self._destroyed_before: list[Any] = []
+        """Groups that were destroyed in this run, and in the one before; see `hold`."""
 
     def reset(self, host: str, port: int, listen_fd: int) -> None:
         """Forget everything that hangs on the old store."""
@@ -76,10 +79,19 @@ class Rendezvous:
         """Destroy the default group and its subgroups, if there are any."""
         self._show()
         self.automatic = False
+        self.hold()
         if dist.is_initialized():
             _torch_destroy()
         # An init that was interrupted has counted itself, and torch (2.13) puts the count into the names of its keys.
         private.forget_group_count()
+
+    def hold(self) -> None:
+        """Keep the groups that are about to be destroyed until another run is over.
+
+        Python lets go of its lock when it frees a group, whose threads may need it to end. The reducer of a
+        `DistributedDataParallel` does not (torch 2.13), so it must not be the last who has the group.
+        """
+        self._destroyed += [group for _, group, _ in private.known_groups()]
 
     def environment(self) -> dict[str, str]:
         return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
@@ -107,7 +119,8 @@ class Rendezvous:
         return self._board
 
     def tidy(self) -> None:
-        """Between runs: wipe off what no rank will read any more."""
+        """Between runs: wipe off what no rank will read any more, and free the groups that nobody uses any more."""
+        self._destroyed, self._destroyed_before = [], self._destroyed
         before, self._board_before = self._board_before, None
         if before is not None and not self.apart:
             with suppress(RuntimeError):  # the rank that holds the store has died: so have the words
@@ -245,6 +258,7 @@ def check_backend(asked: str | None, have: str) -> None:
 def _destroy_process_group(group: Any = None) -> None:
     if dist.is_initialized():
         current.automatic = False
+    current.hold()
     _torch_destroy(group)
 
 
