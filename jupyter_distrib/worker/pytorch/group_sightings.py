@@ -24,34 +24,42 @@ class GroupSightings:
 
     def __init__(self) -> None:
         self._began_ns = time.time_ns()
-        self._bases: dict[str, tuple[int, int]] = {}
+        self._bases: dict[str, tuple[int, dict[str, int]]] = {}
+        """By the group's name: which group, and how many collectives each backend had seen."""
 
     def begin(self) -> None:
         """Count collectives from here. Called in the main thread."""
         self._began_ns = time.time_ns()
-        self._bases = {name: (id(group), _sequence(group)) for name, group, _ in private.known_groups()}
+        self._bases = {name: (id(group), _counts(group)) for name, group, _ in private.known_groups()}
 
     def counts(self) -> tuple[int, ...]:
-        return tuple(_sequence(group) for _, group, _ in private.known_groups())
+        return tuple(count for _, group, _ in private.known_groups() for count in _counts(group).values())
 
     def look(self) -> tuple[GroupSighting, ...]:
         entries = [entry for entry in private.recorded_collectives() if not entry["is_p2p"]]
-        return tuple(self._look_into(name, group, ranks, entries) for name, group, ranks in private.known_groups())
+        seen = []
+        for name, group, ranks in private.known_groups():
+            backends = _counts(group)
+            for backend in backends:
+                label = name if len(backends) == 1 else f"{name} {backend}"
+                of_backend = [entry for entry in entries if _is_of(entry, name, backend)]
+                seen.append(self._look_into(label, ranks, of_backend, self._base(name, group, backend)))
+        return tuple(seen)
 
-    def _look_into(self, name: str, group: Any, ranks: tuple[int, ...], entries: list[dict[str, Any]]) -> GroupSighting:
-        kept, base = self._bases.get(name, (0, 0))
-        if kept != id(group):
-            base = 0
-        mine = [entry for entry in entries if entry["process_group"][0] == name]
-        newest = max((entry["pg_id"] for entry in mine), default=0)  # an earlier group may have had this name
-        mine = [entry for entry in mine if entry["pg_id"] == newest and (base or self._is_of_this_run(entry))]
+    def _base(self, name: str, group: Any, backend: str) -> int:
+        group_id, counts = self._bases.get(name, (0, {}))
+        return counts.get(backend, 0) if group_id == id(group) else 0
+
+    def _look_into(self, label: str, ranks: tuple[int, ...], entries: list[dict[str, Any]], base: int) -> GroupSighting:
+        newest = max((entry["pg_id"] for entry in entries), default=0)  # an earlier group may have had this name
+        mine = [entry for entry in entries if entry["pg_id"] == newest and (base or self._is_of_this_run(entry))]
         waiting = next((entry for entry in mine if not entry["retired"]), None)
         entered = max((int(entry["collective_seq_id"]) for entry in mine), default=0)
         if waiting is None:
-            return GroupSighting(name=name, ranks=ranks, entered=max(0, entered - base))
+            return GroupSighting(name=label, ranks=ranks, entered=max(0, entered - base))
         library, _, op = waiting["profiling_name"].partition(":")
         return GroupSighting(
-            name=name,
+            name=label,
             ranks=ranks,
             entered=max(0, entered - base),
             number=max(1, int(waiting["collective_seq_id"]) - base),
@@ -64,11 +72,16 @@ class GroupSightings:
         return int(entry["time_created_ns"]) >= self._began_ns
 
 
-def _sequence(group: Any) -> int:
+def _counts(group: Any) -> dict[str, int]:
     try:
-        return private.sequence(group)
+        return private.counts(group)
     except RuntimeError:  # a backend that does not count, or a group that is going away
-        return 0
+        return {"": 0}
+
+
+def _is_of(entry: dict[str, Any], name: str, backend: str) -> bool:
+    """Whether a collective was called in this group and backend; of a backend that does not count, in any."""
+    return entry["process_group"][0] == name and backend in ("", entry["profiling_name"].partition(":")[0])
 
 
 def _tensors(entry: dict[str, Any]) -> str:

@@ -61,9 +61,16 @@ def abort_groups() -> None:
     distributed_c10d._abort_process_group()
 
 
+def counts(group: Any) -> dict[str, int]:
+    """Return how many collectives each backend of a group has seen; relies on `_device_types`, `_get_backend` and
+    `_get_sequence_number_for_group`. That of the group itself is the number of one backend: NCCL, if it has that."""
+    backends = {backend.name(): backend for backend in map(group._get_backend, group._device_types)}
+    return {name: int(backend._get_sequence_number_for_group()) for name, backend in backends.items()}
+
+
 def sequence(group: Any) -> int:
-    """Return how many collectives a group has seen; relies on `_get_sequence_number_for_group`."""
-    return int(group._get_sequence_number_for_group())
+    """Return a number that is equal on ranks that have called equally many collectives of each backend."""
+    return sum(count << 64 * place for place, (_, count) in enumerate(sorted(counts(group).items())))
 
 
 def replace_entry_points(functions: Mapping[str, Callable[..., Any]]) -> None:

@@ -1,0 +1,108 @@
+"""How far process groups are, when one group has two backends: each counts its own collectives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
+
+
+class FeignedBackend:
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self.count = name, count
+
+    def name(self) -> str:
+        return self._name
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.count
+
+
+class FeignedGroup:
+    """As torch makes it for `cpu:gloo,cuda:nccl`: its own number is that of its default backend, NCCL."""
+
+    def __init__(self) -> None:
+        self.backends = {"cuda": FeignedBackend("nccl", 3), "cpu": FeignedBackend("gloo", 5)}
+        self._device_types = [torch.device(name) for name in self.backends]
+
+    def _get_backend(self, device: torch.device) -> FeignedBackend:
+        return self.backends[device.type]
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.backends["cuda"].count
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> FeignedGroup:
+    feigned = FeignedGroup()
+    monkeypatch.setattr(private, "known_groups", lambda: iter([("0", feigned, (0, 1))]))
+    return feigned
+
+
+def entry(library: str, number: int, *, pg_id: int = 0, retired: bool = True) -> dict[str, Any]:
+    return {
+        "process_group": ("0", "default_pg"),
+        "pg_id": pg_id,
+        "profiling_name": f"{library}:all_reduce",
+        "collective_seq_id": number,
+        "retired": retired,
+        "is_p2p": False,
+        "time_created_ns": time.time_ns(),
+        "input_sizes": [[2]],
+        "input_dtypes": ["Float"],
+    }
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_collective_of_either_backend_changes_the_sequence(group: FeignedGroup, device: str) -> None:
+    before = private.sequence(group)
+    group.backends[device].count += 1
+
+    assert private.sequence(group) != before
+
+
+def test_ranks_that_are_out_of_step_in_both_backends_do_not_seem_equal() -> None:
+    one, other = FeignedGroup(), FeignedGroup()
+    one.backends["cpu"].count += 1
+    other.backends["cuda"].count += 1
+
+    assert private.sequence(one) != private.sequence(other)
+
+
+def test_each_backend_is_told_by_its_own_numbers(group: FeignedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    sightings = GroupSightings()
+    sightings.begin()
+    group.backends["cpu"].count, group.backends["cuda"].count = 7, 4
+    # The two recorders number groups by themselves: an earlier group of NCCL's has had the number 1.
+    recorded = [entry("gloo", 6), entry("gloo", 7, retired=False), entry("nccl", 4, pg_id=1)]
+    monkeypatch.setattr(private, "recorded_collectives", lambda: recorded)
+
+    seen = {each.name: each for each in sightings.look()}
+
+    assert (seen["0 gloo"].number, seen["0 gloo"].op, seen["0 gloo"].entered) == (2, "all_reduce", 2)
+    assert (seen["0 nccl"].number, seen["0 nccl"].entered) == (0, 1)
+
+
+@pytest.fixture
+def alone(torch_keeps_descriptors: None) -> Iterator[Any]:
+    """A real group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_group_with_one_backend_keeps_its_name_and_torchs_number(alone: Any) -> None:
+    sightings = GroupSightings()
+    dist.barrier()
+    sightings.begin()
+    dist.barrier()
+
+    assert private.sequence(alone) == 2 == alone._get_sequence_number_for_group()
+    assert [(each.name, each.entered) for each in sightings.look()] == [(alone.group_name, 1)]
