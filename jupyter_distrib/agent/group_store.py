@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
+from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
@@ -35,11 +37,16 @@ class GroupStore:
         with socket.create_server((host, 0), backlog=1024) as listener:
             port = listener.getsockname()[1]
             for rank in self._ranks:
-                rank.post(ResetGroups(host=host, port=port), [] if rank.number else [listener.fileno()])
+                self._send(rank, ResetGroups(host=host, port=port), [] if rank.number else [listener.fileno()])
         if self.spans_nodes:
             self._tell(GroupsReset(group=self._command.group, host=host, port=port), ())
 
     def use(self, command: UseStore) -> None:
         """Use the store of another node."""
         for rank in self._ranks:
-            rank.post(ResetGroups(host=command.host, port=command.port))
+            self._send(rank, ResetGroups(host=command.host, port=command.port))
+
+    def _send(self, rank: Rank, command: ResetGroups, fds: Sequence[int] = ()) -> None:
+        rank.post(command, fds)
+        if rank.has_device and rank.state == "idle":
+            rank.state = "starting"  # until it says `DeviceSettled`

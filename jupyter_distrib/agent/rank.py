@@ -66,6 +66,11 @@ class Rank:
         """What the process needs: link, standard output, standard error, crash notes; whoever starts it closes them."""
 
     @property
+    def has_device(self) -> bool:
+        """Whether it computes on a GPU."""
+        return self.order.visible_devices is not None
+
+    @property
     def number(self) -> int:
         return self.order.rank
 

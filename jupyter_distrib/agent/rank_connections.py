@@ -29,8 +29,10 @@ class RankConnections:
 
     def cut(self, running: Iterable[Rank]) -> None:
         """Cut the connections of these ranks, which are being stopped."""
-        inodes = reap.sockets_between(self._pids)
-        for rank in running:
+        inodes, ranks = reap.sockets_between(self._pids), list(running)
+        if any(rank.has_device for rank in ranks):
+            ranks = list(self._ranks.values())  # NCCL is aborted on all ranks or on none
+        for rank in ranks:
             rank.post(CutSockets(run=self._run, inodes=inodes))
         self._tell_far_ends(self._pids)
 

@@ -125,7 +125,11 @@ class NodeRun:
         for it is told, who does not goes on."""
         if self.pending or self._connections.spans_nodes:
             self.health.clean = False
-            self._connections.hang_up(rank)
+            if rank.has_device and self.watch is not None and not self._connections.spans_nodes:
+                # NCCL does not notice that a rank has left, and is aborted on all ranks or on none.
+                self.watch.stop_at_a_stall()
+            else:
+                self._connections.hang_up(rank)
 
     def lost(
         self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: control_groups.OutOfMemoryKills

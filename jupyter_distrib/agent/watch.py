@@ -74,6 +74,10 @@ class Watch:
         """Look closer at the next tick, because ranks of other nodes seem to wait for ranks of this one."""
         self._closer = True
 
+    def stop_at_a_stall(self) -> None:
+        """Stop the run as soon as ranks are seen to wait for one that does not come."""
+        self._stalls.limit_s = 0.0
+
     def _tick(self) -> None:
         self._timer = self._loop.later(TICK_S, self._tick)
         self._ticks += 1

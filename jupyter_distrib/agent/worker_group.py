@@ -31,6 +31,7 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.link import encode
 from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
+    DeviceSettled,
     Execute,
     Failed,
     Forget,
@@ -144,6 +145,15 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _take_ready(self, rank: Rank, event: Ready) -> None:
         rank.state, rank.early = "idle", event.early
+        self._go_on_if_ready()
+
+    def _take_settled(self, rank: Rank) -> None:
+        if rank.state == "starting":
+            rank.state = "idle"
+            self._go_on_if_ready()
+
+    def _go_on_if_ready(self) -> None:
+        """Tell what has changed, and begin the cell that waits, once no rank is on its way any more."""
         if self.ranks.starting:
             return
         if not self._opened:
@@ -212,6 +222,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         match message:
             case Ready():
                 self._take_ready(rank, message)
+            case DeviceSettled():
+                self._take_settled(rank)
             case Wrote():
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
             case ProbeAnswer():
@@ -238,7 +250,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
-        rank.state = "idle"
+        rank.state = "starting" if not isinstance(event, Returned) and event.settles else "idle"
         if run is None or rank.number not in run.pending:
             return
         rank.streams.drain()

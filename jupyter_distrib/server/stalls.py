@@ -20,6 +20,8 @@ class Stalls:
     def __init__(self, command: Execute, *, tell: Callable[[RunEvent], None], stop: Callable[[], None]) -> None:
         self._command, self._tell, self._stop = command, tell, stop
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
+        self.limit_s = command.hang_timeout_s
+        """Seconds of a stall after which the run is stopped; None: it goes on."""
 
     def judge(self, looks: Sequence[RankSighting]) -> None:
         """Report what is new about a stall, or that it is over; a look for each rank of the run."""
@@ -33,7 +35,8 @@ class Stalls:
         if (found.text, found.places) != (self._last.text, self._last.places):
             self._tell(Stalled(run=run, text=found.text, places=found.places, at_s=now_s))
         self._last = found
-        limit_s = self._command.hang_timeout_s
-        if limit_s is not None and found.waited_s >= limit_s:
-            self._tell(TimedOut(run=run, limit_s=limit_s, stalled=True, at_s=now_s))
+        if self.limit_s is not None and found.waited_s >= self.limit_s:
+            self._tell(
+                TimedOut(run=run, limit_s=self._command.hang_timeout_s or found.waited_s, stalled=True, at_s=now_s)
+            )
             self._stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 HOST = "127.0.0.1"
@@ -44,8 +45,12 @@ class PlainGroups:
     def sequence(self) -> int:
         return -1
 
-    def abort(self) -> None:
+    def abort(self, then: Callable[[], None]) -> None:
         """Cut sockets free every wait."""
+        then()
+
+    def wait_s(self) -> float:
+        return 0.0
 
     def exchange(self, text: str) -> tuple[str, ...]:
         self._exchanges += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Iterator
 
 from jupyter_distrib.serialization import payload, tensors
 from jupyter_distrib.wire.messages import Execute
@@ -12,15 +13,17 @@ from jupyter_distrib.worker.framework import Framework
 
 COLLECT_AFTER_S = 0.02
 """Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
+RELEASE_AFTER_S = 1.0
+"""Idle for this long, a rank gives back memory of its GPU that it holds in reserve."""
 
 
 class Cleanup:
     """Drops a cell's own data, and keeps what was asked for."""
 
-    def __init__(self, framework: Framework) -> None:
-        self._framework = framework
-        self.is_due = False
-        """A cell has left garbage."""
+    def __init__(self, framework: Framework, *, has_gpu: bool) -> None:
+        self._framework, self._has_gpu = framework, has_gpu
+        self._garbage = self._reserved = False
+        """Whether a cell has left garbage, and memory of the GPU in reserve."""
         self.is_urgent = False
         """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
         self._kept_by = ""
@@ -38,7 +41,9 @@ class Cleanup:
             sys.modules["__main__"] = cell.fresh_module()
             namespace.pop("get_ipython", None)  # it holds the namespace
             self.is_urgent = cell.defines_code(namespace)
-        self.is_due = True
+        # Memory of a GPU that runs out does not make Python collect.
+        self.is_urgent = self.is_urgent or self._has_gpu
+        self._garbage, self._reserved = True, self._has_gpu
 
     def forget(self, keys: tuple[str, ...]) -> None:
         """Drop kept values."""
@@ -48,6 +53,17 @@ class Cleanup:
             sys.modules["__main__"] = cell.fresh_module()  # the one that is there has them as globals
         gc.collect()
 
+    def when_idle(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        """Yield what is to be done next, and how long a rank must be idle for it."""
+        if self._garbage:
+            yield COLLECT_AFTER_S, self.collect
+        if self._reserved:
+            yield RELEASE_AFTER_S, self._release
+
     def collect(self) -> None:
-        self.is_due = self.is_urgent = False
+        self._garbage = self.is_urgent = False
         gc.collect()
+
+    def _release(self) -> None:
+        self._reserved = False
+        self._framework.release_memory()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 from jupyter_distrib.system import process
@@ -31,6 +33,7 @@ class ControlThread:
     Args:
         link: The way from the agent.
         inbox: Takes what the main thread is to do.
+        take_device: Makes the rank's device that of this thread: a probe asks the flight recorder, which asks CUDA.
     """
 
     def __init__(
@@ -42,9 +45,11 @@ class ControlThread:
         interrupts: Interrupts,
         prober: Prober,
         groups: Groups,
+        take_device: Callable[[], None],
     ) -> None:
         self._link, self._inbox = link, inbox
         self._messenger, self._interrupts, self._prober, self._groups = messenger, interrupts, prober, groups
+        self._take_device = take_device
         self._running = ""
         """Id of the run whose cell is being executed."""
         self._left = ""
@@ -58,6 +63,8 @@ class ControlThread:
         self._running, self._left = "", run
 
     def _serve(self) -> None:
+        with suppress(Exception):  # a device that fails also fails in the main thread, which tells it
+            self._take_device()
         while True:
             while self._running and not self._link.wait(FLUSH_EVERY_S):
                 process.flush_unfinished()
@@ -91,6 +98,5 @@ class ControlThread:
         if command.stop and command.run == self._running:
             self._interrupts.stop()
         self._groups.apart = self._groups.apart or self._interrupts.stopping or bool(command.inodes)
-        process.shut_sockets(frozenset(command.inodes))
         if command.inodes:
-            self._groups.abort()
+            self._groups.abort(then=lambda: process.shut_sockets(frozenset(command.inodes)))

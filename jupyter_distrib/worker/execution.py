@@ -8,13 +8,23 @@ import os
 import sys
 import time
 import types
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import crash_notes, process
-from jupyter_distrib.wire.messages import Execute, Noted, RunEvent, Started, StreamsReplaced, WorkerOrder
+from jupyter_distrib.wire.messages import (
+    Execute,
+    Failed,
+    Interrupted,
+    Noted,
+    RunEvent,
+    Started,
+    StreamsReplaced,
+    WorkerOrder,
+)
 from jupyter_distrib.worker import (
     cell,
     displaying,
@@ -28,6 +38,7 @@ from jupyter_distrib.worker import strategy as strategy_module
 from jupyter_distrib.worker.cell_environment import CellEnvironment
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread
+from jupyter_distrib.worker.device_check import DeviceCheck, give_up
 from jupyter_distrib.worker.framework import Framework
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.late_output import LateThreads
@@ -60,6 +71,7 @@ class CellRunner:
         self._messenger, self._interrupts, self._control = messenger, interrupts, control
         self._prober, self._cleanup = prober, cleanup
         self._environment = CellEnvironment(order, framework.groups)
+        self._device = DeviceCheck(order, framework, messenger.send)
         self._late = LateThreads(order.rank, messenger.send)
         self._loading = partial(crash_notes.note, loading_fd)
 
@@ -71,7 +83,11 @@ class CellRunner:
         value, error = self._guarded(command, fds, module)
         if error is not None:
             local_modules.drop_orphans()
+        broken = self._device.before_end_is_told(command, error)
         event, out_fds = self._outcome(command, module.__dict__, value, error)
+        settles = self._device.has_device and isinstance(event, Failed | Interrupted)
+        if isinstance(event, Failed | Interrupted):
+            event = replace(event, settles=settles)
         del value, error
         self._late.end(run)
         process.flush_streams()
@@ -82,6 +98,10 @@ class CellRunner:
         self._messenger.send(event, out_fds)
         for fd in out_fds:
             os.close(fd)
+        if broken:
+            give_up(f"rank {rank} is replaced, because its GPU is of no more use.")
+        if settles:
+            self._device.after_end(command, module.__dict__)
         self._cleanup.after(command, module.__dict__)
         self._environment.restore()
         self._groups.tidy()
@@ -151,6 +171,7 @@ class CellRunner:
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")
+        self._device.note_torn(command, namespace)
         process_reset.resume_singletons(namespace.values(), payload.kept_values.values())
         self._groups.begin(run)
         self._prober.begin(run, command.cell.filename)

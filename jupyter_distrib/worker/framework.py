@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jupyter_distrib.wire.messages import GroupSighting, WorkerOrder
@@ -19,6 +20,16 @@ TORCH = "jupyter_distrib.worker.pytorch.pytorch:PyTorch"
 """The framework of strategies that name none."""
 VARIABLE = "JUPYTER_DISTRIB_FRAMEWORK"
 """Names the framework in the environment of ranks whose strategy wants another one; such ranks are started anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """How far a device has come with what it was given."""
+
+    drained: bool = True
+    """It has done everything. False: it may wait for another rank, or for ever."""
+    error: str = ""
+    """The reason why it is of no more use to this process; empty if it is."""
 
 
 class Groups(Protocol):
@@ -45,8 +56,12 @@ class Groups(Protocol):
     def sequence(self) -> int:
         """Return how many collectives the group has seen; ranks that differ cannot meet. -1: no group."""
 
-    def abort(self) -> None:
-        """Free a rank that is blocked where cut sockets do not free it. Called from the control thread."""
+    def abort(self, then: Callable[[], None]) -> None:
+        """Free a rank that is blocked where cut sockets do not free it; call `then` when that is done, or after a
+        while. Called in the control thread, which does not wait for it."""
+
+    def wait_s(self) -> float:
+        """Return how long a device may wait for other ranks before that counts as for ever."""
 
 
 class Sightings(Protocol):
@@ -90,6 +105,18 @@ class Framework(Protocol):
 
     def device(self, name: str) -> Any:
         """Return the rank's device as the library has it."""
+
+    def take_device(self) -> None:
+        """Make the rank's device that of the calling thread. For every thread of ours that asks the framework."""
+
+    def drain(self, limit_s: float) -> DeviceState:
+        """Wait for the device, no longer than this."""
+
+    def is_of_device(self, error: BaseException) -> bool:
+        """Whether an exception may tell of a broken device."""
+
+    def release_memory(self) -> None:
+        """Give back what the framework holds of the device's memory and does not use. Called when a rank is idle."""
 
     def use_threads(self, count: int) -> None:
         """Use this many threads for one operation from now on; often called with the number that holds already."""

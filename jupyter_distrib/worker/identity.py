@@ -94,7 +94,7 @@ def environment() -> dict[str, str]:
 def with_defaults(given: dict[str, str]) -> dict[str, str]:
     """Return what the user has set, and beside it: threads share the cores, local ranks meet on the loopback interface,
     those of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of its default,
-    which grow to 3 MB a rank (measured with torch 2.13)."""
+    which grow to 3 MB a rank (measured with torch 2.13). On GPU ranks, see `_NCCL`."""
     interface = order().interface
     out = {
         "OMP_NUM_THREADS": str(order().threads),
@@ -103,7 +103,20 @@ def with_defaults(given: dict[str, str]) -> dict[str, str]:
     }
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only where the new one is not
         out["TORCH_FR_BUFFER_SIZE"] = "200"
+    if order().visible_devices is not None:
+        out |= {name: value for name, (value, older) in _NCCL.items() if older not in given}
     return out | given
+
+
+_NCCL = {
+    # An error of CUDA is the cell's, which tells it; torch's watchdog would end the process before.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": ("0", ""),
+    # What `_abort_process_group` asks for: the watchdog neither aborts beside it nor ends the process.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "NCCL_ASYNC_ERROR_HANDLING"),
+    # Else a thread asks the store each second for as long as the group lives, and prints when the store has gone.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", ""),
+}
+"""Defaults of ours for NCCL groups, read when a group is made (ProcessGroupNCCL.cpp), each with its older name."""
 
 
 def is_rank() -> bool:

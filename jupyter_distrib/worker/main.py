@@ -20,6 +20,7 @@ from typing import NoReturn
 from jupyter_distrib.system import crash_notes, process
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
+    DeviceSettled,
     Execute,
     Forget,
     Leave,
@@ -30,8 +31,9 @@ from jupyter_distrib.wire.messages import (
     WorkerOrder,
 )
 from jupyter_distrib.worker import displaying, framework, identity, threads
-from jupyter_distrib.worker.cleanup import COLLECT_AFTER_S, Cleanup
+from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread, Entry
+from jupyter_distrib.worker.device_check import give_up
 from jupyter_distrib.worker.execution import CellRunner
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
@@ -95,8 +97,8 @@ class Worker:
         library: framework.Framework,
     ) -> None:
         self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
-        self._groups = library.groups
-        self._cleanup = Cleanup(library)
+        self._order, self._messenger, self._groups = order, messenger, library.groups
+        self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
         prober = Prober(order.rank, library.sightings)
         self._control = ControlThread(
             link,
@@ -105,6 +107,7 @@ class Worker:
             interrupts=interrupts,
             prober=prober,
             groups=library.groups,
+            take_device=library.take_device,
         )
         self._runner = CellRunner(
             order,
@@ -133,19 +136,28 @@ class Worker:
                 continue
 
     def _next(self) -> Entry:
-        if self._cleanup.is_due:
+        for idle_s, clean in self._cleanup.when_idle():
             try:
-                return self._inbox.get(timeout=COLLECT_AFTER_S)
+                return self._inbox.get(timeout=idle_s)
             except queue.Empty:
-                self._cleanup.collect()
+                clean()
         return self._inbox.get()
+
+    def _reset_groups(self, command: ResetGroups, fds: list[int]) -> None:
+        """All ranks do so at the same time; those with a device say when they are ready for the next cell."""
+        try:
+            self._groups.reset(command.host, command.port, fds[0] if fds else -1)
+        except RuntimeError as error:
+            give_up(f"rank {self._order.rank} is replaced: {error}")
+        if self._order.visible_devices is not None:
+            self._messenger.send(DeviceSettled(rank=self._order.rank))
 
     def _obey(self, command: Message, fds: list[int]) -> None:
         match command:
             case Execute():
                 self._runner.execute(command, fds)
             case ResetGroups():
-                self._groups.reset(command.host, command.port, fds[0] if fds else -1)
+                self._reset_groups(command, fds)
             case ReplaceStreams():
                 self._runner.replace_streams(command.run)
             case Forget():

@@ -35,6 +35,10 @@ class MadeUp:
     def finish(self, values): self.calls.append("finish")
     def device(self, name): return f"made up {name}"
     def use_threads(self, count): self.threads = count
+    def take_device(self): pass
+    def drain(self, limit_s): raise AssertionError("CPU ranks have nothing to drain")
+    def is_of_device(self, error): return False
+    def release_memory(self): pass
 
 class Spread(Strategy):
     framework = MadeUp.name

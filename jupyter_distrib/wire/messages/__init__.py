@@ -74,6 +74,7 @@ from jupyter_distrib.wire.messages.shared import (
 )
 from jupyter_distrib.wire.messages.worker import (
     CutSockets,
+    DeviceSettled,
     Fork,
     Forked,
     ForkserverReady,
@@ -103,6 +104,7 @@ __all__ = [
     "Connected",
     "CutRemoteSockets",
     "CutSockets",
+    "DeviceSettled",
     "Displayed",
     "Ended",
     "Event",
@@ -202,6 +204,7 @@ RunEvent = (
 Event = (
     Welcomed
     | Leaving
+    | DeviceSettled
     | ForkserverReady
     | Forked
     | Ready

@@ -339,6 +339,8 @@ class Failed:
     rank: int
     failure: Failure
     at_s: float
+    settles: bool = False
+    """Whether the rank looks after its device before it is ready again: `DeviceSettled` follows, or its end."""
 
 
 @message
@@ -350,6 +352,8 @@ class Interrupted:
     frames: tuple[Frame, ...]
     """The frames at which it was interrupted."""
     at_s: float
+    settles: bool = False
+    """As in `Failed`."""
 
 
 @message

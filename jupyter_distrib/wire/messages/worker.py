@@ -118,6 +118,14 @@ class Ready:
 
 
 @message
+class DeviceSettled:
+    """Worker with a device to agent, after `ResetGroups`: what a cell has left on the device is done or aborted, and it
+    is ready for the next cell."""
+
+    rank: int
+
+
+@message
 class ForkserverReady:
     """Forkserver to agent: torch is imported; from now on it forks. `early` if a preloaded one is still on its way."""
 

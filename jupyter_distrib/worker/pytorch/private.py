@@ -61,6 +61,11 @@ def abort_groups() -> None:
     distributed_c10d._abort_process_group()
 
 
+def backends(group: Any) -> str:
+    """Return the backends of a group as pairs, `cpu:gloo,cuda:nccl`; relies on `_world.pg_backend_config`."""
+    return str(distributed_c10d._world.pg_backend_config.get(group, ""))
+
+
 def counts(group: Any) -> dict[str, int]:
     """Return how many collectives each backend of a group has seen; relies on `_device_types`, `_get_backend` and
     `_get_sequence_number_for_group`. That of the group itself is the number of one backend: NCCL, if it has that."""

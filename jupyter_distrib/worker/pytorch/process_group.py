@@ -11,6 +11,8 @@ strategy has often made the group already when a script calls `init_process_grou
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
@@ -24,14 +26,21 @@ from jupyter_distrib.worker.pytorch.ddp_regroup import follow
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
+ABORT_S = 1.0
+"""Seconds after which sockets are cut though NCCL has not aborted."""
+GIVE_UP_S = 5.0
+"""Seconds after which a rank is given up whose groups have not been aborted."""
+DRAIN_S = 0.5
+"""Seconds that a GPU has for what needs other ranks: those that come, come soon."""
 _RAN_BEFORE = "jupyter_distrib: ran before"
 
 
 class Rendezvous:
     """How this rank finds the others, and what is known of the group it shares with them."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
+        self.rank, self.world_size, self._take_device = rank, world_size, take_device
+        self._aborting: threading.Thread | None = None
         self.automatic = False
         """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the
         next run."""
@@ -58,7 +67,19 @@ class Rendezvous:
         """Groups that were destroyed in this run, and in the one before; see `hold`."""
 
     def reset(self, host: str, port: int, listen_fd: int) -> None:
-        """Forget everything that hangs on the old store."""
+        """Forget everything that hangs on the old store. All ranks do so, after a run that did not end well on all.
+
+        Raises:
+            RuntimeError: NCCL does not let go of this rank, which has to be replaced.
+        """
+        self._show()
+        if self._has_nccl():  # never `destroy`, which waits for kernels that wait for other ranks
+            self.abort(lambda: None)
+        if self._aborting is not None:
+            self._aborting.join(GIVE_UP_S)
+            if self._aborting.is_alive():
+                raise RuntimeError(f"NCCL did not abort the process group within {GIVE_UP_S:.0f} s.")
+            self._aborting = None
         self.drop()
         self._store, self._host, self._port, self.apart = None, host, port, False
         self._board = self._board_before = None
@@ -182,10 +203,30 @@ class Rendezvous:
             return 0
         return private.sequence(private.default_group())
 
-    def abort(self) -> None:
-        """Free a rank that is blocked in NCCL; called from the control thread. Gloo is freed by cutting its sockets."""
-        if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
+    def abort(self, then: Callable[[], None]) -> None:
+        """See `Groups.abort`. NCCL is aborted while its sockets are whole; gloo is freed by cutting them."""
+        if not self._has_nccl():
+            return then()
+        if self._aborting is None or not self._aborting.is_alive():
+            self._aborting = _daemon(self._abort)
+        aborting = self._aborting
+
+        def finish() -> None:
+            aborting.join(ABORT_S)
+            then()
+
+        _daemon(finish)
+
+    def _abort(self) -> None:
+        with suppress(Exception):  # it is gone meanwhile, or cannot be aborted: then `reset` gives the rank up
+            self._take_device()
             private.abort_groups()
+
+    def _has_nccl(self) -> bool:
+        return any("nccl" in private.backends(group) for _, group, _ in private.known_groups())
+
+    def wait_s(self) -> float:
+        return DRAIN_S if self._has_nccl() else 0.0
 
 
 current: Rendezvous
@@ -206,6 +247,12 @@ def install(mine: Rendezvous) -> None:
             "new_group": _new_group,
         }
     )
+
+
+def _daemon(call: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=call, name="jupyter_distrib-abort", daemon=True)
+    thread.start()
+    return thread
 
 
 def default_backend(device: torch.device) -> str:

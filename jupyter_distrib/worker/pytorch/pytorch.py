@@ -8,8 +8,9 @@ import torch
 import torch.distributed
 
 from jupyter_distrib.wire.messages import WorkerOrder
-from jupyter_distrib.worker.framework import TORCH
+from jupyter_distrib.worker.framework import TORCH, DeviceState
 from jupyter_distrib.worker.pytorch import data_loaders, process_group, randomness, spawn_guard, torch_save
+from jupyter_distrib.worker.pytorch.device import Device
 from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
 
 
@@ -35,12 +36,12 @@ class PyTorch:
         """Draw random numbers, and replace the entry points of groups, of launchers and of `torch.save`."""
         randomness.begin()
         self.sightings = GroupSightings()
-        self.groups = process_group.Rendezvous(order.rank, order.world_size)
+        self._device = Device("" if order.visible_devices is None else order.device)
+        self.groups = process_group.Rendezvous(order.rank, order.world_size, self._device.take)
         process_group.install(self.groups)
         spawn_guard.install()
         torch_save.install()
-        if order.visible_devices is not None:
-            torch.cuda.set_device(self.device(order.device))
+        self._device.take()
 
     def prepare(self) -> None:
         torch.set_grad_enabled(True)  # an interrupt may have come where a step was about to switch it on again
@@ -50,6 +51,18 @@ class PyTorch:
 
     def device(self, name: str) -> torch.device:
         return torch.device(name)
+
+    def take_device(self) -> None:
+        self._device.take()
+
+    def drain(self, limit_s: float) -> DeviceState:
+        return self._device.drain(limit_s)
+
+    def is_of_device(self, error: BaseException) -> bool:
+        return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+    def release_memory(self) -> None:
+        self._device.release_memory()
 
     def use_threads(self, count: int) -> None:
         if torch.get_num_threads() != count:

@@ -1,0 +1,133 @@
+"""Groups after a run that did not end well, where NCCL is in them: all ranks abort, none destroys. On feigned GPUs, with
+groups of gloo that say they are NCCL's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_bed import GpuBed
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+FEIGNED = """%%distributed --gpus 2
+from jupyter_distrib.worker.pytorch import private, process_group
+
+def recorded(name, original):
+    def call(*arguments):
+        with open(f"calls {rank}", "a") as file:
+            print(name, file=file)
+        return original(*arguments)
+    return call
+
+process_group.default_backend = lambda device: "gloo"
+private.backends = lambda group: "cpu:gloo,cuda:nccl"
+private.abort_groups = recorded("abort", private.abort_groups)
+process_group._torch_destroy = recorded("destroy", process_group._torch_destroy)"""
+HEAD = "%%distributed --gpus 2 --strategy ddp\nimport torch, torch.distributed as dist\n"
+LOOP = "print('ready', rank, flush=True)\nstep = 0\nwhile True:\n    dist.all_reduce(torch.ones(1))\n    step += 1\n"
+GOOD = f"{HEAD}import os\nt = torch.ones(1)\ndist.all_reduce(t)\nprint('pid', os.getpid())\nint(t)"
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[GpuBed]:
+    with GpuBed(count=2) as machine:
+        yield machine
+
+
+@pytest.fixture
+def book(bed: GpuBed, tmp_path: Path) -> Iterator[Notebook]:
+    with bed.notebook() as one:
+        one.ok(f"import os; os.chdir({str(tmp_path)!r})")
+        one.ok(FEIGNED)
+        yield one
+    bed.state["synchronize"] = {"error": "", "seconds": 0.0}
+    bed.write()
+
+
+def trained(book: Notebook) -> list[str]:
+    """Meet in a collective; return the pids."""
+    outcome = book.ok(GOOD)
+    assert outcome.result == "ranks 0-1: 2"
+    return sorted(re.findall(r"pid (\d+)", outcome.view))
+
+
+def calls(folder: Path, rank: int) -> list[str]:
+    path = folder / f"calls {rank}"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_after_a_stop_all_ranks_abort_and_the_next_cell_trains(book: Notebook, tmp_path: Path) -> None:
+    before = trained(book)
+
+    book.start(HEAD + LOOP)
+    book.until("ready 0")
+    book.until("ready 1")
+    book.interrupt()
+
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert trained(book) == before
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
+
+
+def test_after_an_exception_of_one_rank_all_ranks_abort(book: Notebook, tmp_path: Path) -> None:
+    before = trained(book)
+
+    failed = book.fails(HEAD + LOOP + "    if rank == 1 and step == 50: raise ValueError('mine')")
+
+    assert failed.ename == "ValueError"
+    assert trained(book) == before
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
+
+
+def test_a_rank_that_had_ended_aborts_with_the_one_that_is_stopped(book: Notebook, tmp_path: Path) -> None:
+    before = trained(book)
+
+    book.start(f"{HEAD}print('ready', rank, flush=True)\nif rank == 1: dist.all_reduce(torch.ones(1))")
+    book.until("ready 1")
+    book.interrupt()
+
+    assert book.finish().ename == "KeyboardInterrupt"
+    assert trained(book) == before
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
+
+
+def test_ranks_that_wait_for_one_that_has_left_are_stopped_and_told_so(book: Notebook, tmp_path: Path) -> None:
+    before = trained(book)
+
+    left = book.fails(f"{HEAD}import sys\nif rank == 0: sys.exit(0)\ndist.all_reduce(torch.ones(1))")
+
+    assert "Rank 0 had left the cell early with sys.exit()" in left.traceback
+    assert trained(book) == before
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
+
+
+def test_a_rank_that_nccl_does_not_let_go_of_is_replaced(book: Notebook) -> None:
+    before = trained(book)
+    book.ok(
+        "%%distributed --gpus 2\nimport time\nfrom jupyter_distrib.worker.pytorch import private, process_group\n"
+        "process_group.GIVE_UP_S = 0.2\n"
+        "if rank == 1: private.abort_groups = lambda: time.sleep(600)"
+    )
+
+    book.fails(HEAD + LOOP + "    if rank == 1 and step == 50: raise ValueError('mine')")
+    book.ok(FEIGNED)
+
+    after = trained(book)
+    assert len(set(after) & set(before)) == 1
+
+
+def test_a_kept_value_that_was_in_the_midst_of_a_step_is_named_when_it_is_read(bed: GpuBed, book: Notebook) -> None:
+    book.ok("%%distributed --gpus 2 --strategy ddp --keep w,v\nimport torch\nw, v = torch.ones(2), [1]")
+    bed.state["synchronize"] = {"error": "", "seconds": 3.0}
+    bed.write()
+    book.fails(f"{HEAD}w\nraise ValueError('mine')")
+
+    read = book.ok("%%distributed --gpus 2\nw, v\nrank")
+
+    assert re.search(r"`w` was in the midst of a step when Cell In\[\d+\] ended: load a checkpoint", read.view)
+    assert "`v`" not in read.view

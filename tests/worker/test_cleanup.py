@@ -1,0 +1,62 @@
+"""What a rank does when no cell comes."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
+from jupyter_distrib.worker.cleanup import Cleanup
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture
+def released() -> list[str]:
+    return []
+
+
+def cleanup(released: list[str], *, has_gpu: bool) -> Cleanup:
+    framework: Any = SimpleNamespace(finish=list, release_memory=lambda: released.append("memory"))
+    return Cleanup(framework, has_gpu=has_gpu)
+
+
+def command() -> Execute:
+    setting = Setting()
+    inputs = Parcel(data=b"")
+    return Execute(run="r", group="g", ranks=(0,), cell=Cell(source="", filename="c"), inputs=inputs, setting=setting)
+
+
+def test_a_gpu_rank_collects_before_the_next_cell_and_gives_memory_back_when_idle(released: list[str]) -> None:
+    cleaning, value = cleanup(released, has_gpu=True), Cyclic()
+    alive = weakref.ref(value)
+    cleaning.after(command(), {"value": value})
+    del value
+
+    assert cleaning.is_urgent
+    cleaning.collect()
+    assert alive() is None
+    for _, clean in cleaning.when_idle():
+        clean()
+    assert released == ["memory"]
+    assert not cleaning.is_urgent
+    assert list(cleaning.when_idle()) == []
+
+
+def test_a_cpu_rank_collects_when_it_is_idle(released: list[str]) -> None:
+    cleaning, value = cleanup(released, has_gpu=False), Cyclic()
+    alive = weakref.ref(value)
+    cleaning.after(command(), {"value": value})
+    del value
+
+    assert not cleaning.is_urgent
+    for _, clean in cleaning.when_idle():
+        clean()
+    assert alive() is None
+    assert released == []

@@ -1,0 +1,84 @@
+"""The thread of a rank that hears the agent."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import Cell as CellSource
+from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Setting
+from jupyter_distrib.worker.control_thread import ControlThread, Entry
+from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.messenger import Messenger
+
+
+class Heard:
+    """A control thread with made-up neighbours, and the agent's end of its link."""
+
+    def __init__(self, *, take_device: Any = lambda: None) -> None:
+        mine, theirs = socket.socketpair()
+        self.link, self.theirs = Link(mine), Link(theirs)
+        self.inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self.aborted = threading.Event()
+        self.groups = SimpleNamespace(apart=False, abort=lambda then: self.aborted.set())
+        messenger = Messenger(self.link)
+        self.interrupts = Interrupts(messenger)
+        self.control = ControlThread(
+            self.link,
+            self.inbox,
+            messenger=messenger,
+            interrupts=self.interrupts,
+            prober=SimpleNamespace(),  # type: ignore[arg-type]
+            groups=self.groups,  # type: ignore[arg-type]
+            take_device=take_device,
+        )
+
+    def close(self) -> None:
+        self.theirs.close()
+        assert self.inbox.get(timeout=10) is None
+        self.link.close()
+
+
+def test_it_takes_the_ranks_device_before_it_asks_anything() -> None:
+    """Else its first question to CUDA would make a context on GPU 0."""
+    threads = []
+    heard = Heard(take_device=lambda: threads.append(threading.current_thread().name))
+    heard.control.start()
+    heard.theirs.send(Forget(group="g", keys=()))
+    heard.inbox.get(timeout=10)
+
+    assert threads == ["jupyter_distrib-control"]
+    heard.close()
+
+
+def test_a_device_that_fails_leaves_the_rank_able_to_hear() -> None:
+    def broken() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    heard = Heard(take_device=broken)
+    heard.control.start()
+    heard.theirs.send(Forget(group="g", keys=("k",)))
+
+    assert heard.inbox.get(timeout=10) == (Forget(group="g", keys=("k",)), [])
+    heard.close()
+
+
+def test_a_stop_aborts_also_where_the_cell_has_just_ended() -> None:
+    """A group is aborted on all ranks or on none."""
+    heard = Heard()
+    cell = CellSource(source="", filename="c")
+    run = Execute(run="r", group="g", ranks=(0,), cell=cell, inputs=Parcel(data=b""), setting=Setting())
+    heard.control.start()
+    heard.theirs.send(run)
+    heard.inbox.get(timeout=10)
+    heard.control.ended("r")
+    heard.theirs.send(CutSockets(run="r", inodes=(7,)))
+
+    assert heard.aborted.wait(10)
+    assert heard.groups.apart
+    assert not heard.interrupts.stopping
+    heard.close()
