@@ -29,9 +29,9 @@ class Interrupts:
         self._stopping = threading.Event()
 
     def install(self) -> None:
-        signal.signal(signal.SIGINT, self.on_signal)
+        signal.signal(signal.SIGINT, self.on_interrupt)
 
-    def on_signal(self, signum: int, frame: types.FrameType | None) -> None:
+    def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         self.postponed = self._messenger.main_thread_sends or library_imports.importing_library(frame)
         if self.allowed and not self.postponed:
             raise KeyboardInterrupt

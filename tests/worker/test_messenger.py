@@ -39,7 +39,7 @@ def test_an_interrupt_cuts_no_event_in_two(told: tuple[Messenger, Link]) -> None
         os.kill(os.getpid(), signal.SIGINT)
         got.extend([theirs.receive()[0], theirs.receive()[0]])
 
-    before = signal.signal(signal.SIGINT, interrupts.on_signal)
+    before = signal.signal(signal.SIGINT, interrupts.on_interrupt)
     try:
         reader = threading.Thread(target=read)
         reader.start()
