@@ -21,8 +21,8 @@ _suspended = False
 
 def magic_line(line: str) -> str | None:
     """Return the magic that a first line stands for, or None."""
-    found = _LINE.match(line.strip())
-    return f"{MAGIC} {found['options']}".rstrip() if found else None
+    match = _LINE.match(line.strip())
+    return f"{MAGIC} {match['options']}".rstrip() if match else None
 
 
 def transform(lines: list[str]) -> list[str]:

@@ -23,11 +23,11 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
         return {"completions": []}
     word = rest.rpartition(" ")[2]
     try:
-        found = complete(rest, **session.current().settings.possible)
+        words = complete(rest, **session.current().settings.possible)
     except DistributedError:  # a settings file that is wrong: the cell will say so
-        found = complete(rest, strategies=STRATEGIES, pools=POOLS)
+        words = complete(rest, strategies=STRATEGIES, pools=POOLS)
     return {
-        "completions": [SimpleCompletion(text, type="option") for text in found],
+        "completions": [SimpleCompletion(text, type="option") for text in words],
         "matched_fragment": word,
         "suppress": True,
     }

@@ -73,15 +73,15 @@ class DistributedFunction(Generic[P, R]):
         inputs = tuple(
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
-        here, namespace = session.current(), _namespace()
+        current, namespace = session.current(), _namespace()
         if self.options.pool:
-            here.choices.name(self.options.pool)
+            current.choices.name(self.options.pool)
         with interrupts.WholeImports():
             packed_inputs = inputs_module.pack(inputs, namespace)
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
-        absent = inputs_module.absent(_CALL, packed_inputs, namespace, here.dropped)
+        absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
         cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)
-        return here.start(cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles)
+        return current.start(cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles)
 
     def _is_importable(self) -> bool:
         """Whether the ranks find it in a module, where it has that module's own globals."""

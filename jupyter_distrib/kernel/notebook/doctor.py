@@ -105,13 +105,13 @@ def _front_end(shell: Any) -> Iterator[Finding]:
     if "VSCODE_PID" in os.environ or "VSCODE_CWD" in os.environ:
         where += ", VS Code"
     yield Finding(topic="kernel", text=where)
-    told = {
+    routes = {
         "widget": "the live widget, and static HTML at the end",
         "html": "HTML that is drawn anew; the front end did not say which cell it executes, or asked for this",
         "lines": "lines as they come",
     }
     route = live_view.route()
-    yield Finding(topic="live view", text=f"{route}: {told[route]}")
+    yield Finding(topic="live view", text=f"{route}: {routes[route]}")
     if kernel is not None:
         quick = hasattr(kernel, "control_handlers")
         told_on = "the control channel, also while a cell runs" if quick else "a comm, which a busy kernel reads late"
@@ -124,10 +124,10 @@ def _front_end(shell: Any) -> Iterator[Finding]:
 
 def _deafness() -> Iterator[Finding]:
     """Report a bug of ipykernel before 7.4.0 (https://github.com/ipython/ipykernel/issues/1554)."""
-    from ipykernel import _version as here
+    from ipykernel import _version as ipykernel
 
-    if (7,) <= here.version_info < (7, 4):
-        text = f"ipykernel {here.__version__} may leave a cell unread that is run while it answers another request"
+    if (7,) <= ipykernel.version_info < (7, 4):
+        text = f"ipykernel {ipykernel.__version__} may leave a cell unread that is run while it answers another request"
         advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle beside a cell at [*]"
         yield Finding(topic="ipykernel", text=text, advice=advice)
 
@@ -136,9 +136,9 @@ def _sidebar() -> Iterator[Finding]:
     from jupyter_core.paths import jupyter_path
 
     folders = [Path(folder) for folder in jupyter_path("labextensions", SIDEBAR)]
-    found = next((folder for folder in folders if (folder / "package.json").exists()), None)
-    if found is not None:
-        yield Finding(topic="sidebar", text=str(found))
+    installed = next((folder for folder in folders if (folder / "package.json").exists()), None)
+    if installed is not None:
+        yield Finding(topic="sidebar", text=str(installed))
         return
     text = "is not installed where this kernel looks; all else works without it"
     advice = "install jupyter_distrib in the environment that JupyterLab runs in" if version("jupyterlab") else ""

@@ -74,7 +74,7 @@ class LiveView(View):
         self._show = self._choose()
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
-        """How this run is shown; None for not at all."""
+        """Return the method that shows this run; None if it is not shown at all."""
         if self._run.echoes_output:
             return None
         return {"lines": self._stream, "widget": self._push, "html": self._draw_html}[route()]
@@ -123,7 +123,7 @@ class LiveView(View):
         return WIDGET_EVERY_S if self._show == self._push else DRAW_EVERY_S
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
-        """Once: whoever waits calls again when all is over."""
+        """Show the end, once: the thread that waits calls again when all is over."""
         show, self._show = self._show, None
         if show == self._stream:
             self._stream(record, elapsed_s)
@@ -172,7 +172,7 @@ class LiveView(View):
             self._try(self._open_widget)
 
     def _try(self, action: Callable[[], object]) -> None:
-        """With HTML from now on if the widget library is missing or broken: a run must not end because of its view."""
+        """Do this; show HTML from now on if the widget library is missing or broken: no view ends its run."""
         try:
             action()
         except Exception:  # noqa: BLE001 - foreign code, and whatever front ends do to it
@@ -223,7 +223,7 @@ class LiveView(View):
 
 
 def route() -> str:
-    """How a run of the cell that is being executed is shown: `widget`, `html` or `lines`."""
+    """Return how a run of the cell that is being executed is shown: `widget`, `html` or `lines`."""
     shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
         return "lines"

@@ -98,22 +98,22 @@ class DistributedMagics(Magics):
         return captured
 
     def _start(self, captured: Captured, options: Options, settings: Settings) -> Run:
-        here, notebook = session.current(), self.shell.user_ns
+        current, notebook = session.current(), self.shell.user_ns
         if options.pool:
-            here.choices.name(options.pool)
+            current.choices.name(options.pool)
         with interrupts.WholeImports():
             packed_inputs = inputs.pack(captured.inputs, notebook)
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
-        absent = inputs.absent(captured.cell.source, packed_inputs, notebook, here.dropped)
-        return here.start(
+        absent = inputs.absent(captured.cell.source, packed_inputs, notebook, current.dropped)
+        return current.start(
             replace(captured.cell, absent=absent),
             packed_inputs.packed,
             options,
             label=captured.cell.filename,
             cell_id=cell_outputs.cell_id(self.shell),
             handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
-            on_ended=self._taking_over(here, captured, options),
+            on_ended=self._taking_over(current, captured, options),
             settings=settings,
         )
 
@@ -132,7 +132,7 @@ class DistributedMagics(Magics):
             self.shell.user_ns[options.out] = run
         return run
 
-    def _taking_over(self, here: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
+    def _taking_over(self, current: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
         """Bind in the notebook what a run leaves: handles to kept values, and where names went that were not kept.
 
         In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached
@@ -143,15 +143,15 @@ class DistributedMagics(Magics):
 
         def take_over(run: Run) -> None:
             handles_module.note_missing(run, options.keep)
-            handles = here.handles(run, options.keep)
+            handles = current.handles(run, options.keep)
             for name, handle in handles.items():
                 if not options.detach or notebook.get(name) is before[name]:
                     notebook[name] = handle
             for name in captured.defines:
                 if name in notebook:
-                    here.dropped.pop(name, None)
+                    current.dropped.pop(name, None)
                 else:
-                    here.dropped[name] = Dropped(cell=captured.cell.filename, imported=name in captured.imports)
+                    current.dropped[name] = Dropped(cell=captured.cell.filename, imported=name in captured.imports)
 
         return take_over
 
@@ -197,21 +197,21 @@ class DistributedMagics(Magics):
         `%distributed_pool resize N`            as many ranks from now on
         `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
         """
-        here = session.current()
-        settings, pools = here.settings, here.pools
-        for text in here.choices.untold(settings):
+        current = session.current()
+        settings, pools = current.settings, current.pools
+        for text in current.choices.untold(settings):
             print(text)
         of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
         request = line_magics.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
         name = request.name or settings.pool
         if request.name and request.action in ("use", "start", "restart", "resize"):
-            here.choices.name(name)
+            current.choices.name(name)
         match request.action:
             case "list":
-                return PoolTable.of(here)
+                return PoolTable.of(current)
             case "use":
-                here.choices.use(request.name)
-                here.changed()
+                current.choices.use(request.name)
+                current.changed()
             case "add":
                 pools.add_pool(pool_definitions.add(settings, name, request.kind or "", request.values))
             case "remove":
@@ -225,8 +225,8 @@ class DistributedMagics(Magics):
             case "resize":
                 pools.resize(name, request.size or request.count)
             case "trust":
-                here.choices.trust(name)
-        return PoolTable.of(here)
+                current.choices.trust(name)
+        return PoolTable.of(current)
 
 
 def _shown_alone(error: SyntaxError) -> BaseException:
@@ -281,7 +281,7 @@ def _pass_on(_: object) -> None:
 
 
 def _home(magic: Callable[..., Any]) -> str:
-    """The package that a magic comes from, as far as it tells."""
+    """Return the package that a magic comes from, as far as it tells."""
     module = getattr(magic, "__module__", None) or type(magic).__module__
     return "this notebook" if module == "__main__" else module.partition(".")[0]
 

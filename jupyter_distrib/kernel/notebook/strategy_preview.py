@@ -50,18 +50,18 @@ def preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: 
     if not model:
         return ()
     effects = f"its model is {model}", data
-    found = list(_in_source(captured.cell.source, "line {}", namespace, effects))
+    changes = list(_in_source(captured.cell.source, "line {}", namespace, effects))
     values = {item.name: item.value for item in captured.inputs}
     values |= {name: namespace[name] for name in reachable(captured.inputs, namespace)}
     for name, value in values.items():
         if functions := _functions(name, value):
             for place, function in functions.items():
-                found += _in_source(_source(function), f"{place}, its line {{}}", namespace, effects)
+                changes += _in_source(_source(function), f"{place}, its line {{}}", namespace, effects)
         elif _is_a(value, "torch.optim.optimizer.Optimizer"):
-            found.append(PlannedChange(where="captured", what=name, effect=effects[0]))
+            changes.append(PlannedChange(where="captured", what=name, effect=effects[0]))
         elif _is_a(value, "torch.utils.data.dataloader.DataLoader"):
-            found.append(PlannedChange(where="captured", what=name, effect=effects[1]))
-    return tuple(found)
+            changes.append(PlannedChange(where="captured", what=name, effect=effects[1]))
+    return tuple(changes)
 
 
 def _functions(name: str, value: object) -> dict[str, FunctionType]:

@@ -21,7 +21,7 @@ _MODULES = ("dom.js", "state.js", "chart.js", "output.js", "displays.js", "run.j
 
 
 def bundle() -> str:
-    """The view as the one module that anywidget takes: each file as it is, but for what it imports from the others."""
+    """Return the view as the one module that anywidget takes: all files, without their imports of one another."""
     lines = (line for name in _MODULES for line in (_STATIC / name).read_text("utf-8").splitlines())
     return "\n".join(line for line in lines if not line.startswith("import "))
 
@@ -40,7 +40,7 @@ class RunWidget(anywidget.AnyWidget):
         self.on_msg(lambda _, content, buffers: on_request(content))
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
-        """As ipywidgets': all of it for None, else the named ones; the pieces are among them."""
+        """Return the state as ipywidgets does, all of it for None, else the named keys; the pieces are among them."""
         pieces = self._pieces()
         if key is None:
             return {**super().get_state(None, drop_defaults), **pieces}

@@ -98,7 +98,7 @@ def is_consequence(rank: RankRecord) -> bool:
 
 
 def in_brief(rank: RankRecord) -> str:
-    """What went wrong on a rank, in one line that does not name it; empty if nothing did."""
+    """Say in one line what went wrong on a rank, without naming it; empty if nothing did."""
     if rank.failure is not None:
         return headline(rank.failure)
     if rank.exit is not None and rank.state == "lost":
@@ -176,7 +176,7 @@ def _stall(record: RunRecord) -> list[str]:
 
 
 def _ended_from_outside(record: RunRecord, elapsed_s: float) -> str:
-    """What brought a run down that was no rank's doing."""
+    """Say what ended a run, if no rank did."""
     for rank in record.ranks.values():
         if rank.exit is not None and rank.exit.reason:
             return f"The run ended after {duration(elapsed_s)}, because {rank.exit.reason}."
@@ -281,8 +281,8 @@ def _manner(ended: Exited) -> str:
     if ended.out_of_memory:
         peak = f"peak {size(ended.peak_rss_bytes)}" if ended.peak_rss_bytes else ""
         limit = f"the limit of memory is {size(ended.memory_limit_bytes)}" if ended.memory_limit_bytes else ""
-        told = "; ".join(filter(None, (peak, limit)))
-        memory = f" ({told})" if told else ""
+        measured = "; ".join(filter(None, (peak, limit)))
+        memory = f" ({measured})" if measured else ""
         return f"was killed by {name}, by the system's out-of-memory killer{memory}"
     return f"crashed with {name} ({words})" if name in _CRASHES else f"was killed by {name}"
 
@@ -303,7 +303,7 @@ def _exit_call(failure: Failure) -> str:
 
 
 def own_traceback(rank: RankRecord) -> str:
-    """What ranks share whose exceptions may be told as one; empty if the rank failed by no fault of its own."""
+    """Return a key that ranks share whose exceptions may be told as one; empty if the rank only lost another one."""
     return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(rank) else ""
 
 
@@ -328,11 +328,11 @@ def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = Non
             groups.setdefault((story, own_traceback(rank)), []).append(rank.rank)
         elif rank.exit is not None and rank.exit.asked:
             groups.setdefault((" replaced: names kept on it are gone", ""), []).append(rank.rank)
-    told = {_story(record.ranks[rank], has_root, source_of) for rank in shown}
+    stories = {_story(record.ranks[rank], has_root, source_of) for rank in shown}
     lines = []
     for (story, _), ranks in groups.items():
-        lines.append(rank_list(ranks, sentence=True) + story + (" (another traceback)" if story in told else ""))
-        told.add(story)
+        lines.append(rank_list(ranks, sentence=True) + story + (" (another traceback)" if story in stories else ""))
+        stories.add(story)
     return lines
 
 
@@ -344,7 +344,7 @@ def _last_frames(rank: RankRecord) -> tuple[Frame, ...]:
 
 
 def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
-    """What became of a rank, as what follows its number."""
+    """Say what became of a rank, as what follows its number."""
     if rank.failure is not None:
         return _failure_story(rank, has_root, source_of)
     if rank.exit is not None and not (rank.exit.asked and rank.returned):

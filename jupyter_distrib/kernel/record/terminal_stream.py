@@ -160,8 +160,8 @@ def visible(text: str) -> str:
     return _CONTROL.sub(_escaped, text.replace("\x1b", "\\x1b"))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\x{ord(found.group()):02x}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\x{ord(match.group()):02x}"
 
 
 def _cursor_up(code: re.Match[str]) -> str:
@@ -187,10 +187,10 @@ def parse_bar(text: str) -> Progress | None:
     if len(text) > 1000 or ("%|" not in text and " [" not in text):
         return None
     text = text.strip()
-    found = _WITH_TOTAL.fullmatch(text) or _WITHOUT_TOTAL.fullmatch(text)
-    if found is None:
+    match = _WITH_TOTAL.fullmatch(text) or _WITHOUT_TOTAL.fullmatch(text)
+    if match is None:
         return None
-    part = found.groupdict()
+    part = match.groupdict()
     rest = (part["rest"] or "").removesuffix("]").removeprefix(",").split(", ", 1)
     rate, unit = _rate(rest[0])
     step, total = part["step"], part.get("total")
@@ -207,13 +207,13 @@ def parse_bar(text: str) -> Progress | None:
 
 def _rate(text: str) -> tuple[float | None, str]:
     """Read `33.1it/s`, or `2.5s/it` for less than one step a second."""
-    found = _RATE.fullmatch(text)
-    if found is None:
+    match = _RATE.fullmatch(text)
+    if match is None:
         return None, ""
-    number = _scaled(found["number"])
-    if found["per"] == "s":
-        return number, found["unit"].strip()
-    return (1 / number if number else None), found["per"].strip()
+    number = _scaled(match["number"])
+    if match["per"] == "s":
+        return number, match["unit"].strip()
+    return (1 / number if number else None), match["per"].strip()
 
 
 def _scaled(number: str) -> float:

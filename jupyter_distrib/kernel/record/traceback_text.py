@@ -30,7 +30,7 @@ MESSAGE_CHARACTERS = 3000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
-    """What IPython shows for an exception; a plain object, since a closure would keep the exception from pickling."""
+    """The lines that IPython shows for an exception; an object, since with a closure the exception would not pickle."""
 
     lines: tuple[str, ...]
 
@@ -87,7 +87,7 @@ def headline(failure: Failure) -> str:
 
 
 def fingerprint(failure: Failure) -> str:
-    """The same for failures whose tracebacks are exactly equal, and for no others."""
+    """Return a text that is the same for failures whose tracebacks are exactly equal, and for no others."""
     return hashlib.sha256(repr(_without_objects(failure)).encode(errors="backslashreplace")).hexdigest()[:16]
 
 

@@ -33,11 +33,11 @@ def explain_unknown(
     if re.search(r"\bimport\s*\*", captured.cell.source):
         return None
     code = {*captured.reads, *packed_inputs.names_in_code()}
-    known = {*captured.defines, *packed_inputs.values}
+    candidates = {*captured.defines, *packed_inputs.values}
     for name in names:
-        if name in known or name in code or name in notebook or name in _PROVIDED or code & _BINDS_ANYTHING:
+        if name in candidates or name in code or name in notebook or name in _PROVIDED or code & _BINDS_ANYTHING:
             continue
-        near = get_close_matches(name, [each for each in known if not each.startswith("_")], n=1)
+        near = get_close_matches(name, [each for each in candidates if not each.startswith("_")], n=1)
         hint = f"Did you mean `{near[0]}`?" if near else "Define it in the cell, or leave it out."
         return CaptureError(f"--keep names `{name}`, which this cell does not define. {hint}")
     return None

@@ -61,8 +61,8 @@ class Results:
         try:
             return self._values[number + end if number < 0 else number]
         except KeyError:
-            there = rank_list(self._values) if self._values else "no rank"
-            raise IndexError(f"there is no value of rank {number}: the results are of {there}") from None
+            ranks = rank_list(self._values) if self._values else "no rank"
+            raise IndexError(f"there is no value of rank {number}: the results are of {ranks}") from None
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Results):

@@ -76,8 +76,8 @@ class StopOrder:
         self._send(force)
 
     def stage(self, now_s: float) -> str:
-        """How far it has come at this time since the epoch: `asked`, or `killed` when ranks that have not stopped are;
-        empty without one."""
+        """Return how far it has come at this time since the epoch: `asked`, or `killed` when the ranks that have not
+        stopped are; empty if nobody has asked."""
         if self.asked_at_s is None:
             return ""
         return "killed" if self.kill_asked or now_s >= self.asked_at_s + KILL_AFTER_S else "asked"
@@ -161,7 +161,7 @@ class Run:
 
     @property
     def stopping(self) -> str:
-        """How far a stop has come: `asked`, or `killed` when ranks that have not stopped are; empty without one."""
+        """Return how far a stop has come: `asked`, `killed`, or empty if nobody has asked."""
         return self.stop_order.stage(self.clock.began_at_s + self.elapsed_s)
 
     def result(self, timeout_s: float | None = None) -> Any:

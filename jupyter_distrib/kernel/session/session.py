@@ -195,7 +195,7 @@ class Session:
         self.changed()
 
     def _after(self, group: WorkerGroup, run: Run) -> None:
-        """When a run has ended: handles on ranks that died in it are void. In the node's thread."""
+        """Void the handles on ranks that died in a run that has ended. In the node's thread."""
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
         for handle in list(group.handles):
             handle.mark_lost(gone)
@@ -246,13 +246,13 @@ class Session:
         return None if results is None else results[home]
 
     def find_run(self, name: str | None) -> Run:
-        """By id or by its number; the last one for None. Raises `PoolError`."""
+        """Return a run by its id or number, the last one for None. Raises `PoolError`."""
         for run in reversed(self.history):
             if name is None or name in (run.id, run.id.rpartition("-")[2]):
                 return run
-        known = ", ".join(run.id for run in self.history)
+        ids = ", ".join(run.id for run in self.history)
         raise PoolError(
-            f"there is no run {name} in this notebook; there are: {known}." if known else "nothing has run yet."
+            f"there is no run {name} in this notebook; there are: {ids}." if ids else "nothing has run yet."
         )
 
     def attach(self, name: str | None) -> Run:

@@ -60,5 +60,5 @@ def _own_folders() -> frozenset[str]:
     paths = sysconfig.get_paths()
     library = f"python{sys.version_info.major}.{sys.version_info.minor}"
     bases = [os.path.join(base, "lib", library) for base in (sys.base_prefix, sys.prefix)]
-    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return frozenset(map(os.path.realpath, (*found, *bases, site.getusersitepackages())))
+    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return frozenset(map(os.path.realpath, (*installed, *bases, site.getusersitepackages())))

@@ -37,7 +37,7 @@ LOG_BYTES = 200_000
 
 
 class SidebarObserver(Observer):
-    """Has the sidebar told at once of what it shows in words; what moves all the time it looks at by itself."""
+    """Has the sidebar told of a stall and of the end of a run at once; the rest it looks at once a second."""
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self._changed = changed
@@ -48,7 +48,7 @@ class SidebarObserver(Observer):
 
 
 class FrontEnd:
-    """All front ends of this kernel together: who asks, and who is told."""
+    """The front ends of this kernel, all together: their requests, and the news for them."""
 
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
@@ -100,12 +100,12 @@ class FrontEnd:
         self._news.close()
 
     def _look(self) -> dict[str, Any]:
-        here, trouble = session.current(), self._trouble
+        current, trouble = session.current(), self._trouble
         try:
-            self._settings = here.settings
+            self._settings = current.settings
         except OptionsError as error:  # a file that is being edited; what held before is shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
-        seen = overview(here, self._settings, self._answers)
+        seen = overview(current, self._settings, self._answers)
         more = {"route": self._route, "doing": self._doing, "trouble": trouble, "views": self.cells.views()}
         return {**seen, **more}
 
@@ -134,25 +134,25 @@ class FrontEnd:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
     def _done(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        here = session.current()
+        current = session.current()
         match request.get("op"):
             case "overview":
                 return self._seen()
             case "stop":
-                here.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
+                current.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
                 self._news.changed()
             case "pick":
-                settings = here.settings
+                settings = current.settings
                 pool = _one_of(request, "pool", settings.pools) if "pool" in request else None
                 strategy = _one_of(request, "strategy", settings.strategies) if "strategy" in request else None
                 size = _size(request["size"]) if "size" in request else None
-                here.choices.pick(pool=pool, strategy=strategy, size=size)
+                current.choices.pick(pool=pool, strategy=strategy, size=size)
                 self._news.changed()
                 return self._seen()  # the next pick is made on top of this one
             case "start" | "resize" | "restart" as op:
-                self._begin(op, _one_of(request, "pool", here.settings.pools), request)
+                self._begin(op, _one_of(request, "pool", current.settings.pools), request)
             case "stop_ranks":
-                here.pools.stop_ranks(_one_of(request, "pool", here.settings.pools), SIDEBAR)
+                current.pools.stop_ranks(_one_of(request, "pool", current.settings.pools), SIDEBAR)
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
@@ -200,7 +200,7 @@ class FrontEnd:
         threading.Thread(target=work, name=f"jupyter_distrib-{op}", daemon=True).start()
 
     def _ask(self) -> None:
-        """What every pool in use says of its node and of who holds its devices."""
+        """Ask every pool in use for its node and for the holders of its devices."""
         for connection in session.current().pools.connections:
             with suppress(DistributedError):
                 self._answers[connection.pool] = {**connection.ask(), "at_s": time.time()}
@@ -219,10 +219,10 @@ def _text(request: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _one_of(request: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> str:
+def _one_of(request: Mapping[str, Any], name: str, choices: Mapping[str, Any]) -> str:
     value = _text(request, name)
-    if value not in known:
-        raise OptionsError(f"there is no {name} {value}; there are: {', '.join(known)}.")
+    if value not in choices:
+        raise OptionsError(f"there is no {name} {value}; there are: {', '.join(choices)}.")
     return value
 
 
@@ -238,7 +238,7 @@ def _size(request: Mapping[str, Any]) -> GroupSize:
 
 
 def _end_of(path: Path, most_bytes: int) -> tuple[str, int]:
-    """The end of a file, beginning with a whole line, and how many bytes are before it."""
+    """Return the end of a file, beginning with a whole line, and how many bytes are before it."""
     try:
         with path.open("rb") as file:
             skipped = max(0, file.seek(0, 2) - most_bytes)
@@ -281,7 +281,7 @@ def handle(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(shown: Shown) -> None:
-    """Tell pages of a view."""
+    """Tell pages that a view can be drawn."""
     if _installed is not None:
         _installed.show(shown)
 
@@ -303,5 +303,5 @@ def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, mo
 
 
 def route() -> str:
-    """How requests reach this kernel: `control`, `comm`, or empty if nothing listens."""
+    """Return how requests reach this kernel: `control`, `comm`, or empty if nothing listens."""
     return "" if _installed is None else _installed._route  # noqa: SLF001 - same file

@@ -51,7 +51,7 @@ class Shown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Settled:
-    """Return what a cell shows of its runs when they have ended, as a notebook file holds it."""
+    """The views of the runs of a cell when they have ended, as a notebook file holds them."""
 
     place: CellPlace
     views: list[dict[str, Any]]
@@ -77,7 +77,7 @@ class Cells:
         """By cell, the number of its last execution; what an earlier one showed is nobody's any more."""
 
     def show(self, shown: Shown) -> None:
-        """A page that was loaded after the beginning can draw this view from now on, until its end is told."""
+        """Let pages that were loaded after its beginning draw this view, until its end is told."""
         self._shown[shown.run.id] = shown
         for run in list(self._shown)[:-KEPT]:
             self._shown.pop(run, None)
@@ -88,7 +88,7 @@ class Cells:
         return [{"run": each.run.id, "model": each.model, **each.place.to_message()} for each in shown]
 
     def view(self, run: str) -> dict[str, Any]:
-        """All that the model of a view holds. Raises `OptionsError`."""
+        """Return all that the model of a view holds. Raises `OptionsError`."""
         shown = self._shown.get(run)
         if shown is None:
             raise OptionsError(f"no cell shows the run {run} live.")
@@ -107,7 +107,7 @@ class Cells:
             self._unfinished.append((place, view))
 
     def ended(self, result: Any) -> None:
-        """Called by IPython after every cell, in the thread that ran it."""
+        """Publish the views of the cell that has ended. IPython calls this after every cell, in its thread."""
         unfinished, self._unfinished = self._unfinished, []
         for shown in list(self._shown.values()):
             if not shown.run.detached:
@@ -123,7 +123,7 @@ class Cells:
         return [each.to_message() for each in list(self._settled) if self._is_last(each)]
 
     def forget(self, runs: Sequence[str]) -> None:
-        """These stand in the notebook's file: whoever takes them out there does not want them back."""
+        """Forget runs whose views stand in the notebook's file: a user may take them out there for good."""
         for settled in list(self._settled):
             if all(view["run"] in runs for view in settled.views):
                 with suppress(ValueError):  # meanwhile others have pushed it out
@@ -151,12 +151,12 @@ class Cells:
 
 
 def marked(run: str, *, settled: bool) -> dict[str, Any]:
-    """Metadata of the display of a run's view, by which a page knows the output again, and whether it is the last."""
+    """Return the metadata by which a page knows the view of a run again, and whether it is the last."""
     return {"jupyter_distrib": {"run": run, "settled": settled}}
 
 
 def cell_id(shell: Any) -> str:
-    """By which the front end knows the cell that is running.
+    """Return the id by which the front end knows the cell that is running.
 
     Notebook front ends tell; what runs notebooks without anybody watching tells nothing, and this is empty.
     """
@@ -164,7 +164,7 @@ def cell_id(shell: Any) -> str:
 
 
 def place(shell: Any) -> CellPlace:
-    """The execution that is going on."""
+    """Return the execution that is going on."""
     # Versions of IPython count at the beginning of a cell or at its end; in all of them its own number is noted here.
     going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
     header = _asked(shell).get("header") or {}
@@ -178,6 +178,6 @@ def place(shell: Any) -> CellPlace:
 
 
 def _asked(shell: Any) -> Mapping[str, Any]:
-    """The message by which a front end asked for the execution that is going on."""
+    """Return the message by which a front end asked for the execution that is going on."""
     kernel = getattr(shell, "kernel", None)
     return kernel.get_parent("shell") if kernel is not None else {}

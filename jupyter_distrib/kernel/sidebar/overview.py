@@ -44,7 +44,7 @@ def overview(session: Session, settings: Settings, answers: Mapping[str, Mapping
 def _next(settings: Settings) -> dict[str, Any]:
     """Return what a bare `%%distributed` uses, and the line that says the same."""
     filled = settings.filled(Options())
-    said = Options(
+    different = Options(
         strategy=filled.strategy if filled.strategy != DEFAULT_STRATEGY else None,
         pool=filled.pool if filled.pool != DEFAULT_POOL else None,
     ).resized(filled.size)
@@ -55,7 +55,7 @@ def _next(settings: Settings) -> dict[str, Any]:
         "ranks": filled.ranks,
         "gpu_type": filled.gpu_type,
         "origins": settings.origins(Options()),
-        "line": to_line(said),
+        "line": to_line(different),
     }
 
 
@@ -117,18 +117,19 @@ def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a pool as its agent tells of them, each with `ranks`: those of this notebook that are there."""
+    """Return the nodes of a pool, each with `ranks`: the ranks of this notebook on it."""
     name = session.identity.name
-    mine = [info for group in answer["groups"] if group["session"] == name for info in group["workers"]]
+    own_workers = [info for group in answer["groups"] if group["session"] == name for info in group["workers"]]
     if "nodes" in answer:
         return [
-            {**node, "ranks": [info.rank for info in mine if info.node == node["name"]]} for node in answer["nodes"]
+            {**node, "ranks": [info.rank for info in own_workers if info.node == node["name"]]}
+            for node in answer["nodes"]
         ]
-    return [{**_machine(answer), "ranks": [info.rank for info in mine]}] if answer.get("name") else []
+    return [{**_machine(answer), "ranks": [info.rank for info in own_workers]}] if answer.get("name") else []
 
 
 def _machine(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The one node of a pool that has no others, as a coordinator describes each of its own."""
+    """Return the only node of a pool, in the form in which a coordinator describes each of its nodes."""
     gpus = answer["gpus"]
     return {
         "name": answer["name"],
@@ -187,7 +188,7 @@ def _member(rank: RankRecord) -> dict[str, Any]:
 
 
 def _slowest(record: RunRecord) -> dict[str, Any] | None:
-    """The outermost loop of the rank that is least far."""
+    """Return the outermost loop of the rank that is least far."""
     bars = [rank.progress[0] for rank in record.ranks.values() if rank.progress]
     if not bars:
         return None
@@ -196,7 +197,7 @@ def _slowest(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _trouble(record: RunRecord) -> str:
-    """The first failure in one line."""
+    """Return the first failure in one line; empty if there is none."""
     number = failures.cause(record)
     if number is None:
         return ""

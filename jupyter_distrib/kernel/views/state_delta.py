@@ -60,17 +60,17 @@ class StateDelta:
     def changed(self, record: RunRecord, now_s: float, *, stopping: str = "") -> dict[str, Piece]:
         """Return the pieces that differ from those sent before."""
         of_run = {"elapsed_s": 0, "pool": self._pool, "stopping": stopping, "numbers": list(record.ranks)}
-        found: dict[str, Piece] = {"head": {**run_state.head(record), **of_run}}
+        pieces: dict[str, Piece] = {"head": {**run_state.head(record), **of_run}}
         origin_s = run_state.origin(record)
         unfinished: dict[int | None, list[dict[str, Any]]] = {}
         for line in record.partial_lines():
             unfinished.setdefault(line.rank, []).append(_entry(line))
         for rank in record.ranks.values():
-            found[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
-            found |= self._history(rank, now_s, len(record.ranks))
-        found |= self._shown(record)
-        found |= self._lines(record)
-        new = {key: piece for key, piece in found.items() if key not in self.now or self.now[key] != piece}
+            pieces[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
+            pieces |= self._history(rank, now_s, len(record.ranks))
+        pieces |= self._shown(record)
+        pieces |= self._lines(record)
+        new = {key: piece for key, piece in pieces.items() if key not in self.now or self.now[key] != piece}
         self.now = {**self.now, **new}
         return new
 
@@ -82,7 +82,7 @@ class StateDelta:
         return {f"history_{rank.rank}": columns(rank, POINTS // ranks)}
 
     def _shown(self, record: RunRecord) -> dict[str, Piece]:
-        found, left = {}, DISPLAY_BYTES
+        pieces, left = {}, DISPLAY_BYTES
         for rank in record.ranks.values():
             for index, display in enumerate(rank.displays.shown, start=rank.displays.skipped):
                 key = f"display_{rank.rank}_{index % KEPT}"
@@ -90,21 +90,21 @@ class StateDelta:
                     continue
                 left -= display.size_bytes
                 self._displays[key] = display
-                found[key] = {"index": index, **run_state.display_state(display)}
-        return found
+                pieces[key] = {"index": index, **run_state.display_state(display)}
+        return pieces
 
     def _lines(self, record: RunRecord) -> dict[str, Piece]:
         """Yield the chunks of output that are new or have grown. Every entry has a number, which is its place in the
         ring."""
         new = _latest(record.lines_since(self._entries))
         self._entries = record.entry_count
-        found: dict[str, Piece] = {}
+        pieces: dict[str, Piece] = {}
         for line in new:
             chunk = self._count // CHUNK
             self._chunk = [*self._chunk, _entry(line)] if self._count % CHUNK else [_entry(line)]
             self._count += 1
-            found[f"lines_{chunk % RING}"] = {"chunk": chunk, "entries": self._chunk}
-        return found
+            pieces[f"lines_{chunk % RING}"] = {"chunk": chunk, "entries": self._chunk}
+        return pieces
 
 
 def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:

@@ -41,8 +41,8 @@ TROUBLE_CHARACTERS = 100
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
     """Whether there is anything to tell; a run that only ended well, and quickly, is told by its values."""
     ranks = record.ranks.values()
-    told = record.line_count or record.notes or record.stall
-    if told or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
+    texts = record.line_count or record.notes or record.stall
+    if texts or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
         return True
     if _troubled(record) or any(rank.exited_early for rank in ranks):
         return True
@@ -71,7 +71,7 @@ def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool
 
 
 def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:
-    """For a plain terminal: lines completed since the last call, with their ranks, and the next `since` (first 0)."""
+    """Return the lines that are complete since the last call, with their ranks, and the next `since` (first 0)."""
     return [_line_text(each, FINAL_CHARACTERS) for each in _folded(record.lines_since(since))], record.entry_count
 
 
@@ -109,7 +109,7 @@ def device_name(name: str) -> str:
 
 
 def remarks(record: RunRecord) -> list[str]:
-    """What the system has to say, each sentence once with the ranks it is about."""
+    """Return the sentences about the run, each once with the ranks it is about."""
     about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
     for note in record.notes:
         about.setdefault(note.text, []).extend([] if note.rank is None else [note.rank])
@@ -208,7 +208,7 @@ def _line_text(folded: _Folded, characters: int, run: str = "") -> str:
 
 
 def _displays(record: RunRecord) -> list[str]:
-    """What ranks displayed, as far as it is text."""
+    """Return the displays of the ranks, as far as they are text."""
     lines = []
     for rank in record.ranks.values():
         for display in rank.displays.shown:
@@ -250,7 +250,7 @@ def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
 
 
 def _is_root(rank: RankRecord) -> bool:
-    """It failed or died by itself: such ranks come first."""
+    """Whether a rank failed or died by itself: such ranks come first."""
     return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
 
 
@@ -262,12 +262,12 @@ def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
         _bar(slow, fast, running=slowest.state == "running")
         for slow, fast in zip(slowest.progress, most.progress, strict=False)
     )
-    told = _trouble(slowest) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
-    return rank_list(rank.rank for rank in group), slowest.state, bars, told, _memory(group, ended=ended)
+    detail = _trouble(slowest) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
+    return rank_list(rank.rank for rank in group), slowest.state, bars, detail, _memory(group, ended=ended)
 
 
 def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
-    """What the ranks use, or at the end what they used at most: the largest of the group."""
+    """Format the memory that the ranks use, or at the end their peak: the largest of the group."""
     on_gpu = [rank for rank in group if rank.gpu_memory_bytes is not None]
     if ended:
         peak = max((rank.peak_gpu_memory_bytes or 0 if on_gpu else rank.peak_rss_bytes) for rank in group)
