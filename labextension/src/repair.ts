@@ -6,7 +6,7 @@
  * what the cell shows in the end until a page has saved it; where the cell does not show it, it is put there. A page that saw
  * everything finds the settled views already in the cell, and does nothing.
  */
-import { NotebookPanel } from '@jupyterlab/notebook';
+import { NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { IOutput } from '@jupyterlab/nbformat';
 import { ISharedCodeCell } from '@jupyter/ydoc';
 
@@ -15,6 +15,10 @@ import { OutputLike, Settled, SettledView } from './protocol.js';
 
 /** What came on the ordinary way is in the cell by then. */
 const ORDINARY_MS = 500;
+
+/** The cells that were run in this page: what they show came here on the ordinary way. */
+const executed = new WeakSet();
+NotebookActions.executionScheduled.connect((_, { cell }) => executed.add(cell.model.sharedModel));
 
 /** Put the last view of a run, whose kernel is gone, in place of the live one; into its cell if `drawn` by the page itself. */
 export function replaceLive(panel: NotebookPanel, view: SettledView, cell: string, drawn: boolean): void {
@@ -40,7 +44,7 @@ export async function repair(panel: NotebookPanel, settled: Settled, missed: boo
   await new Promise(resolve => setTimeout(resolve, ORDINARY_MS));
   const cells = panel.isDisposed ? null : panel.content.model?.sharedModel.cells;
   const cell = cells?.find((each): each is ISharedCodeCell => each.id === settled.cell && each.cell_type === 'code');
-  if (!cell) {
+  if (!cell || (missed && executed.has(cell))) {
     return;
   }
   const outputs = cell.getOutputs() as OutputLike[];

@@ -218,6 +218,44 @@ def test_a_page_opened_after_the_end_of_a_run_shows_what_was_never_saved(open_no
     expect(lab.output(2)).to_contain_text("kept: 0")  # what is taken out of a saved notebook does not come back
 
 
+HOLD = """
+const after = window.setTimeout;
+const ours = () => !new Error().stack.includes("jlab_core"); // which waits for half a second again and again
+window.held = [];
+window.setTimeout = (call, ms, ...rest) => (ms === 500 && ours() ? window.held.push(call) : after(call, ms, ...rest));
+window.release = () => {
+    window.setTimeout = after;
+    window.held.forEach((call) => call());
+    return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+};
+"""
+"""Holds back what our extension does half a second later: so long it gives outputs to come on the ordinary way."""
+
+
+def test_a_cell_that_is_run_again_at_once_is_not_given_the_output_that_was_missed(
+    open_notebook: Open, enough: Path
+) -> None:
+    lab = open_notebook(until(WAITING, enough))
+    lab.run(1)
+    expect(lab.output(1)).to_contain_text("begun")
+    lab.leave()
+    enough.touch()
+    lab.server.wait_until_idle()
+    lab.page.add_init_script(HOLD)
+    lab.open()
+    lab.page.wait_for_function("window.held.length")  # the page knows what it has missed
+    enough.unlink()
+    lab.run(1)
+    expect(lab.output(1)).to_contain_text("begun")
+    lab.page.evaluate("window.release()")
+
+    assert "ended" not in lab.output(1).inner_text()
+    enough.touch()
+    expect(lab.output(1)).to_contain_text("[0-1] ended")
+    lab.wait_idle(1)
+    assert [output.output_type for output in lab.save().cells[1].outputs] == ["display_data", "execute_result"]
+
+
 def test_all_views_of_a_cell_come_back_in_their_order(open_notebook: Open, enough: Path) -> None:
     lab = open_notebook(until(LOOP, enough))
     lab.run(1)

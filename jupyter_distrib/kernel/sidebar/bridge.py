@@ -62,6 +62,7 @@ class FrontEnd:
         self._route = self._listen()
         session.current().on_change = self._news.changed
         session.current().observers.own.append(self._follow)
+        shell.events.register("pre_run_cell", self.cells.began)
         shell.events.register("post_run_cell", self.cells.ended)
         self._news.changed()  # pages that look already hear that somebody is here
 
@@ -90,6 +91,7 @@ class FrontEnd:
     def close(self) -> None:
         session.current().on_change = lambda: None
         session.current().observers.own.remove(self._follow)
+        self._shell.events.unregister("pre_run_cell", self.cells.began)
         self._shell.events.unregister("post_run_cell", self.cells.ended)
         if self._route == "control":
             self._kernel.control_handlers.pop(REQUEST, None)

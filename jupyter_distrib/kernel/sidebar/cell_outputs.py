@@ -75,6 +75,8 @@ class Cells:
         """Settled views of the cell that is running, which may still end with a value or an error."""
         self._counts: dict[str, int] = {}
         """By cell, the number of its last execution; what an earlier one showed is nobody's any more."""
+        self._running = ""
+        """The cell that is being executed, if the front end tells its id."""
 
     def show(self, shown: Shown) -> None:
         """Let pages that were loaded after its beginning draw this view, until its end is told."""
@@ -106,8 +108,13 @@ class Cells:
         else:
             self._unfinished.append((place, view))
 
+    def began(self, _: object) -> None:
+        """Note the cell that begins. IPython calls this before every cell, in the thread that runs it."""
+        self._running = cell_id(self._shell)
+
     def ended(self, result: Any) -> None:
         """Publish the views of the cell that has ended. IPython calls this after every cell, in its thread."""
+        self._running = ""
         unfinished, self._unfinished = self._unfinished, []
         for shown in list(self._shown.values()):
             if not shown.run.detached:
@@ -147,7 +154,9 @@ class Cells:
             self._tell(settled.to_message())
 
     def _is_last(self, settled: Settled) -> bool:
-        return self._counts.get(settled.place.cell, 0) <= settled.place.count
+        """Whether its cell has not been executed again, and is not just now."""
+        cell = settled.place.cell
+        return self._counts.get(cell, 0) <= settled.place.count and (not cell or cell != self._running)
 
 
 def marked(run: str, *, settled: bool) -> dict[str, Any]:

@@ -396,6 +396,19 @@ def test_only_the_last_execution_of_a_cell_is_kept(book: Notebook) -> None:
     assert "c-1" not in [each["cell"] for each in ask(book, op="settled")["settled"]]
 
 
+def test_a_cell_that_is_being_executed_again_has_no_earlier_output(book: Notebook, tmp_path: Path) -> None:
+    told = settled(book, "%%distributed --ranks 2\nprint('hello')", cell_id="c-2")
+    assert told["cell"] == "c-2"
+    book.start(
+        f"import os\nprint('begun', flush=True)\nwhile not os.path.exists({str(tmp_path / 'go')!r}): pass", "c-2"
+    )
+    book.until("begun")
+    kept = [each["cell"] for each in ask(book, op="settled")["settled"]]
+    (tmp_path / "go").touch()
+    book.finish()
+    assert "c-2" not in kept
+
+
 # ---------------------------------------------------------------------------------------------------- live views
 
 WAITING = """import jupyter_distrib
