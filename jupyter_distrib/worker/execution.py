@@ -39,6 +39,7 @@ from jupyter_distrib.worker.cell_environment import CellEnvironment
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread
 from jupyter_distrib.worker.device_check import DeviceCheck, give_up
+from jupyter_distrib.worker.forked_child import children_leave
 from jupyter_distrib.worker.framework import Framework
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.late_output import LateThreads
@@ -67,6 +68,7 @@ class CellRunner:
         prober: Prober,
         cleanup: Cleanup,
     ) -> None:
+        self._pid = os.getpid()
         self._order, self._framework, self._groups = order, framework, framework.groups
         self._messenger, self._interrupts, self._control = messenger, interrupts, control
         self._prober, self._cleanup = prober, cleanup
@@ -77,8 +79,8 @@ class CellRunner:
 
     def execute(self, command: Execute, fds: list[int]) -> None:
         run, rank = command.run, self._order.rank
-        pid, device = os.getpid(), self._order.device
-        self._messenger.begin(Started(run=run, rank=rank, pid=pid, device=device, at_s=time.monotonic()))
+        device = self._order.device
+        self._messenger.begin(Started(run=run, rank=rank, pid=self._pid, device=device, at_s=time.monotonic()))
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
         if error is not None:
@@ -123,7 +125,8 @@ class CellRunner:
                 strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
-                value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                with children_leave(self._pid):
+                    value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 strategy.returning(value)
                 ok = True
             finally:
