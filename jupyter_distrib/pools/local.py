@@ -29,7 +29,22 @@ from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.link import Link, encode, peer_uid
 from jupyter_distrib.wire.messages import PROTOCOL, Command, Hello, Welcomed
 
+GPU_LOAD_TIME = (
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN_",
+    "NCCL_",
+    "NVIDIA_",
+    "NVTE_",
+    "PYTORCH_",
+    "TORCH_",
+    "TRITON_",
+)
+"""Variables that CUDA, its libraries and torch read once in a process."""
+SET_BY_LIBRARIES = ("CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR")
+"""Those among them that libraries set by themselves, or that are looked after elsewhere."""
 LOAD_TIME = (
+    *GPU_LOAD_TIME,
     "LD_",
     "DYLD_",
     "PYTHON",
@@ -39,9 +54,6 @@ LOAD_TIME = (
     "OPENBLAS_",
     "MALLOC_",
     "GLIBC_",
-    "TORCH_",
-    "NCCL_",
-    "CUDA_",
     "JUPYTER_DISTRIB_",
 )
 """Variables that programs and libraries read when they load: kernels that differ in one get an agent of their own."""

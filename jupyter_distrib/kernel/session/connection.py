@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.pools.base import Capabilities, Node, capabilities_of, open_pool
@@ -155,6 +156,7 @@ class Connection:
         self._address = address
         self.versions = VersionCheck(hello, address.name)
         self.gpus = GpuVisibility()
+        self.gpu_variables = GpuVariables()
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
         self.lost = ""

@@ -96,12 +96,19 @@ class PoolManager:
     def _choose(self, options: Options, handles: Sequence[RankValue] = ()) -> WorkerGroup:
         connection = self.connect(options.pool or self._choices.pool, options.pool_options)
         connection.gpus.update(_visible())
+        request = _request(options, connection)
         if handles:
-            return selection.of_handles(handles, connection, options.size.count, options.on)
+            group = selection.of_handles(handles, connection, options.size.count, options.on)
+            return selection.told_of_variables(group, request)
         if options.on is not None and options.size.count is None:
             return selection.newest(connection)
-        request = _request(options, connection)
         fitting = [group for group in connection.groups.values() if selection.fits(group, request)]
+        if not (fitting or options.fresh):
+            fitting = [
+                selection.told_of_variables(group, request)
+                for group in connection.groups.values()
+                if group.kept and not group.busy and selection.fits_but_for_variables(group, request)
+            ]
         busy = []
         for group in [group for group in fitting if group.busy]:
             fitting.remove(group)
@@ -240,7 +247,10 @@ def _request(options: Options, connection: Connection) -> GroupRequest:
     refuses = size.count is not None and connection.gpus.broken
     if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
         size = size.on_cpus()
-    return GroupRequest(size=size, load_env=load_time_changes(options.env), visible=connection.gpus.devices)
+    has_gpus = size.gpus and connection.gpus.exist is not False and not connection.remote
+    changed = connection.gpu_variables.changed() if has_gpus else {}
+    load_env = {**changed, **load_time_changes(options.env)}
+    return GroupRequest(size=size, load_env=load_env, changed=changed, visible=connection.gpus.devices)
 
 
 def _visible() -> tuple[str, ...] | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from jupyter_distrib.errors import CaptureError, PoolError
 from jupyter_distrib.kernel.session.connection import Connection
+from jupyter_distrib.kernel.session.gpu_variables import not_in_force
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.worker_group import GroupRequest, WorkerGroup
 from jupyter_distrib.system.formatting import rank_list
@@ -16,7 +18,9 @@ from jupyter_distrib.system.formatting import rank_list
 def fits(group: WorkerGroup, request: GroupRequest) -> bool:
     """Whether these ranks are what is asked for; `request.size` counts ranks of a pool without GPUs."""
     size, asked = request.size, group.asked
-    if group.state == "closed" or asked.load_env != request.load_env:
+    on_cpus = group.state == "open" and not group.gpus  # where nothing reads the variables of GPU libraries
+    same = _given(asked) == _given(request) if on_cpus else asked.load_env == request.load_env
+    if group.state == "closed" or not same:
         return False
     if asked.size.gpus and asked.visible != request.visible:
         return False
@@ -25,6 +29,26 @@ def fits(group: WorkerGroup, request: GroupRequest) -> bool:
     if group.state == "opening":
         return asked.size.gpus == size.gpus and asked.size.count == size.count
     return group.gpus == size.gpus and size.count in (None, group.size)
+
+
+def fits_but_for_variables(group: WorkerGroup, request: GroupRequest) -> bool:
+    """Whether these ranks are what is asked for, but for what the notebook has set since they were started."""
+    asked = group.asked
+    return _given(asked) == _given(request) and fits(group, replace(request, load_env=asked.load_env))
+
+
+def _given(request: GroupRequest) -> dict[str, str]:
+    """Return the variables that `--env` has asked for."""
+    return {name: value for name, value in request.load_env.items() if request.changed.get(name) != value}
+
+
+def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
+    """Have the head of its next run say, once, which variables of the notebook are not in force on these ranks."""
+    text = not_in_force(request.changed, group.asked.load_env)
+    if text and text not in group.told:
+        group.told.add(text)
+        group.notes = (*group.notes, text)
+    return group
 
 
 def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:

@@ -23,7 +23,9 @@ class GroupRequest:
 
     size: GroupSize
     load_env: dict[str, str]
-    """Variables that are read when a program loads."""
+    """Variables that are read when a program loads, of `--env` and of the notebook."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Those among them that the notebook has set since its pool was reached."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES at that moment, split; None if it was unset."""
 
@@ -40,6 +42,8 @@ class WorkerGroup:
     """Whether its ranks have GPUs."""
     notes: tuple[str, ...] = ()
     """Sentences on the choice of its GPUs, for the head of its first run."""
+    told: set[str] = field(default_factory=set)
+    """Sentences on variables that have been told."""
     state: str = "opening"
     """`opening`, `open`, or `closed`."""
     reason: str = ""
