@@ -7,6 +7,7 @@ training while it runs. What `prepare` is given is treated as what is found.
 from __future__ import annotations
 
 from jupyter_distrib.options import Option, switch
+from jupyter_distrib.worker.autoparallel import guesses
 from jupyter_distrib.worker.strategy import StrategyRun, TrainingStrategy
 
 BATCH = Option(
@@ -22,12 +23,19 @@ SHARD_EVAL = Option(
     meaning="divide data loaders that are read for an evaluation, too; `jupyter_distrib.total` adds up",
     read=switch,
 )
+NO_GUESS = Option(
+    flag="--no-guess",
+    metavar="NAME,...",
+    meaning="do without guesses about the cell, as docs/strategies.md lists them: divided-data, first-device, ...",
+    read=guesses.read,
+    synonyms=("guess", "guesses"),
+)
 
 
 class DataParallelStrategy(TrainingStrategy):
     """Plain data parallelism."""
 
-    options = (BATCH, SHARD_EVAL)
+    options = (BATCH, SHARD_EVAL, NO_GUESS)
     summary = "replicated on every rank, gradients averaged"
 
     def begin(self, run: StrategyRun) -> None:

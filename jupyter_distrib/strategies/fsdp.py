@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.options import Option, switch
-from jupyter_distrib.strategies.ddp import BATCH, SHARD_EVAL
+from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
 from jupyter_distrib.worker.strategy import StrategyRun, TrainingStrategy
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ CPU_OFFLOAD = Option(
 class FullyShardedStrategy(TrainingStrategy):
     """Sharded data parallelism."""
 
-    options: ClassVar[tuple[Option, ...]] = (UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL)
+    options: ClassVar[tuple[Option, ...]] = (UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL, NO_GUESS)
     shards = True
     summary = "sharded over the ranks"
     training: ShardedTraining | None = None

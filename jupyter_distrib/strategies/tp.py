@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.options import Option, shown
-from jupyter_distrib.strategies.ddp import BATCH, SHARD_EVAL
+from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
 from jupyter_distrib.strategies.fsdp import CPU_OFFLOAD, PRECISION, UNIT, FullyShardedStrategy
 from jupyter_distrib.worker.strategy import StrategyRun
 
@@ -40,7 +40,7 @@ MESH = Option(
 class TensorParallelStrategy(FullyShardedStrategy):
     """Parts of a model on different ranks, by torch's plans."""
 
-    options = (MESH, UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL)
+    options = (MESH, UNIT, PRECISION, CPU_OFFLOAD, BATCH, SHARD_EVAL, NO_GUESS)
     summary = "spread over the mesh by the plan that the cell gives"
 
     @classmethod

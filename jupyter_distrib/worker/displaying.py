@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from jupyter_distrib.libraries import known
 from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire.messages import Cleared, Displayed
 
@@ -270,22 +271,7 @@ def _replace_functions(module: types.ModuleType) -> None:
     )
 
 
-def _replace_bars(module: types.ModuleType) -> None:
-    """The bars of `tqdm.notebook` are widgets, whose models would be in no kernel; ranks write those of `tqdm`."""
-    from tqdm import tqdm  # type: ignore[import-untyped]  # it is there: somebody imports its notebook module
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            keywords.pop("display", None)
-            if isinstance(keywords.get("ncols"), str):  # `100%` of a browser's window
-                del keywords["ncols"]
-            super().__init__(*arguments, **keywords)
-
-    Bar.__module__, Bar.__qualname__ = module.__name__, "tqdm_notebook"  # by this name it is pickled
-    module.__dict__.update(tqdm=Bar, tqdm_notebook=Bar)
-
-
-_REPLACED = {"IPython.core.display_functions": _replace_functions, "tqdm.notebook": _replace_bars}
+_REPLACED = {"IPython.core.display_functions": _replace_functions, **known.mends()}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -8,6 +8,7 @@ import os
 import types
 from collections.abc import Iterator, Mapping
 
+from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.network_interfaces import nccl_hint
@@ -18,21 +19,16 @@ _MAX_FRAMES = 60
 _MAX_CAUSES = 5
 _MAX_MESSAGE = 20_000
 
-EXTRAS = {
-    "accelerate": "accelerate",
-    "datasets": "trl",
-    "lightning": "lightning",
-    "transformers": "transformers",
-    "trl": "trl",
-}
-"""Modules that a cell may import, and the extra of this package that installs each."""
 ADD_STRATEGY = (
     "This cell has no process group: add --strategy ddp to its first line (or call init_process_group in it)."
 )
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
-    **{f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'" for name, x in EXTRAS.items()},
+    **{
+        f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'"
+        for name, x in known.extras().items()
+    },
 }
 
 

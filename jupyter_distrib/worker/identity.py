@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jupyter_distrib.libraries import known
 from jupyter_distrib.wire.messages import Execute, WorkerOrder
 from jupyter_distrib.worker import framework
 
@@ -62,8 +63,8 @@ def device() -> Any:
 
 def environment() -> dict[str, str]:
     """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and those that libraries
-    look for to see that they need not launch ranks themselves: Lightning reads TORCHELASTIC_RUN_ID, Accelerate on CPU
-    ranks needs ACCELERATE_USE_CPU, DeepSpeed DS_ACCELERATOR."""
+    look for to see that they need not launch ranks themselves, or have no accelerator: Lightning reads
+    TORCHELASTIC_RUN_ID."""
     me = order()
     out = {
         "RANK": me.rank,
@@ -85,7 +86,7 @@ def environment() -> dict[str, str]:
     if me.agent:
         out["JUPYTER_DISTRIB_AGENT"] = me.agent
     if me.visible_devices is None:
-        out |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+        out |= {"CUDA_VISIBLE_DEVICES": "", **known.cpu_environment()}
     else:
         out |= {"CUDA_VISIBLE_DEVICES": me.visible_devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {name: str(value) for name, value in out.items()}

@@ -2,8 +2,7 @@
 Main thread only.
 
 - Signal handlers: Lightning ignores SIGINT while it shuts down, and leaves it ignored.
-- What a library remembers for the life of a program: Accelerate takes one set of arguments and one process group per
-  program, and asks whoever wants others to restart it.
+- What a library remembers for the life of a program (`libraries/`): Accelerate, its arguments and its process group.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from jupyter_distrib.libraries import known
+
 _handler = getattr(signal, "_signal", signal).getsignal
 """Without the enumeration that `signal.getsignal` makes of each answer, which takes most of its time."""
-_SINGLETONS = {"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")}
-"""By module: classes whose instances all have the class's `_shared_state` as their `__dict__`. The first fills it."""
+_SHARED_STATES = known.shared_states()
 _HOLDER_DEPTH = 3
 """An accelerator is in a trainer, its state in the accelerator."""
 _MOST_PARTS = 100
@@ -55,7 +55,7 @@ def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:
 
 
 def _singletons() -> list[Any]:
-    found = (getattr(sys.modules.get(module), name, None) for module, names in _SINGLETONS.items() for name in names)
+    found = (getattr(sys.modules.get(module), name, None) for module, name in _SHARED_STATES)
     return [cls for cls in found if isinstance(getattr(cls, "_shared_state", None), dict)]
 
 

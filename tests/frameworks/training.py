@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from jupyter_distrib.worker.failure import EXTRAS
+from jupyter_distrib.libraries import known
 
 PROBLEM = """
 import torch
@@ -270,4 +270,4 @@ def missing(module: str) -> str | None:
     """What to install for the tests of a framework, if it is not there."""
     if importlib.util.find_spec(module) is not None:
         return None
-    return f"{module} is missing: pip install 'jupyter_distrib[{EXTRAS[module]}]'"
+    return f"{module} is missing: pip install 'jupyter_distrib[{known.extras()[module]}]'"

@@ -35,11 +35,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # shared layers
     "system": {"errors"},
     "wire": set(),
+    "libraries": set(),
     "serialization": {"errors", "system", "wire"},
     # a rank
-    "worker": {"errors", "options", "serialization", "system", "wire"},
-    "worker/pytorch": {"errors", "serialization", "wire", "worker"},
-    "worker/autoparallel": {"errors", "serialization", "system", "worker", "worker/pytorch"},
+    "worker": {"errors", "libraries", "options", "serialization", "system", "wire"},
+    "worker/pytorch": {"errors", "libraries", "serialization", "wire", "worker"},
+    "worker/autoparallel": {"errors", "libraries", "options", "serialization", "system", "worker", "worker/pytorch"},
     "strategies": {"errors", "options", "worker", "worker/autoparallel", "worker/pytorch"},
     "checkpoints": {"errors", "worker"},
     # a node, and several nodes
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
     "pools/ray": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
     # the notebook's kernel
-    "kernel/record": {"errors", "system", "wire"},
+    "kernel/record": {"errors", "libraries", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
     "kernel/settings": {"errors", "options", "pools", "wire", "worker"},

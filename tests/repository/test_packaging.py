@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from jupyter_distrib.worker.failure import EXTRAS
+from jupyter_distrib.libraries import known
 
 TOP = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
@@ -118,7 +118,7 @@ def test_the_constraints_pin_everything_asked_for_and_torch_first():
 
 
 def test_modules_that_an_extra_installs_are_asked_for_by_that_extra():
-    for module, extra in EXTRAS.items():
+    for module, extra in known.extras().items():
         asked = PROJECT["optional-dependencies"][extra]
         assert module in [re.split(r"[^\w-]", line)[0] for line in asked], module
 

@@ -436,6 +436,26 @@ def test_the_head_says_what_a_compiled_model_loses(book: Notebook, how: str) -> 
     )
 
 
+SUMMED = "the loss is a sum over the batch, of which each rank has 1/2 with --batch global"
+OWN_NUMBERS = "total() has given every rank its own numbers back"
+
+
+def test_a_summed_loss_of_a_split_batch_is_said(book: Notebook) -> None:
+    book.ok(SETUP)
+    cell = "for x, y in loader:\n    F.mse_loss(model(x), y, reduction='{}').backward()\n    optimizer.step()"
+    assert SUMMED in book.ok(f"{DDP}--batch global\n{cell.format('sum')}").view
+    assert SUMMED not in book.ok(f"{DDP}--batch global\n{cell.format('mean')}").view
+    assert SUMMED not in book.ok(f"{DDP}\n{cell.format('sum')}").view
+
+
+def test_a_total_of_counts_of_the_training_is_said_to_be_of_each_rank(book: Notebook) -> None:
+    counted = "fit(model, optimizer, loader)\n{}jupyter_distrib.total(48)"
+    evaluated = "with torch.no_grad():\n    for x, y in loader: model(x)\n"
+    assert OWN_NUMBERS in book.ok(f"{DDP}\n{counted.format('')}").view
+    assert OWN_NUMBERS not in book.ok(f"{DDP}\n{counted.format(evaluated)}").view
+    assert book.ok(f"{DDP}--shard-eval\n{counted.format(evaluated)}").result == "ranks 0-1: 96"
+
+
 BROKEN_SUMS = """
 from jupyter_distrib.worker.autoparallel import tensor_sums
 def full(tensors): raise torch.OutOfMemoryError("CUDA out of memory.\\nTried to allocate 9 GiB")

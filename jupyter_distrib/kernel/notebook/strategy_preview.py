@@ -16,15 +16,8 @@ from types import FunctionType
 from typing import Any
 
 from jupyter_distrib.kernel.capture.capture import Captured, reachable
+from jupyter_distrib.worker import by_hand
 
-_BY_HAND = {
-    "init_process_group": "the cell looks after its ranks itself, so nothing of it is changed",
-    "DistributedDataParallel": "wrapped by hand, so this model is left alone",
-    "FullyShardedDataParallel": "wrapped by hand, so this model is left alone",
-    "fully_shard": "sharded by hand, so this model is left alone",
-    "parallelize_module": "spread over the mesh by this plan",
-    "DistributedSampler": "divided by hand, so a data loader with it is left alone",
-}
 _MAX_TEXT = 60
 
 
@@ -99,8 +92,8 @@ def _in_source(
 
 def _effect(name: str, tree: ast.AST, namespace: Mapping[str, Any], effects: tuple[str, str]) -> str:
     last = name.rpartition(".")[2]
-    if last in _BY_HAND:
-        return _BY_HAND[last]
+    if last in by_hand.EFFECTS:
+        return by_hand.EFFECTS[last]
     if last == "DataLoader":
         return effects[1]
     if _is_optimizer(name, tree, namespace):

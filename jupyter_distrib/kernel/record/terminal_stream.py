@@ -9,7 +9,9 @@ Memory is bounded whatever comes: a line is cut at `LINE_CHARACTERS`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from jupyter_distrib.libraries import tqdm
 
 LINE_CHARACTERS = 4000
 """Length at which a line is cut, with a note of how much is missing: one line of 100 MB must not be held here."""
@@ -168,53 +170,7 @@ def _cursor_up(code: re.Match[str]) -> str:
     return _UP * min(int(code[1] or 1), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
 
 
-# ---------------------------------------------------------------------------------------------------- tqdm's bars
-
-_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?[kMGTPEZY]?"
-_WITH_TOTAL = re.compile(
-    rf"(?P<label>.*?):?\s*(?P<percent>\d+)%\|[^|]*\|"
-    rf"(?:\s*(?P<step>{_NUMBER})/(?P<total>{_NUMBER})\S*(?:\s*\[(?P<times>[^<\]]*<[^,\]]*)(?P<rest>.*))?)?"
-)
-_WITHOUT_TOTAL = re.compile(
-    rf"(?:(?P<label>.*): )?(?P<step>{_NUMBER})(?P<unit>[^\d\[]*) \[(?P<times>\d+:[\d:]+)(?P<rest>,.*\])"
-)
-_RATE = re.compile(rf"\s*(?P<number>{_NUMBER})(?P<unit>.*?)/(?P<per>.+)")
-_SCALE = {letter: 1000.0**power for power, letter in enumerate("kMGTPEZY", start=1)}
-
-
 def parse_bar(text: str) -> Progress | None:
-    """Read tqdm's default format, and what is left of it under a narrow `ncols` or a shorter `bar_format`."""
-    if len(text) > 1000 or ("%|" not in text and " [" not in text):
-        return None
-    text = text.strip()
-    match = _WITH_TOTAL.fullmatch(text) or _WITHOUT_TOTAL.fullmatch(text)
-    if match is None:
-        return None
-    part = match.groupdict()
-    rest = (part["rest"] or "").removesuffix("]").removeprefix(",").split(", ", 1)
-    rate, unit = _rate(rest[0])
-    step, total = part["step"], part.get("total")
-    percent = part.get("percent")
-    return Progress(
-        label=(part["label"] or "").strip(),
-        step=_scaled(step) if step else float(percent or 0),
-        total=_scaled(total) if total else (100.0 if percent and not step else None),
-        rate=rate,
-        unit=unit or (part.get("unit") or "it").strip(),
-        detail=rest[1].strip() if len(rest) > 1 else "",
-    )
-
-
-def _rate(text: str) -> tuple[float | None, str]:
-    """Read `33.1it/s`, or `2.5s/it` for less than one step a second."""
-    match = _RATE.fullmatch(text)
-    if match is None:
-        return None, ""
-    number = _scaled(match["number"])
-    if match["per"] == "s":
-        return number, match["unit"].strip()
-    return (1 / number if number else None), match["per"].strip()
-
-
-def _scaled(number: str) -> float:
-    return float(number[:-1]) * _SCALE[number[-1]] if number[-1] in _SCALE else float(number)
+    """Return the progress that a line tells, if it is a bar of tqdm."""
+    bar = tqdm.parse_bar(text)
+    return None if bar is None else Progress(**asdict(bar))

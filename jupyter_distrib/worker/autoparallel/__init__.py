@@ -14,6 +14,8 @@ state_dict_loading.py  whole state dicts are loaded into what is sharded
 loss_averaging.py      losses that decide how the training goes on
 tensor_sums.py         sums by which ranks compare what they hold
 divergence.py          whether the ranks train together
+own_device.py          `cuda:0` of a cell for one device
+guesses.py             what is guessed of a cell, and how it is switched off
 patches.py             functions of torch that are replaced for the time of a run
 source_location.py     which line of the user's it is about
 """

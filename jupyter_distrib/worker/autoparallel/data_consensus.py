@@ -56,9 +56,14 @@ class _Stop:
 
 
 class DataConsensus:
-    """The consensus of ranks on the data of one run."""
+    """The consensus of ranks on the data of one run.
 
-    def __init__(self) -> None:
+    Args:
+        ordered: Of ranks that wait at two places, those at the smaller one go on; else all wait to the end.
+    """
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
         self._been: Counter[str] = Counter()
         self._met: set[str] = set()
         """Places that all ranks have reached before."""
@@ -132,6 +137,8 @@ class DataConsensus:
             return True
         if board.has([_begun(rank)]) and int(board.get(_begun(rank))) > self._begun:
             return True
+        if not self._ordered:
+            return False
         waits = board.get(_waits(rank)) if board.has([_waits(rank)]) else ""
         if not waits:
             return False

@@ -50,12 +50,13 @@ class DataFingerprints:
 
     Args:
         cell: The cell's file name.
+        ordered: See `DataConsensus`.
     """
 
-    def __init__(self, cell: str) -> None:
+    def __init__(self, cell: str, *, ordered: bool) -> None:
         self._cell = cell
         self._asks_size: bool | None = None
-        self._consensus = DataConsensus()
+        self._consensus = DataConsensus(ordered=ordered)
 
     def compared(self, loader: DataLoader[Any], place: str) -> Compared:
         """Return whether the cell has divided this loader's data among the ranks, as far as can be known now."""

@@ -103,8 +103,8 @@ class DataParallel:
         return self._conversion.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Summed over ranks if each reads a share of what it evaluates, else as they are."""
-        return weight_sync.summed(values) if self._loaders.shard_eval and self._run.everyone else values
+        """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
+        return self._conversion.total(values)
 
     # ------------------------------------------------------------------------------------------------ Spread
 

@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.autoparallel import ownership, source_location
+from jupyter_distrib.worker import by_hand, identity
+from jupyter_distrib.worker.autoparallel import guesses, loss_reduction, ownership, source_location, weight_sync
 from jupyter_distrib.worker.autoparallel.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.gradient_reducer import ReducedParameters
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
@@ -99,7 +99,8 @@ class TrainingHooks:
     def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
         self._run, self._spread, self._loaders, self._sees_a_share = run, spread, loaders, sees_a_share
         self._patches = Patches()
-        self.own_device = OwnDevice(identity.device(), run.note)
+        self._guesses = guesses.made(run.options)
+        self.own_device = OwnDevice(identity.device(), run.note, applies="first-device" in self._guesses)
         self._decisions = LossAveraging(lambda: spread.active and not self.by_hand, loaders.meets)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: Callable[[], None] = lambda: None
@@ -147,7 +148,7 @@ class TrainingHooks:
 
     def look_around(self) -> None:
         """Find the optimizers that were there before the cell; called before anything depends on them."""
-        if self._looked or self.by_hand:
+        if self._looked or self.by_hand or "old-optimizers" not in self._guesses:
             return
         self._looked = True
         new = [each for each in ownership.alive(Optimizer) if each not in self._known and hasattr(each, "param_groups")]
@@ -182,6 +183,17 @@ class TrainingHooks:
                 f"{name} is on {stray.device}, and this rank trains on {own}: move it to `device`, which is the own "
                 "device of each rank."
             )
+
+    def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
+        if self._loaders.shard_eval and self._run.everyone:
+            return weight_sync.summed(values)
+        if self._loaders.read_last == "divided":
+            self._run.note(
+                "total() has given every rank its own numbers back: the loader read last was divided for training, and "
+                "without --shard-eval only evaluations are added up, each rank having read all of one"
+            )
+        return values
 
     def tell_if_apart(self) -> None:
         """Say so if the ranks have not trained together; called when the cell has ended well, which it stays."""
@@ -220,6 +232,17 @@ class TrainingHooks:
                 "faster than one: read the data from a DataLoader, which is divided, or have each rank take a share by "
                 "itself (data[rank::world_size])"
             )
+
+    def _tell_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
+        """Say so if a loss is a sum over a batch that `--batch global` has split over the ranks."""
+        if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
+            size = identity.world_size()
+            if any(map(loss_reduction.is_sum, losses)):
+                self._run.note(
+                    f"the loss is a sum over the batch, of which each rank has 1/{size} with --batch global, and "
+                    f"gradients are averaged over ranks: they are 1/{size} of those of one device. Take "
+                    "reduction='mean', or multiply the loss by world_size"
+                )
 
     def _found_trained(self) -> list[torch.Tensor]:
         """What was trained in this run as far as it can be known, ours or not."""
@@ -299,6 +322,7 @@ class TrainingHooks:
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
                 if self._loaders.backwards <= LOOKS:
                     self._compared(lambda: self._losses.before(some))
+                self._tell_if_summed(some)
                 reached = self._spread.backward(run, some)
                 self._together = self._together or reached
                 if not reached and not self._alone:
@@ -351,9 +375,7 @@ def _in_other_hands() -> dict[int, torch.Tensor]:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    if isinstance(module, DistributedDataParallel):
-        return not isinstance(module.module, ReducedParameters)
-    return type(module).__name__ == "FullyShardedDataParallel" or type(module).__module__.startswith("deepspeed.")
+    return by_hand.wraps_model(module) and not isinstance(getattr(module, "module", None), ReducedParameters)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

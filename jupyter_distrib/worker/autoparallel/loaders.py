@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.worker.autoparallel import guesses, source_location
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.data_fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.patches import Patches
@@ -51,7 +51,8 @@ class Loaders:
         self._state, self._part, self._run, self._summary = state, part, run, summary
         self.shard_eval = "shard_eval" in run.options
         """What is read for an evaluation is divided as well."""
-        self._contents = DataFingerprints(run.filename)
+        self._guesses = guesses.made(run.options)
+        self._contents = DataFingerprints(run.filename, ordered="order" in self._guesses)
         self._by_hand: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
         self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
         self._shares = WeakKeyDictionary()
@@ -63,6 +64,8 @@ class Loaders:
         self._look_around: Callable[[], None] = lambda: None
         self.divides = False
         """A loader was divided, by this rank or by somebody before it."""
+        self.read_last: Reading = "whole"
+        """How the loader was read that was begun last."""
         self.backwards = 0
         """Backward passes of this run."""
         self.device: torch.device | None = None
@@ -98,7 +101,7 @@ class Loaders:
             if loader in self._ours:
                 return self._placed(original(loader))
             self._look_around()
-            how = self._last[loader] = self._decided(loader)
+            how = self._last[loader] = self.read_last = self._decided(loader)
             if how != "whole":
                 mine = iter(self._share(loader, how))
                 return self._watched_share(loader, mine) if how == "divided" else mine
@@ -132,12 +135,12 @@ class Loaders:
     def _is_divided(self, loader: DataLoader[Any]) -> bool:
         """Whether somebody else has divided it among the ranks."""
         if loader not in self._by_hand:
-            self._by_hand[loader] = is_divided_by_others(loader) or self._differs(loader)
+            self._by_hand[loader] = is_divided_by_others(loader, self._guesses) or self._differs(loader)
             self.divides = self.divides or self._by_hand[loader]
         return self._by_hand[loader]
 
     def _differs(self, loader: DataLoader[Any]) -> bool:
-        if self._part.size == 1 or not self._run.everyone:
+        if self._part.size == 1 or not self._run.everyone or "divided-data" not in self._guesses:
             return False
         found = self._contents.compared(loader, source_location.here(self._run.filename))
         if found.note:

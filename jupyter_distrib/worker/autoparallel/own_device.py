@@ -27,12 +27,13 @@ class OwnDevice:
     Args:
         device: This rank's own.
         note: Told once that something was replaced.
+        applies: False: nothing is replaced.
     """
 
-    def __init__(self, device: torch.device, note: Callable[[str], None]) -> None:
+    def __init__(self, device: torch.device, note: Callable[[str], None], *, applies: bool = True) -> None:
         self._device, self._note, self._has_told = device, note, False
         self._first = f"{device.type}:0"
-        self._applies = device.type != "cpu" and bool(device.index)
+        self._applies = applies and device.type != "cpu" and bool(device.index)
 
     def begin(self, names: MutableMapping[str, object], patches: Patches) -> None:
         """Replace what the notebook has sent, and watch calls until the patches are undone."""

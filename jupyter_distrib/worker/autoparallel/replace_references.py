@@ -18,13 +18,15 @@ from typing import Any
 _HERE = (lambda: 0).__code__.co_filename
 
 
-def replace(new_of: Mapping[int, tuple[Any, Any]]) -> None:
+def replace(new_of: Mapping[int, tuple[Any, Any]], *, local_variables: bool = True) -> None:
     """Put `new` wherever `old` is referred to.
 
     Args:
         new_of: `(old, new)` by the `id` of the old one.
+        local_variables: In those of functions that are being executed, too.
     """
-    _replace_locals(new_of)
+    if local_variables:
+        _replace_locals(new_of)
     olds = [old for old, _ in new_of.values()]
     ours = {id(olds), id(new_of), *map(id, new_of.values()), id(vars())}
     tuples: dict[int, tuple[Any, Any]] = {}
@@ -38,7 +40,7 @@ def replace(new_of: Mapping[int, tuple[Any, Any]]) -> None:
             _replace_in(holder, new_of)
     del holder
     if tuples:
-        replace(tuples)  # they cannot be changed, so those who hold them get others
+        replace(tuples, local_variables=local_variables)  # they cannot be changed, so those who hold them get others
 
 
 def _new(item: Any, new_of: Mapping[int, tuple[Any, Any]]) -> Any:

@@ -24,8 +24,10 @@ from torch.utils.data import (
 )
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import by_hand
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
+from jupyter_distrib.worker.autoparallel.guesses import Guesses
 
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How often a data set was read shuffled, so that a loader made anew for every epoch shuffles anew, too."""
@@ -258,7 +260,7 @@ def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:
     return whole // part.size if drop_last else -(-whole // part.size)
 
 
-def is_divided_by_others(loader: DataLoader[Any]) -> bool:
+def is_divided_by_others(loader: DataLoader[Any], guesses: Guesses) -> bool:
     """Whether the user or a framework has divided it among the ranks already."""
     parts = (
         loader,
@@ -267,18 +269,10 @@ def is_divided_by_others(loader: DataLoader[Any]) -> bool:
         loader.dataset,
         getattr(loader.batch_sampler, "sampler", None),
     )
-    return any(map(_knows_ranks, parts)) or reads_ranks(loader.dataset)
+    by_code = "reads-rank" in guesses and reads_ranks(loader.dataset)
+    return by_code or any(_knows_ranks(part, by_attributes="knows-ranks" in guesses) for part in parts)
 
 
-def _knows_ranks(part: Any) -> bool:
-    if type(part) in (type(None), BatchSampler, RandomSampler, SequentialSampler):
-        return False
-    if isinstance(part, DistributedSampler) or type(part).__module__.partition(".")[0] in _FRAMEWORKS:
-        return True
-    names = getattr(part, "__dict__", {}).keys()
-    return any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, "_distributed", None) is not None
-
-
-_RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
-"""Names of attributes. `_distributed` is what `datasets.distributed.split_dataset_by_node` leaves in a stream."""
-_FRAMEWORKS = {"accelerate", "composer", "deepspeed", "lightning", "pytorch_lightning"}
+def _knows_ranks(part: Any, *, by_attributes: bool) -> bool:
+    plain = (type(None), BatchSampler, RandomSampler, SequentialSampler)
+    return type(part) not in plain and by_hand.divides_data(part, by_attributes=by_attributes)

@@ -29,6 +29,7 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import (
     gather_shards,
+    guesses,
     object_collectives,
     ownership,
     replace_references,
@@ -72,6 +73,8 @@ class Steps:
 
     count: int = 0
     stepping: bool = False
+    sharded_here: bool = False
+    """Whole, so that what is not sharded in it now has come later."""
 
 
 steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
@@ -82,7 +85,7 @@ class ShardedTraining:
     """A `Spread` that shards; see there for what the methods are called for."""
 
     def __init__(self, run: StrategyRun, how: ShardingPlan) -> None:
-        self._run, self._how = run, how
+        self._run, self._how, self._guesses = run, how, guesses.made(run.options)
         part = ShardChoice(
             rank=how.data.get_local_rank() if how.data is not None else 0,
             size=how.data.size() if how.data is not None else 1,
@@ -132,8 +135,8 @@ class ShardedTraining:
         return self._conversion.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Summed over ranks if each reads a share of what it evaluates, else as they are."""
-        return weight_sync.summed(values) if self._loaders.shard_eval else values
+        """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
+        return self._conversion.total(values)
 
     def _tell(self) -> None:
         if (news := self._summary.news()) and identity.rank() == 0:
@@ -179,8 +182,20 @@ class ShardedTraining:
                 f"{name}{at} trains {ownership.named(training.roots)}, of which a part is wrapped already: "
                 "wrap all of it by hand or nothing."
             )
+        self._check_additions(training.roots, f"{name}{at}")
         listen(training.optimizer)
         self._train(training.roots, training.optimizer)
+
+    def _check_additions(self, roots: Sequence[nn.Module], optimizer: str) -> None:
+        """Refuse parameters that a model got when it was sharded already: each rank would train its own."""
+        for root in (root for root in steps if steps[root].sharded_here):
+            new = [name for name, each in root.named_parameters() if not isinstance(each, DTensor)]
+            if new and any(root is part for each in roots for part in each.modules()):
+                raise DistributedError(
+                    f"{optimizer} trains {new[0]}, which was added to {ownership.named_plainly([root])} when that was "
+                    "sharded already, so it cannot be sharded with it: add it before the model has its first "
+                    "optimizer, or take --strategy ddp."
+                )
 
     def recognise(self, optimizer: Optimizer) -> None:
         listen(optimizer)
@@ -240,7 +255,10 @@ class ShardedTraining:
         new = [part for part in parts if part not in steps and not isinstance(part, FSDPModule)]
         for root in new:
             check(root)
-        units = [units_of(root, self._how.unit) for root in new]  # nothing is sharded before all of it can be
+        guessed = "units" in self._guesses or bool(self._how.unit)
+        units = [
+            units_of(root, self._how.unit) if guessed else [] for root in new
+        ]  # nothing is sharded before all of it can be
         for root, inside in zip(new, units, strict=True):
             begin_alike(root, self._how.data)
             if self._how.data is not None:
@@ -251,11 +269,12 @@ class ShardedTraining:
     def _shard(self, root: nn.Module, units: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
         assert self._how.data is not None
         new_of = shard(root, units, self._how)
-        replace_references.replace(new_of)
+        replace_references.replace(new_of, local_variables="local-variables" in self._guesses)
         if optimizer is not None:
             shard_state(optimizer, new_of)
         count = sum(each.numel() for each in root.parameters())
         name, kinds = ownership.named_plainly([root]), ownership.named_plainly(units)
+        steps.setdefault(root, Steps()).sharded_here = True
         self._summary.sharded(name, count, len(units), kinds, source_location.here(self._run.filename))
 
     def _note_root(self, root: nn.Module) -> None:

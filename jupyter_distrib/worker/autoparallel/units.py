@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.libraries import known
 from jupyter_distrib.worker.autoparallel import ownership
 
 LEAST_PARAMETERS = 1_000_000
@@ -53,7 +54,7 @@ def _named(name: str, inside: list[nn.Module], root: nn.Module) -> list[nn.Modul
 
 
 def _repeated(root: nn.Module) -> Iterator[nn.Module]:
-    declared = set(getattr(root, "_no_split_modules", None) or ())
+    declared = known.repeated_blocks(root)
     if declared:
         yield from (module for module in root.modules() if type(module).__name__ in declared and module is not root)
         return

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.libraries import known
 from jupyter_distrib.worker.pytorch import private
 
 _LAUNCHED = (
     "torch.multiprocessing.{name}() on a rank of a distributed cell: the ranks are there already, as many as --ranks "
-    "or --gpus says. Call the function itself. With Lightning take strategy='ddp' instead of 'ddp_notebook' or "
-    "'ddp_spawn', with Accelerate call the training function instead of notebook_launcher()."
+    "or --gpus says. Call the function itself; {advice}."
 )
 
 
@@ -35,6 +35,6 @@ def install() -> None:
 def _refusing(original: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def refuse(*_: object, **__: object) -> None:
-        raise DistributedError(_LAUNCHED.format(name=original.__name__))
+        raise DistributedError(_LAUNCHED.format(name=original.__name__, advice=known.instead_of_launching()))
 
     return refuse

@@ -1,0 +1,15 @@
+"""Accelerate takes one set of arguments and one process group for a program, and asks whoever wants others to restart
+it. On ranks without an accelerator it wants to be told."""
+
+from __future__ import annotations
+
+from jupyter_distrib.libraries.library import Library
+
+ACCELERATE = Library(
+    modules=("accelerate",),
+    extra="accelerate",
+    cpu_environment={"ACCELERATE_USE_CPU": "true"},
+    instead_of_launching="with Accelerate call the training function instead of notebook_launcher()",
+    divides_data=True,
+    shared_states={"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")},
+)

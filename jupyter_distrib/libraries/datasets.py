@@ -1,0 +1,7 @@
+"""Datasets, which the examples for TRL read."""
+
+from __future__ import annotations
+
+from jupyter_distrib.libraries.library import Library
+
+DATASETS = Library(modules=("datasets",), extra="trl")

@@ -1,0 +1,94 @@
+"""The bars of tqdm: those of its notebook module become those of a terminal on a rank, and the kernel reads their text.
+
+The widgets of `tqdm.notebook` would have their models in no kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from jupyter_distrib.libraries.library import Library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What a bar says."""
+
+    label: str
+    step: float
+    total: float | None
+    rate: float | None
+    """Steps a second, None while unknown."""
+    unit: str
+    detail: str
+    """The postfix: `loss=0.3`."""
+
+
+def parse_bar(text: str) -> Bar | None:
+    """Read tqdm's default format, and what is left of it under a narrow `ncols` or a shorter `bar_format`."""
+    if len(text) > 1000 or ("%|" not in text and " [" not in text):
+        return None
+    text = text.strip()
+    match = _WITH_TOTAL.fullmatch(text) or _WITHOUT_TOTAL.fullmatch(text)
+    if match is None:
+        return None
+    part = match.groupdict()
+    rest = (part["rest"] or "").removesuffix("]").removeprefix(",").split(", ", 1)
+    rate, unit = _rate(rest[0])
+    step, total = part["step"], part.get("total")
+    percent = part.get("percent")
+    return Bar(
+        label=(part["label"] or "").strip(),
+        step=_scaled(step) if step else float(percent or 0),
+        total=_scaled(total) if total else (100.0 if percent and not step else None),
+        rate=rate,
+        unit=unit or (part.get("unit") or "it").strip(),
+        detail=rest[1].strip() if len(rest) > 1 else "",
+    )
+
+
+_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?[kMGTPEZY]?"
+_WITH_TOTAL = re.compile(
+    rf"(?P<label>.*?):?\s*(?P<percent>\d+)%\|[^|]*\|"
+    rf"(?:\s*(?P<step>{_NUMBER})/(?P<total>{_NUMBER})\S*(?:\s*\[(?P<times>[^<\]]*<[^,\]]*)(?P<rest>.*))?)?"
+)
+_WITHOUT_TOTAL = re.compile(
+    rf"(?:(?P<label>.*): )?(?P<step>{_NUMBER})(?P<unit>[^\d\[]*) \[(?P<times>\d+:[\d:]+)(?P<rest>,.*\])"
+)
+_RATE = re.compile(rf"\s*(?P<number>{_NUMBER})(?P<unit>.*?)/(?P<per>.+)")
+_SCALE = {letter: 1000.0**power for power, letter in enumerate("kMGTPEZY", start=1)}
+
+
+def _rate(text: str) -> tuple[float | None, str]:
+    """Read `33.1it/s`, or `2.5s/it` for less than one step a second."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        return None, ""
+    number = _scaled(match["number"])
+    if match["per"] == "s":
+        return number, match["unit"].strip()
+    return (1 / number if number else None), match["per"].strip()
+
+
+def _scaled(number: str) -> float:
+    return float(number[:-1]) * _SCALE[number[-1]] if number[-1] in _SCALE else float(number)
+
+
+def _replace_bars(module: ModuleType) -> None:
+    from tqdm import tqdm  # type: ignore[import-untyped]  # it is there: somebody imports its notebook module
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            keywords.pop("display", None)
+            if isinstance(keywords.get("ncols"), str):  # `100%` of a browser's window
+                del keywords["ncols"]
+            super().__init__(*arguments, **keywords)
+
+    Bar.__module__, Bar.__qualname__ = module.__name__, "tqdm_notebook"  # by this name it is pickled
+    module.__dict__.update(tqdm=Bar, tqdm_notebook=Bar)
+
+
+TQDM = Library(modules=("tqdm",), mend={"tqdm.notebook": _replace_bars})

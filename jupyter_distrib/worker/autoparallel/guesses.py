@@ -1,0 +1,116 @@
+"""What is guessed of a cell, because nothing says it: each guess has an entry here, is pinned by a test, and can be
+switched off by `--no-guess NAME`. Read in the kernel, too, so without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.options import shown
+
+Name: TypeAlias = Literal[
+    "divided-data",
+    "reads-rank",
+    "knows-ranks",
+    "order",
+    "old-optimizers",
+    "local-variables",
+    "units",
+    "first-device",
+]
+Guesses: TypeAlias = frozenset[Name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """One guess, as docs/strategies.md tells it."""
+
+    what: str
+    without: str
+    """What holds if it is switched off."""
+    place: str
+    """Its module in this folder, and the function there."""
+    test: str
+    """The test that pins it: file and function below `tests/`."""
+
+
+GUESSES: Mapping[Name, Guess] = {
+    "divided-data": Guess(
+        what="a cell whose code has a name such as `world_size` in it may have divided its data before the loader was "
+        "made; the ranks then compare samples of what they hold",
+        without="data of which the ranks hold different samples is divided once more, without a word",
+        place="data_fingerprint.py: _asks_size",
+        test="strategies/test_ddp.py: test_what_is_done_by_hand_already_is_left_alone",
+    ),
+    "reads-rank": Guess(
+        what="a data set whose bytecode reads `rank`, `RANK` or `get_rank` divides itself",
+        without="it is divided like any other",
+        place="data_fingerprint.py: reads_ranks",
+        test="worker/autoparallel/test_data_fingerprint.py: test_who_asks_for_the_rank_divides_by_itself",
+    ),
+    "knows-ranks": Guess(
+        what="a sampler or data set with attributes such as `rank` and `num_replicas` is a share already",
+        without="only torch's `DistributedSampler`, and samplers of known libraries, are",
+        place="shard_samplers.py: _knows_ranks",
+        test="worker/autoparallel/test_guesses.py: test_attributes_tell_that_a_sampler_knows_of_ranks",
+    ),
+    "order": Guess(
+        what="of ranks that wait for one another at two loaders, those at the line further up go on",
+        without="they wait 10 s, then all go on",
+        place="data_consensus.py: _order",
+        test="strategies/test_ddp.py: test_a_loader_that_one_rank_reads_keeps_nobody_waiting",
+    ),
+    "old-optimizers": Guess(
+        what="optimizers that were there before the cell are found through the garbage collector, and are the cell's "
+        "if one of its variables leads to them",
+        without="only those that the cell builds, or gives to `prepare`, train together",
+        place="hooks.py: look_around",
+        test="strategies/test_ddp.py: test_kept_models_go_on_where_they_were_and_epochs_too",
+    ),
+    "local-variables": Guess(
+        what="local variables of functions that are being executed get the sharded parameters, before Python 3.13 by "
+        "its C interface",
+        without="they keep the old ones, which no gradient reaches",
+        place="replace_references.py: _replace_locals",
+        test="worker/autoparallel/test_replace_references.py: test_every_holder_gets_the_new_one",
+    ),
+    "units": Guess(
+        what="large blocks that a model repeats are gathered and freed one at a time",
+        without="the whole model at once, unless `--fsdp-unit` names a class",
+        place="units.py: _repeated",
+        test="worker/autoparallel/test_units.py: test_the_blocks_that_are_repeated_if_they_are_large",
+    ),
+    "first-device": Guess(
+        what="`cuda:0` in the cell, and 0 in `.cuda(0)` and `set_device(0)`, mean the own GPU of each rank",
+        without="they mean the first GPU of the node",
+        place="own_device.py: OwnDevice",
+        test="worker/autoparallel/test_own_device.py: test_a_cell_that_names_the_first_gpu_gets_its_own",
+    ),
+}
+
+
+def read(name: str, text: str) -> tuple[Name, ...]:
+    """Read the value of the option: names of guesses, joined by commas."""
+    given = [part.strip() for part in text.split(",")]
+    known = [guess for guess in get_args(Name) if guess in given]
+    if set(given) - set(known):
+        raise OptionsError(f"{name} wants names of {', '.join(GUESSES)}, joined by commas; got {shown(text)}")
+    return tuple(known)
+
+
+def made(options: Mapping[str, str]) -> Guesses:
+    """Return the guesses that a run makes.
+
+    Args:
+        options: Those of its strategy, as texts.
+    """
+    left_out = options.get("no_guess")
+    return frozenset(GUESSES) - frozenset(read("--no-guess", left_out) if left_out else ())
+
+
+def table() -> str:
+    """Return the table of docs/strategies.md."""
+    rows = [f"| `{name}` | {guess.what} | {guess.without} |" for name, guess in GUESSES.items()]
+    return "\n".join(["| name | what is guessed | without it |", "|---|---|---|", *rows])

@@ -1,0 +1,27 @@
+"""Whether a loss is a sum over a batch or a mean, as far as its graph tells. Rank's main thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_SUM = 2
+"""torch's number for `reduction="sum"` (at::Reduction), which its losses save."""
+_SCALED = ("MulBackward", "DivBackward", "AddBackward", "ToCopyBackward", "NegBackward")
+"""Steps behind a loss that keep what it is: a scale, a penalty, another type."""
+_DEPTH = 8
+
+
+def is_sum(loss: torch.Tensor) -> bool:
+    """Return whether a batch was summed up to this."""
+    return _is_sum(loss.grad_fn, _DEPTH)
+
+
+def _is_sum(node: Any, depth: int) -> bool:
+    if node is None or depth == 0:
+        return False
+    name = type(node).__name__
+    if name.startswith(_SCALED):
+        return any(_is_sum(each, depth - 1) for each, _ in node.next_functions)
+    return name.startswith("SumBackward") or getattr(node, "_saved_reduction", None) == _SUM

@@ -1,0 +1,52 @@
+"""What makes a program distributed by hand, and whether something was wrapped or divided so: the one place that knows.
+Read in ranks, of objects, and in the kernel (`--explain`), of names in a cell's text; torch is not imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_distrib.libraries import known
+
+GROUP = "init_process_group"
+WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+SHARDS = "fully_shard"
+PLAN = "parallelize_module"
+SAMPLERS = frozenset({"DistributedSampler"})
+
+EFFECTS = {
+    GROUP: "the cell looks after its ranks itself, so nothing of it is changed",
+    **dict.fromkeys(WRAPPERS, "wrapped by hand, so this model is left alone"),
+    SHARDS: "sharded by hand, so this model is left alone",
+    PLAN: "spread over the mesh by this plan",
+    **dict.fromkeys(SAMPLERS, "divided by hand, so a data loader with it is left alone"),
+}
+"""What a call of this name means for a strategy, as `--explain` says it."""
+
+_RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
+"""Names of attributes that tell a share of data."""
+_SPLIT_STREAM = "_distributed"
+"""What `datasets.distributed.split_dataset_by_node` leaves in a stream."""
+
+
+def wraps_model(module: Any) -> bool:
+    """Return whether a module looks after the gradients of the model in it."""
+    return _is_one_of(module, WRAPPERS) or known.wraps_model(module)
+
+
+def divides_data(part: Any, *, by_attributes: bool) -> bool:
+    """Return whether a data loader, a data set or a sampler is a share already.
+
+    Args:
+        part: One of torch's, a library's or the user's.
+        by_attributes: Also one whose attributes have the names of a rank and of the number of ranks.
+    """
+    if _is_one_of(part, SAMPLERS) or known.divides_data(part):
+        return True
+    names = getattr(part, "__dict__", {}).keys() if by_attributes else set()
+    return any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, _SPLIT_STREAM, None) is not None
+
+
+def _is_one_of(thing: Any, names: frozenset[str]) -> bool:
+    """Return whether its class, or one that this is derived from, has one of these names; other libraries have classes
+    of the same names for the same."""
+    return any(cls.__name__ in names for cls in type(thing).__mro__)

@@ -1,0 +1,77 @@
+"""Every guess about a cell has its place and its test, and can be switched off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.worker.autoparallel import guesses, replace_references
+from jupyter_distrib.worker.autoparallel.own_device import OwnDevice
+from jupyter_distrib.worker.autoparallel.shard_samplers import is_divided_by_others
+from tests.notebook import ROOT
+
+
+@pytest.mark.parametrize("name", guesses.GUESSES)
+def test_a_guess_names_the_function_that_makes_it_and_the_test_that_pins_it(name: guesses.Name) -> None:
+    guess = guesses.GUESSES[name]
+    folders = {guess.place: ROOT / "jupyter_distrib" / "worker" / "autoparallel", guess.test: ROOT / "tests"}
+    for place, folder in folders.items():
+        file, _, function = place.partition(": ")
+        source = (folder / file).read_text(encoding="utf-8")
+        assert f"def {function}(" in source or f"class {function}:" in source, place
+    used = [file for file in folders[guess.place].glob("*.py") if f'"{name}"' in file.read_text(encoding="utf-8")]
+    assert len(used) > 1, "no code asks whether it is on"
+
+
+def test_the_table_is_whole() -> None:
+    assert list(guesses.GUESSES) == list(get_args(guesses.Name))
+
+
+def test_guesses_are_switched_off_by_name() -> None:
+    assert guesses.made({}) == set(guesses.GUESSES)
+    assert guesses.made({"no_guess": "units, order"}) == set(guesses.GUESSES) - {"units", "order"}
+    with pytest.raises(OptionsError, match=r"--no-guess wants names of divided-data, .*; got"):
+        guesses.read("--no-guess", "unit")
+
+
+class Own(Sampler[int]):
+    """A sampler of somebody's, which is told its place."""
+
+    def __init__(self) -> None:
+        self.rank, self.num_replicas = 0, 2
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(range(torch.distributed.get_rank(), 10, 2))
+
+
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [(DataLoader([1, 2], sampler=Own()), "knows-ranks"), (DataLoader(Stream()), "reads-rank")],  # type: ignore[arg-type]
+)
+def test_attributes_tell_that_a_sampler_knows_of_ranks(loader: DataLoader[int], name: str) -> None:
+    every = guesses.made({})
+    assert is_divided_by_others(loader, every)
+    assert not is_divided_by_others(loader, every - {name})  # type: ignore[operator]
+
+
+def test_without_their_guess_local_variables_and_devices_stay() -> None:
+    old, new = SimpleNamespace(), SimpleNamespace()
+
+    def holds() -> object:
+        variable = old
+        replace_references.replace({id(old): (old, new)}, local_variables=False)
+        return variable
+
+    assert holds() is not new
+    own = OwnDevice(torch.device("cuda:1"), print, applies=False)
+    code = compile("x = 'cuda:0'", "Cell In[1]", "exec")
+    assert own.adapted(code) is code
+    assert nn.Module.cuda.__module__.startswith("torch.")
