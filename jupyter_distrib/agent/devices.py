@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 HIDE_ALL = ("-1", "NoDevFiles", "none", "void")
 """Words that, first in CUDA_VISIBLE_DEVICES, mean that no GPU is to be seen: CUDA stops there, and schedulers set them
@@ -60,10 +61,13 @@ class Inventory:
     """The GPUs of this node at one moment."""
 
     gpus: tuple[Gpu, ...] = ()
+    maker: Literal["NVIDIA", "AMD"] = "NVIDIA"
     left_out: tuple[tuple[str, str], ...] = ()
     """Numbers of GPUs that cannot be used, and why."""
     problem: str = ""
     """Why a driver that is there lists nothing."""
+    remark: str = ""
+    """That there is a GPU of a kind which ranks do not use."""
     cuda_driver: int = 0
     """The newest CUDA that the driver knows, as CUDA counts: 12080 is 12.8; 0: unknown."""
 

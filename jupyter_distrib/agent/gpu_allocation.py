@@ -56,6 +56,8 @@ class GpuAllocation:
         self, leases: Leases, groups: Sequence[NodeWorkerGroup], end: Callable[[NodeWorkerGroup], None]
     ) -> None:
         self._leases, self._groups, self._end = leases, groups, end
+        self.given_back = 0
+        """How often GPUs have been given back: what was read of their use before counts ranks that have gone."""
 
     def take(self, choice: Choice, hello: Hello, leaving: Collection[Gpu] = ()) -> Allotted | Busy:
         """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
@@ -69,18 +71,23 @@ class GpuAllocation:
         for fitting in choice.alternatives:
             taken = self._free(fitting, choice.size, hello.label)
             missing = choice.size - len(taken)
-            made_room = missing > len(set(leaving) & set(fitting)) and self._make_room(fitting, missing, hello.label)
+            in_use = missing - len(set(leaving) & set(fitting))
+            made_room = in_use > 0 and self._make_room(fitting, in_use, hello.label)
             if made_room:
                 taken += self._free(fitting, missing, hello.label)
             if len(taken) == choice.size:
                 gpus = tuple(sorted(taken, key=fitting.index))
                 return Allotted(gpus=gpus, notes=tuple(filter(None, (others_told(gpu, hello) for gpu in gpus))))
-            self.give_back(taken)
-            if made_room or missing <= len(set(leaving) & set(fitting)):
+            self._untake(taken)
+            if made_room or in_use <= 0:
                 return Busy(reason=self._taken_told(choice), soon=True)
         return Busy(reason=self._taken_told(choice), soon=False)
 
     def give_back(self, gpus: Iterable[Gpu]) -> None:
+        self.given_back += 1
+        self._untake(gpus)
+
+    def _untake(self, gpus: Iterable[Gpu]) -> None:
         for gpu in gpus:
             self._leases.give_back(gpu)
 

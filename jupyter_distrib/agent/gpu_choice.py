@@ -51,7 +51,8 @@ def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) ->
     if command.gpu_type:
         seen = _of_type(command.gpu_type, seen)
     if not seen:
-        return Choice(size=command.size or DEFAULT_CPU_RANKS)
+        told = (f"CPU ranks: {inventory.remark}",) if inventory.remark else ()
+        return Choice(size=command.size or DEFAULT_CPU_RANKS, notes=told)
     if command.size > len(seen):
         raise GpusRefused(_too_few(command.size, len(seen), inventory))
     lost = tuple(f"{_reason(each)}; it is left out." for each in inventory.left_out)
@@ -78,7 +79,8 @@ def outlook(command: OpenWorkerGroup, inventory: Inventory | None, build: TorchB
 
 def troubles(inventory: Inventory, build: TorchBuild) -> str:
     """Say for the status what is wrong with the GPUs of this machine; empty if all is well."""
-    return problem_of(inventory, build) or " ".join(f"{_reason(each)}." for each in inventory.left_out)
+    left_out = " ".join(f"{_reason(each)}." for each in inventory.left_out)
+    return problem_of(inventory, build) or inventory.remark or left_out
 
 
 # ---------------------------------------------------------------------------------------------------- what is there
@@ -91,8 +93,8 @@ def problem_of(inventory: Inventory, build: TorchBuild) -> str:
     if not inventory.gpus:
         return " and ".join(map(_reason, inventory.left_out)) + "." if inventory.left_out else ""
     there = devices.types(inventory.gpus)
-    if not build.has_gpus:
-        kind = "Intel GPUs" if build.xpu else "the CPU"
+    if not build.uses(inventory.maker):
+        kind = "AMD's GPUs" if build.hip else "Intel's GPUs" if build.xpu else "the CPU"
         return (
             f"the torch of these ranks is built for {kind}, and this machine has {there}: install a torch for CUDA, or "
             "use --ranks N."

@@ -13,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jupyter_distrib.agent import other_gpus
 from jupyter_distrib.agent.devices import Gpu, GpuProcess, Inventory
 from jupyter_distrib.agent.nvml import Driver, NoDriver, NvmlSession, session
+from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.system.call_soon import CallSoon
-from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.system.event_loop import Loop, Timer
 
 FRESH_S = 1.0
-"""Seconds for which a list is taken to be true."""
+"""Seconds for which a list will do for the status."""
 LIMIT_S = 60.0
 """Seconds after which a driver that does not answer is given up: waking eight GPUs takes ten."""
 SILENT = "the GPU driver does not answer"
@@ -40,7 +42,10 @@ class GpuInventory:
         self.latest: Inventory | None = None
         """The last list; None before the first."""
         self._read_s = 0.0
-        self._waiting: list[Answered] = []
+        self._waiting: list[tuple[Answered, Timer]] = []
+        """Those that the reading on its way will do for."""
+        self._for_next: list[tuple[Answered, Timer]] = []
+        """Those that want one which begins after they have asked."""
         self._asked = False
 
     def ask(self, answered: Answered, *, fresh_s: float = FRESH_S, limit_s: float = LIMIT_S) -> None:
@@ -48,17 +53,23 @@ class GpuInventory:
 
         Args:
             answered: Called once, in the loop.
-            fresh_s: How old the list may be.
+            fresh_s: How old the list may be; 0: it is read from now on.
             limit_s: How long to wait for the driver.
         """
         if self.latest is not None and time.monotonic() - self._read_s < fresh_s:
             return answered(self.latest)
-        self._waiting.append(answered)
-        self._loop.later(limit_s, lambda: self._give_up(answered))
+        entry = answered, self._loop.later(limit_s, lambda: self._give_up(answered))
+        if self._asked and not fresh_s:
+            self._for_next.append(entry)
+        else:
+            self._waiting.append(entry)
+            self._read()
+        return None
+
+    def _read(self) -> None:
         if not self._asked:
             self._asked = True
             self._session.ask(lambda driver: self._hand_over(read(driver)))
-        return None
 
     def _hand_over(self, inventory: Inventory) -> None:
         """Bring a list from the session's thread into the loop."""
@@ -66,14 +77,17 @@ class GpuInventory:
 
     def _take(self, inventory: Inventory) -> None:
         self.latest, self._read_s, self._asked = inventory, time.monotonic(), False
-        waiting, self._waiting = self._waiting, []
-        for answered in waiting:
+        waiting, self._waiting, self._for_next = self._waiting, self._for_next, []
+        if self._waiting:
+            self._read()
+        for answered, timer in waiting:
+            timer.cancel()
             answered(inventory)
 
     def _give_up(self, answered: Answered) -> None:
-        if answered in self._waiting:
-            self._waiting.remove(answered)
-            answered(self.latest or Inventory(problem=SILENT))
+        self._waiting = [each for each in self._waiting if each[0] is not answered]
+        self._for_next = [each for each in self._for_next if each[0] is not answered]
+        answered(self.latest or Inventory(problem=SILENT))
 
 
 def read_now(limit_s: float = 5.0) -> Inventory:
@@ -91,18 +105,23 @@ def read_now(limit_s: float = 5.0) -> Inventory:
 def read(driver: Driver) -> Inventory:
     """Ask the driver for all GPUs. Never raises."""
     if isinstance(driver, NoDriver):
-        return Inventory(problem=f"the GPU driver does not work ({driver.text})" if driver.text else "")
+        broken = f"the GPU driver does not work ({driver.text})"
+        return Inventory(problem=broken) if driver.text else other_gpus.inventory(torch_build())
     try:
         count = driver.nvmlDeviceGetCount()
     except Exception as error:  # noqa: BLE001 - whatever a driver's library says
         return Inventory(problem=f"the GPU driver does not list its GPUs ({error})")
     gpus: list[Gpu] = []
     left_out: list[tuple[str, str]] = []
-    for index in range(count):
+    index = 0
+    for number in range(count):
         try:
-            gpus += _read_gpu(driver, index)
+            gpus += _read_gpu(driver, driver.nvmlDeviceGetHandleByIndex(number), index)
         except Exception as error:  # noqa: BLE001 - as above; the other GPUs are as good as ever
+            if getattr(error, "value", None) == driver.NVML_ERROR_NO_PERMISSION:
+                continue  # a scheduler has given it to another job, and CUDA does not count it
             left_out.append((str(index), str(error)))
+        index += 1
     if not left_out and all(gpu.slice is None for gpu in gpus):
         # Libraries read numbers there; with slices, or a GPU missing, CUDA may count otherwise than the driver.
         gpus = [replace(gpu, cuda_word=str(gpu.index)) for gpu in gpus]
@@ -110,9 +129,8 @@ def read(driver: Driver) -> Inventory:
     return Inventory(gpus=tuple(gpus), left_out=tuple(left_out), cuda_driver=int(version or 0))
 
 
-def _read_gpu(driver: Driver, index: int) -> Iterator[Gpu]:
+def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
     """Read one GPU; its slices, if it is divided."""
-    handle = driver.nvmlDeviceGetHandleByIndex(index)
     mode = _told(driver, "nvmlDeviceGetComputeMode", handle)
     if mode == driver.NVML_COMPUTEMODE_PROHIBITED:
         raise PermissionError("its compute mode is PROHIBITED")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jupyter_distrib.agent import gpu_inventory
+from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.nvml import Driver, NoDriver, NvmlSession, session
 
 
@@ -18,21 +19,22 @@ class GpuUsage:
 
     by_pid: dict[int, int]
     """Bytes by process, as the driver tells; it tells none to a container that does not see the processes' pids."""
-    used_bytes: int | None
+    own_bytes: int | None
+    """What is used beside what was used when the GPU was leased; None where that is not known."""
     total_bytes: int | None
     percent: float | None
     """How busy the GPU is; None where the driver does not measure it."""
 
     def of(self, pid: int) -> int | None:
-        """Return the bytes of one process, or of the whole GPU if the driver does not know it by this pid."""
-        return self.by_pid.get(pid, self.used_bytes)
+        """Return the bytes of one process; if the driver does not know it by this pid, what came with it."""
+        return self.by_pid.get(pid, self.own_bytes)
 
 
 class GpuReader:
     """Reads some GPUs on demand, no faster than the driver answers."""
 
-    def __init__(self, uuids: Sequence[str], driver_session: NvmlSession = session) -> None:
-        self._uuids, self._session = tuple(uuids), driver_session
+    def __init__(self, gpus: Sequence[Gpu], driver_session: NvmlSession = session) -> None:
+        self._gpus, self._session = tuple(gpus), driver_session
         self._latest: dict[str, GpuUsage] = {}
         self._busy = threading.Event()
         self._closed = False
@@ -49,24 +51,25 @@ class GpuReader:
 
     def _read(self, driver: Driver) -> None:
         try:
-            self._latest = {uuid: usage for uuid in self._uuids if (usage := read(driver, uuid)) is not None}
+            self._latest = {gpu.uuid: usage for gpu in self._gpus if (usage := read(driver, gpu)) is not None}
         finally:
             self._busy.clear()
 
 
-def read(driver: Driver, uuid: str) -> GpuUsage | None:
-    """Ask the driver for the usage of one GPU; None if it does not know it any more."""
+def read(driver: Driver, gpu: Gpu) -> GpuUsage | None:
+    """Ask the driver for the usage of one GPU, which is as it was leased; None if it does not know it any more."""
     if isinstance(driver, NoDriver):
         return None
     try:
-        handle = driver.nvmlDeviceGetHandleByUUID(uuid.encode())
+        handle = driver.nvmlDeviceGetHandleByUUID(gpu.uuid.encode())
     except driver.NVMLError:
         return None
-    total, used, _ = gpu_inventory.memory(driver, handle)
+    total, used, shared = gpu_inventory.memory(driver, handle)
+    before = 0 if gpu.used_bytes is None else gpu.used_bytes
     found = gpu_inventory.processes(driver, handle)
     return GpuUsage(
         by_pid={each.pid: each.used_bytes for each in found if each.used_bytes is not None},
-        used_bytes=used,
+        own_bytes=None if used is None or shared else max(0, used - before),
         total_bytes=total,
         percent=_percent(driver, handle),
     )

@@ -85,7 +85,7 @@ class NodeRun:
             self.command,
             self._loop,
             ranks=lambda: {rank.number: rank for rank in self.running()},
-            gpus={rank.number: gpus[rank.order.local_rank].uuid for rank in self.running() if gpus},
+            gpus={rank.number: gpus[rank.order.local_rank] for rank in self.running() if gpus},
             tell=lambda event: self.tell(event, ()),
             stop=self.stop,
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib.agent import devices, gpu_allocation, gpu_choice, gpu_inventory, nvml
+from jupyter_distrib.agent import devices, gpu_allocation, gpu_choice, nvml
 from jupyter_distrib.agent.admission import WaitingGroups
 from jupyter_distrib.agent.devices import Inventory
 from jupyter_distrib.agent.forkservers import Forkservers
@@ -25,6 +25,7 @@ from jupyter_distrib.agent.gpu_allocation import Allotted, Busy
 from jupyter_distrib.agent.gpu_choice import Choice
 from jupyter_distrib.agent.gpu_inventory import GpuInventory
 from jupyter_distrib.agent.gpu_leases import Leases
+from jupyter_distrib.agent.idle_gpus import IdleGpus
 from jupyter_distrib.agent.leftovers import AdoptedProcesses
 from jupyter_distrib.agent.output import prune
 from jupyter_distrib.agent.run import NodeRun
@@ -32,7 +33,7 @@ from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Answer, Server
-from jupyter_distrib.system import control_groups, paths
+from jupyter_distrib.system import control_groups, formatting, paths
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
@@ -43,6 +44,7 @@ from jupyter_distrib.wire.messages import (
     OpenWorkerGroup,
     Probe,
     UseStore,
+    WorkerGroupClosed,
     WorkerGroupRefused,
 )
 
@@ -74,11 +76,12 @@ class Agent:
         self._gpu_allocation = gpu_allocation.GpuAllocation(
             Leases(self._loop), self.server.groups, lambda group: self.server.close(group, force=True)
         )
+        self._idle_gpus = IdleGpus(self._loop, self.server.groups, self._give_up_idle)
         self._opening: dict[str, KernelClient] = {}
         """Worker groups that are opened when the driver has listed its GPUs, and for whom."""
         self._closing: dict[NodeWorkerGroup, float] = {}
         """Groups that are closed, and whose ranks may still be there; when they were closed."""
-        self._waiting = WaitingGroups(self._loop, self._open_again, self.server.tell)
+        self._waiting = WaitingGroups(self._loop, self.open, self.server.tell)
         self._adopted = AdoptedProcesses(
             self._loop,
             forking=lambda: self._forkservers.busy,
@@ -152,22 +155,19 @@ class Agent:
         }
 
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
-        """Open a worker group; with GPUs, as soon as the driver has listed them."""
-        self._ask_gpus(client, command, fresh_s=gpu_inventory.FRESH_S)
-
-    def _open_again(self, client: KernelClient, command: OpenWorkerGroup) -> None:
-        self._ask_gpus(client, command, fresh_s=0.0)
-
-    def _ask_gpus(self, client: KernelClient, command: OpenWorkerGroup, *, fresh_s: float) -> None:
+        """Open a worker group; with GPUs, as soon as the driver has said what is used on them now."""
         if not command.gpus:
             return self._open_with(client, command, Choice(size=command.size or DEFAULT_CPU_RANKS))
         self._opening[command.group] = client
-        return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory), fresh_s=fresh_s)
+        given_back = self._gpu_allocation.given_back
+        return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory, given_back), fresh_s=0.0)
 
-    def _open_on(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory) -> None:
+    def _open_on(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory, given_back: int) -> None:
         """Open a worker group that is to have GPUs, as far as there are any."""
         if self._opening.pop(command.group, None) is not client:
             return None
+        if given_back != self._gpu_allocation.given_back:
+            return self.open(client, command)
         try:
             choice = gpu_choice.choose(command, inventory, torch_build())
         except gpu_choice.GpusRefused as error:
@@ -213,12 +213,18 @@ class Agent:
         group.on_ended = lambda run: self._run_ended(client, group, run)
         group.on_refused = lambda: self.server.close(group, force=True)
         self.server.add(client, group)
+        self._idle_gpus.watch(group, client.hello.idle_s if client.hello else 0.0)
         group.open()
 
     def _leaving(self) -> dict[devices.Gpu, float]:
         """Return the GPUs of ranks that have been told to leave, and how long to wait for each."""
         left_s = {group: LEAVING_S - (time.monotonic() - closed_s) for group, closed_s in self._closing.items()}
         return {gpu: left_s[group] for group in self._closing for gpu in group.gpus if left_s[group] > 0}
+
+    def _give_up_idle(self, group: NodeWorkerGroup, idle_s: float) -> None:
+        self.server.close(group, force=False)
+        reason = f"its GPUs were given back after {formatting.duration(idle_s)} without a cell"
+        group.tell(WorkerGroupClosed(group=group.name, reason=reason), ())
 
     def closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
         self._closing[group] = time.monotonic()

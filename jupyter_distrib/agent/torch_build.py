@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +21,9 @@ class TorchBuild:
     known: bool = True
     """False where the file cannot be read: nothing is refused on a guess."""
 
-    @property
-    def has_gpus(self) -> bool:
-        """Whether its ranks can use GPUs as `cuda:0` and so on: ROCm's answer to that name, too."""
-        return bool(self.cuda or self.hip) or not self.known
+    def uses(self, maker: Literal["NVIDIA", "AMD"]) -> bool:
+        """Whether its ranks can use GPUs of this maker, as `cuda:0` and so on: ROCm's answer to that name, too."""
+        return bool(self.cuda if maker == "NVIDIA" else self.hip) or not self.known
 
 
 @cache

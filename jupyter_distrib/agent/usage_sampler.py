@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from jupyter_distrib.agent import usage
+from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.gpu_usage import GpuReader
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.wire.messages import Sampled
@@ -16,10 +17,10 @@ class UsageSampler:
 
     Args:
         run: Its id.
-        gpus: For each rank's number, the UUID of its GPU; empty for CPU ranks.
+        gpus: For each rank's number, its GPU as it was leased; empty for CPU ranks.
     """
 
-    def __init__(self, run: str, gpus: Mapping[int, str]) -> None:
+    def __init__(self, run: str, gpus: Mapping[int, Gpu]) -> None:
         self._run, self._gpus = run, gpus
         self._reader: GpuReader | None = None
         self._used: dict[int, tuple[usage.Usage, float]] = {}
@@ -43,7 +44,7 @@ class UsageSampler:
             self._halted.discard(number)
         if self._gpus and self._reader is None:
             self._reader = GpuReader(tuple(self._gpus.values()))
-        gpu = self._reader.latest().get(self._gpus[number]) if self._reader else None
+        gpu = self._reader.latest().get(self._gpus[number].uuid) if self._reader else None
         return Sampled(
             run=self._run,
             rank=number,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from jupyter_distrib.agent import exit_info
+from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.usage_sampler import UsageSampler
 from jupyter_distrib.server.diagnose import is_suspicious
@@ -34,7 +35,7 @@ class Watch:
 
     Args:
         ranks: The ranks that still execute the cell, by number.
-        gpus: For each number, the UUID of its GPU; empty for CPU ranks.
+        gpus: For each number, its GPU as it was leased; empty for CPU ranks.
         tell: Takes the events.
         stop: Stops the run.
     """
@@ -45,7 +46,7 @@ class Watch:
         loop: Loop,
         *,
         ranks: Callable[[], Mapping[int, Rank]],
-        gpus: Mapping[int, str],
+        gpus: Mapping[int, Gpu],
         tell: Callable[[Event], None],
         stop: Callable[[], None],
     ) -> None:

@@ -91,7 +91,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._output = GroupOutput(loop, logs)
         self._background_jobs = BackgroundJobs()
         self._oom_kills = OutOfMemoryKills()
-        self._opened = False
+        self.opened = False
+        """Whether all ranks have been ready once."""
 
     @property
     def _leave_after_s(self) -> float:
@@ -128,7 +129,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
         for rank in ranks:
             self.ranks.put(rank)
-        if not self.store.spans_nodes or not self._opened:
+        if not self.store.spans_nodes or not self.opened:
             self.store.renew()
         self._starter.start(ranks)
 
@@ -156,8 +157,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """Tell what has changed, and begin the cell that waits, once no rank is on its way any more."""
         if self.ranks.starting:
             return
-        if not self._opened:
-            self._opened = True
+        if not self.opened:
+            self.opened = True
             exist, problem = self._node_has_gpus()
             opened = WorkerGroupOpened(
                 group=self.name,
@@ -304,7 +305,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         rank.end()
         if not self.ranks.is_current(rank) or self.closed:
             return
-        if rank.state == "starting" and not self._opened:
+        if rank.state == "starting" and not self.opened:
             lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail))
             return self.refuse(f"rank {rank.number} ended before it was ready (exit code {code}).\n{lines}".rstrip())
         rank.state = "gone"

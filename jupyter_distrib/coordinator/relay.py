@@ -42,6 +42,8 @@ class Relay:
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
         plain: The engine pickles large contents again on their way: they must be plain bytes.
         left_out: Prefixes of variables that the engine has set for its own process.
+        gpus: The GPUs of this node that the engine has assigned to it, as CUDA_VISIBLE_DEVICES names them; None if
+            the engine has left that to the variable.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Relay:
         plain: bool = False,
         env: Mapping[str, str] | None = None,
         left_out: Sequence[str] = (),
+        gpus: Sequence[str] | None = None,
     ) -> None:
+        self._gpus = gpus
         self._folder, self._address, self._plain = Path(folder), address, plain
         agent = NodeAgent(self._folder, address, python, env or {}, left_out)
         self._link = Link(agent.start())
@@ -138,7 +142,7 @@ class Relay:
         assert isinstance(command, OpenWorkerGroup)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         words = None if visible is None else tuple(filter(None, visible.split(",")))
-        return encode(replace(command, visible=words), fd_count)
+        return encode(replace(command, visible=words if self._gpus is None else tuple(self._gpus)), fd_count)
 
     def _execute(self, frame: bytes, *part: Any) -> None:
         if not part:

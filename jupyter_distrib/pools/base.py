@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Declared, Option
+from jupyter_distrib.options import Declared, Option, seconds
 from jupyter_distrib.wire.messages import Command, Event, Hello
 
 Sink = Callable[[Event, Sequence[int]], None]
@@ -58,6 +58,13 @@ PYTHON = Option(
     default="the kernel's",
 )
 """An option of several kinds."""
+IDLE = Option(
+    flag="--idle",
+    metavar="S",
+    meaning="give idle ranks that keep nothing back after S seconds",
+    read=seconds,
+    default="600 with ray; 1800 with local, where only ranks with GPUs are given back",
+)
 
 
 class Node(Protocol):

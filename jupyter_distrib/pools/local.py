@@ -18,12 +18,12 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.base import PYTHON, Capabilities, Lost, Sink
+from jupyter_distrib.pools.base import IDLE, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.system import interrupts, paths, process_environment, reap
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.link import Link, encode, peer_uid
@@ -68,7 +68,7 @@ NOT_LOAD_TIME = (
     "JUPYTER_DISTRIB_CONFIG",
 )
 
-
+DEFAULT_IDLE_S = 1800.0
 ENDING_S = 5.0
 """An agent that is being killed closes its links a moment before it is gone."""
 
@@ -78,14 +78,15 @@ class LocalPool:
 
     Args:
         python: The interpreter that agent and ranks run under; empty: the kernel's own.
+        idle: Seconds after which idle ranks that keep nothing give their GPUs back; empty: half an hour.
     """
 
     kind = "local"
-    options: ClassVar = (PYTHON,)
+    options: ClassVar = (PYTHON, IDLE)
     capabilities: ClassVar = Capabilities(remote=False)
 
-    def __init__(self, python: str = "") -> None:
-        self._python = python
+    def __init__(self, python: str = "", idle: str = "") -> None:
+        self._python, self._idle_s = python, float(idle or DEFAULT_IDLE_S)
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if sys.platform == "win32":
@@ -95,7 +96,7 @@ class LocalPool:
         if peer_uid(sock) not in (None, os.getuid()):
             raise PoolError("the agent's socket belongs to another user; remove it and try again.")
         node = LocalNode(Link(sock), sink, lambda reason: lost(home.explained(reason)))
-        node.send(hello)
+        node.send(replace(hello, idle_s=self._idle_s))
         return node
 
 

@@ -12,6 +12,8 @@ imports the `sitecustomize` there. It puts a feigned C library behind the real `
     bed.json          the machine: `bed.state`, of which `bed.gpus` is the list of GPUs; see `FIELDS` and `STATE`
     contexts/PID      the bytes that a rank holds, by UUID: a context as soon as it is up, more after
                       `import feigned_cuda; feigned_cuda.hold(10 << 30)` in a cell; gone with the process
+    groups/PID        the worker group of a rank
+    violations        one line whenever a rank made a context on a GPU where another worker group's rank had one
     calls             each call of the feigned C library: pid, thread, function
 
 Kernels of one bed share an agent, unless `notebook(OMP_DISPLAY_ENV="false")` or the like gives one a load-time variable
@@ -26,6 +28,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from jupyter_distrib.wire.link import Link
+from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello
 from tests.notebook import ROOT, Notebook
 from tests.processes import wait_until, wait_until_gone
 
@@ -46,6 +51,7 @@ FIELDS: dict[str, Any] = {
     "processes": [],  # of others: {"pid": 7, "used_bytes": 1}
     "memory": "ok",  # or NOT_SUPPORTED, NO_PERMISSION
     "lost": False,
+    "permitted": True,  # or a scheduler has given it to another job
     "mig_mode": None,  # or 0, 1
     "mig": [],  # slices: {"uuid": "MIG-...", "name": ..., "memory_bytes": ...} and other fields
     "compute_mode": 0,  # 3: EXCLUSIVE_PROCESS
@@ -79,6 +85,7 @@ class GpuBed:
     def __init__(self, count: int = 8, **state: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="jd-gpus-"))
         (self.folder / "contexts").mkdir()
+        (self.folder / "groups").mkdir()
         self._tag = secrets.token_hex(4)
         self.state: dict[str, Any] = {**json.loads(json.dumps(STATE)), **state}
         self.gpus: list[dict[str, Any]] = [self.gpu(index) for index in range(count)]
@@ -93,6 +100,12 @@ class GpuBed:
         own = {"uuid": f"MIG-{self._tag}-{index:04d}-{position}", "name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb"}
         memory = {"memory_bytes": 40 * GIB, "used_bytes": 0, "processes": [], "memory": "ok"}
         return {**own, **memory, **fields}
+
+    def reset(self) -> None:
+        """Have 8 GPUs again, all alike, and everything else as in the beginning."""
+        self.state = json.loads(json.dumps(STATE))
+        self.gpus = [self.gpu(index) for index in range(8)]
+        self.write()
 
     def write(self) -> None:
         """Have every process see the bed as it is now."""
@@ -141,6 +154,21 @@ class GpuBed:
             return [(int(pid), thread, name) for pid, thread, name in found if function in name]
         return []
 
+    def violations(self) -> list[str]:
+        """Return what shows that a GPU was given twice."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "violations").read_text().splitlines()
+        return []
+
+    def status(self) -> list[dict[str, Any]]:
+        """Ask each agent of this bed for its status, without a kernel."""
+        return [answer for answer in map(_asked, self._sockets()) if answer]
+
+    def _sockets(self) -> list[Path]:
+        """Return the sockets of this bed's agents: their command lines tell folder and name."""
+        lines = [_text(pid, "cmdline").split("\0") for pid in self.agents()]
+        return [Path(line[-3]) / f"{line[-2]}.sock" for line in lines]
+
     def agents(self) -> list[int]:
         """Return the pids of this bed's agents."""
         return [pid for pid in self._processes() if "jupyter_distrib.agent" in _text(pid, "cmdline")]
@@ -180,6 +208,20 @@ class GpuBed:
     @staticmethod
     def _living(pid: int) -> bool:
         return _text(pid, "stat").rpartition(")")[2][1:2] not in ("", "Z", "X")
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    about = {"session": "asks", "pid": os.getpid(), "label": "", "python": "", "torch": "", "cloudpickle": ""}
+    with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(path))
+        link = Link(sock)
+        link.send(Hello(protocol=PROTOCOL, **about))  # type: ignore[arg-type]
+        link.send(Ask(question=1))
+        while not isinstance(answered := link.receive()[0], Answered):
+            continue
+        return dict(answered.answer)
+    return {}
 
 
 def _text(pid: int, name: str) -> str:

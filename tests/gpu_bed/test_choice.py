@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,9 +14,13 @@ VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVIC
 
 
 @pytest.fixture
-def book(bed: GpuBed) -> Iterator[Notebook]:
-    with bed.notebook() as one:
-        yield one
+def bed(shared_bed: GpuBed) -> GpuBed:
+    return shared_bed
+
+
+@pytest.fixture
+def book(shared_book: Notebook) -> Notebook:
+    return shared_book
 
 
 def hide(book: Notebook, words: str) -> None:
@@ -47,6 +50,17 @@ def test_ranks_are_where_the_numbers_say_though_cuda_counts_otherwise(bed: GpuBe
         "CUDA_VISIBLE_DEVICES=0,6 is read as nvidia-smi counts: 0 is the NVIDIA H100 80GB HBM3, 6 is the NVIDIA H200."
         in outcome.view
     )
+
+
+def test_gpus_of_other_jobs_are_not_counted(bed: GpuBed, book: Notebook) -> None:
+    """A scheduler that shuts them off sets CUDA_VISIBLE_DEVICES to numbers among those that are left."""
+    for gpu in bed.gpus[:4]:
+        gpu["permitted"] = False
+    bed.write()
+    hide(book, "0,1")
+
+    assert "cannot be used" not in book.ok("%%distributed --gpus 2\n1").view
+    assert sorted(bed.numbers().values()) == [[4], [5]]
 
 
 # ---------------------------------------------------------------------------------------------------- words
@@ -97,10 +111,8 @@ def test_a_type_that_is_not_there(book: Notebook) -> None:
     )
 
 
-def test_a_torch_for_the_cpu_beside_gpus(bed: GpuBed) -> None:
-    bed.state["torch"] = "cpu"
-    bed.write()
-    with bed.notebook() as book:
+def test_a_torch_for_the_cpu_beside_gpus() -> None:
+    with GpuBed(count=8, torch="cpu") as bed, bed.notebook() as book:
         outcome = book.ok("%%distributed\nstr(device)")
         assert outcome.result == "ranks 0-1: 'cpu'"
         problem = "the torch of these ranks is built for the CPU, and this machine has 8 NVIDIA H100 80GB HBM3"
@@ -111,10 +123,8 @@ def test_a_torch_for_the_cpu_beside_gpus(bed: GpuBed) -> None:
         assert problem in book.ok("%distributed_status").result
 
 
-def test_a_driver_that_is_too_old(bed: GpuBed) -> None:
-    bed.state["cuda_driver"] = 11040
-    bed.write()
-    with bed.notebook() as book:
+def test_a_driver_that_is_too_old() -> None:
+    with GpuBed(count=8, cuda_driver=11040) as bed, bed.notebook() as book:
         problem = "the GPU driver is too old: it knows CUDA 11.4, and this torch is built for CUDA 12.8"
         assert book.fails("%%distributed --gpus 1\n1").evalue.startswith(f"--gpus 1, but {problem}; update the driver")
         outcome = book.ok("%%distributed\nstr(device)")
@@ -244,9 +254,12 @@ def test_compute_mode_and_mps_are_told(bed: GpuBed, book: Notebook) -> None:
     bed.use(1, mps=True, processes=[{"pid": 1, "used_bytes": 1}])
     bed.use(2, compute_mode=2)
 
+    assert book.ok("%%distributed --gpus 7\nworld_size").result == "ranks 0-6: 7"
+    assert book.ok("%%distributed --gpus 7 --fresh\nworld_size").result == "ranks 0-6: 7", "one process at a time"
     status = book.ok("%distributed_status").result
     assert "exclusive process" in status
     assert "MPS" in status
     assert "its compute mode is PROHIBITED" in status
-    assert book.ok("%%distributed --gpus 7\nworld_size").result == "ranks 0-6: 7"
-    assert book.ok("%%distributed --gpus 7 --fresh\nworld_size").result == "ranks 0-6: 7", "one process at a time"
+    report = book.ok("%distributed_status --doctor").result
+    assert "GPU 0: exclusive process; GPU 1: MPS" in report
+    assert "GPU 2 cannot be used (its compute mode is PROHIBITED)." in report

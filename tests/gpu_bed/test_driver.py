@@ -106,9 +106,10 @@ def test_cpu_ranks_do_not_hide_gpus(bed: GpuBed, book: Notebook) -> None:
     assert book.ok("%%distributed\nworld_size").result == "ranks 0-7: 8"
 
 
-def test_memory_of_a_rank_in_a_container_is_that_of_its_gpu(bed: GpuBed, book: Notebook) -> None:
+def test_memory_of_a_rank_in_a_container_is_what_came_with_it(bed: GpuBed, book: Notebook) -> None:
+    """There the driver tells no processes; others use the GPU, too."""
     bed.state["pids"] = False
-    bed.write()
+    bed.use(0, used_bytes=GIB // 2)
     book.start(
         "%%distributed --gpus 1\nimport feigned_cuda, signal\nfeigned_cuda.hold(10 << 30)\nsignal.pause()", "c-1"
     )

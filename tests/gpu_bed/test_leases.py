@@ -57,6 +57,13 @@ def test_idle_ranks_of_another_notebook_yield(bed: GpuBed) -> None:
         assert bed.ranks_are(taken)
 
 
+def test_ranks_that_leave_and_idle_ones_of_another_notebook_make_room_together(bed: GpuBed) -> None:
+    with bed.notebook() as first, bed.notebook() as second:
+        pids(first.cell(f"%%distributed --gpus 4\n{WHERE}"))
+        pids(second.cell(f"%%distributed --gpus 4\n{WHERE}"))
+        assert len(pids(second.cell(f"%%distributed --gpus 8\n{WHERE}"))) == 8
+
+
 def test_a_refusal_names_what_the_holder_keeps(bed: GpuBed) -> None:
     with bed.notebook() as first, bed.notebook() as second:
         first.ok("%%distributed --gpus 8 --keep w\nw = 1")
@@ -77,6 +84,20 @@ def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
         assert "(run " in refused.evalue
         assert "In[" in refused.evalue
         assert second.ok("%%distributed --gpus 8\nlocal_rank").result
+
+
+def test_idle_ranks_give_their_gpus_back_after_a_time(bed: GpuBed) -> None:
+    """Unless they keep something."""
+    with bed.notebook() as book:
+        book.ok("%%distributed --gpus 2 --idle 1 --keep w\nw = 1")
+        kept = bed.contexts().keys()
+        with bed.notebook() as other:
+            other.ok("%%distributed --gpus 3 --idle 1\n1")
+            assert len(bed.contexts()) == 5
+            assert bed.ranks_are(kept)
+            assert len(pids(other.cell(f"%%distributed --gpus 3 --idle 1\n{WHERE}"))) == 3
+        book.ok("w = None")
+        assert bed.ranks_gone()
 
 
 def test_the_end_of_a_kernel_frees_its_gpus(bed: GpuBed) -> None:

@@ -171,6 +171,16 @@ def _pool(session: Session) -> Iterator[Finding]:
     for group in answer["groups"]:
         holder = "this notebook" if group["session"] == session.identity.name else group["holder"]
         yield Finding(topic="ranks", text=f"{len(group['workers'])} of {holder}, {group['label'] or 'idle'}")
+    yield from _devices(answer)
+
+
+def _devices(answer: dict[str, Any]) -> Iterator[Finding]:
+    """Report what the pool's agent says of its GPUs."""
+    if problem := answer.get("gpu_problem", ""):
+        yield Finding(topic="GPUs", text="not all of them can be used", advice=problem)
+    modes = [f"GPU {gpu['number']}: {gpu['modes']}" for gpu in answer["gpus"] if gpu["modes"]]
+    if modes:
+        yield Finding(topic="GPU modes", text="; ".join(modes))
 
 
 def _gpus() -> Iterator[Finding]:
@@ -192,6 +202,8 @@ def _gpus() -> Iterator[Finding]:
         if count and "+cpu" in version("torch"):
             advice = "this torch is built for the CPU: install one for CUDA to use the GPUs"
         yield Finding(topic="GPU driver", text=f"{driver}, {count} GPU{'s' * (count != 1)}{chosen}", advice=advice)
+    except pynvml.NVMLError as error:
+        yield Finding(topic="GPU driver", text=f"does not answer ({error})", advice="see what nvidia-smi says")
     finally:
         pynvml.nvmlShutdown()
 

@@ -307,7 +307,9 @@ def actor_class() -> Any:
             try:
                 address = ray.util.get_node_ip_address()
                 own = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its own processes
-                self._relay = cls(folder, label, session, address=address, left_out=own, **more)
+                # With RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES Ray sets no variable.
+                gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU") or None
+                self._relay = cls(folder, label, session, address=address, left_out=own, gpus=gpus, **more)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise

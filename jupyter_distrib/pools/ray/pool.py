@@ -8,8 +8,8 @@ import json
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Option, at_least_zero, count, json_object, seconds
-from jupyter_distrib.pools.base import PYTHON, Capabilities, Lost, Sink
+from jupyter_distrib.options import Option, at_least_zero, count, json_object
+from jupyter_distrib.pools.base import IDLE, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.local import Home, LocalNode, fingerprint
 from jupyter_distrib.wire.link import Link, peer_uid
 from jupyter_distrib.wire.messages import Hello
@@ -39,13 +39,7 @@ class RayPool:
             default="1",
         ),
         Option(flag="--insecure", meaning="use a cluster that asks for no token", default="refuse it"),
-        Option(
-            flag="--idle",
-            metavar="S",
-            meaning="give idle ranks that keep nothing back after S seconds",
-            read=seconds,
-            default="600",
-        ),
+        IDLE,
         Option(
             flag="--copy-files",
             meaning="give the nodes copies of the notebook's files",

@@ -31,6 +31,8 @@ class Hello:
     python: str
     torch: str
     cloudpickle: str
+    idle_s: float = 0.0
+    """Seconds after which idle ranks that keep nothing give their GPUs back; 0: never."""
 
 
 @message

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -20,7 +21,7 @@ _initialized = False
 
 def devices() -> list[dict[str, Any]]:
     """Return the GPUs and slices that this process sees, in its order, as CUDA goes by CUDA_VISIBLE_DEVICES."""
-    found = [gpu for gpu in bed()["gpus"] if not gpu["lost"]]
+    found = [gpu for gpu in bed()["gpus"] if not gpu["lost"] and gpu["permitted"]]
     if os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         found.sort(key=lambda gpu: -gpu["speed"])
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -63,9 +64,11 @@ def set_device(device: Any) -> None:
         raise torch.AcceleratorError(how["error"])
     chosen = here[number]
     holders = [pid for pid, held in contexts().items() if chosen["uuid"] in held and pid != os.getpid()]
+    _note_strangers(chosen["uuid"], holders)
     if chosen.get("compute_mode") == 3 and holders:
         raise torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     _current, _initialized = number, True
+    _note_group()
     _write({**_held(), chosen["uuid"]: max(bed()["context_bytes"], _held().get(chosen["uuid"], 0))})
 
 
@@ -99,6 +102,24 @@ def synchronize(device: object = None) -> None:
     time.sleep(how["seconds"])
     if how["error"]:
         raise torch.AcceleratorError(how["error"])
+
+
+def _note_group() -> None:
+    (FOLDER / "groups" / str(os.getpid())).write_text(_group())
+
+
+def _note_strangers(uuid: str, holders: list[int]) -> None:
+    """Write down if a rank of another worker group is on this GPU: it was given twice."""
+    for pid in holders:
+        theirs = FOLDER / "groups" / str(pid)
+        if theirs.exists() and theirs.read_text() != _group():
+            with (FOLDER / "violations").open("a") as log:
+                log.write(f"{uuid}: {_group()} (process {os.getpid()}) beside {theirs.read_text()} (process {pid})\n")
+
+
+def _group() -> str:
+    identity = sys.modules.get("jupyter_distrib.worker.identity")
+    return str(identity.order().group) if identity is not None else ""
 
 
 def _path() -> Any:

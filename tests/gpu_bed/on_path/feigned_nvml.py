@@ -207,6 +207,8 @@ class Library:
     def _check_lost(self, gpu: dict[str, Any]) -> None:
         if gpu["lost"]:
             self._fail("GPU_IS_LOST")
+        if not gpu["permitted"]:
+            self._fail("NO_PERMISSION")
 
     @staticmethod
     def _hand_out(handle: Any, number: int) -> None:

@@ -1,0 +1,76 @@
+"""GPUs of other makers than NVIDIA, as far as ranks can use them: AMD's, from files of the system. Any thread.
+
+A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like others
+(rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. Intel's and
+Apple's GPUs are told of only: no rank leases them.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.agent.devices import Gpu, Inventory
+from jupyter_distrib.agent.torch_build import TorchBuild
+
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+"""Nodes with processors, GPUs or both (docs.kernel.org, amdkfd)."""
+DRM = Path("/sys/class/drm")
+_ON_BOARD = ("1", "2")
+"""Kinds of memory banks that are the GPU's own."""
+_INTEL = "0x8086"
+
+
+def inventory(build: TorchBuild) -> Inventory:
+    """Return what there is on a machine without an NVIDIA driver."""
+    if build.hip:
+        return Inventory(gpus=tuple(amd_gpus()), maker="AMD")
+    return Inventory(remark=unused(build))
+
+
+def unused(build: TorchBuild) -> str:
+    """Say that there is a GPU which ranks do not use; empty if there is none."""
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "ranks do not lease Apple's GPU; a cell can use it as torch.device('mps')."
+    if build.xpu and any(_line(path / "device" / "vendor") == _INTEL for path in DRM.glob("renderD*")):
+        return "ranks do not lease Intel's GPUs; a cell can use one as torch.device('xpu')."
+    return ""
+
+
+def amd_gpus() -> list[Gpu]:
+    """List AMD's GPUs in the order of the topology, which is HIP's."""
+    nodes = [path for path in TOPOLOGY.glob("[0-9]*") if _line(path / "gpu_id") not in ("", "0")]
+    return [_gpu(index, path) for index, path in enumerate(sorted(nodes, key=lambda path: int(path.name)))]
+
+
+def _gpu(index: int, node: Path) -> Gpu:
+    about = _properties(node / "properties")
+    device = DRM / f"renderD{about.get('drm_render_minor', '')}" / "device"
+    unique = int(about.get("unique_id") or 0)
+    sizes = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
+    own_bytes = sum(int(bank.get("size_in_bytes", 0)) for bank in sizes if bank.get("heap_type") in _ON_BOARD)
+    used = _line(device / "mem_info_vram_used")
+    return Gpu(
+        index=index,
+        uuid=f"GPU-{unique:016x}" if unique else f"GPU-kfd-{_line(node / 'gpu_id')}",
+        name=_line(device / "product_name") or f"AMD {_line(node / 'name') or 'GPU'}",
+        memory_bytes=own_bytes or None,
+        used_bytes=int(used) if used.isdecimal() else None,
+        cuda_word=str(index),
+    )
+
+
+def _properties(path: Path) -> dict[str, str]:
+    """Read a file of lines such as `simd_count 440`; empty if it cannot be read."""
+    with suppress(OSError):
+        words = (line.split() for line in path.read_text().splitlines())
+        return {each[0]: each[1] for each in words if len(each) == 2}
+    return {}
+
+
+def _line(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(errors="replace").strip()
+    return ""

@@ -1,0 +1,142 @@
+"""The list of GPUs: who waits for the driver, for how long, and when the session with it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from jupyter_distrib.agent import gpu_inventory, nvml
+from jupyter_distrib.agent.devices import Gpu, Inventory
+from jupyter_distrib.agent.gpu_inventory import GpuInventory
+from jupyter_distrib.agent.nvml import Driver, NoDriver, NvmlSession, Question
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop
+
+
+class SilentSession(NvmlSession):
+    """A session whose driver answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[Question] = []
+
+    def ask(self, question: Question) -> None:
+        self.questions.append(question)
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.calls = CallSoon(self.loop)
+        self.session = SilentSession()
+        self.gpus = GpuInventory(self.loop, self.calls, self.session)
+        self.told: list[Inventory] = []
+
+    def answer(self) -> None:
+        self.session.questions.pop()(NoDriver(text="broken"))
+        self.calls._run()
+
+    def wait(self) -> None:
+        """Let the loop's next timer be due."""
+        self.loop._selector.select(self.loop._wait_s())
+        self.loop._fire()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    here = Stage()
+    yield here
+    here.calls.close()
+    here.loop._selector.close()
+
+
+def test_one_question_answers_all_who_ask_meanwhile_and_the_answer_is_kept(stage: Stage) -> None:
+    stage.gpus.ask(stage.told.append)
+    stage.gpus.ask(stage.told.append)
+    assert len(stage.session.questions) == 1
+    assert stage.told == []
+    stage.answer()
+    assert [each.problem for each in stage.told] == ["the GPU driver does not work (broken)"] * 2
+    stage.gpus.ask(stage.told.append)
+    assert len(stage.told) == 3
+    assert stage.session.questions == []
+    stage.gpus.ask(stage.told.append, fresh_s=0.0)
+    assert len(stage.session.questions) == 1
+
+
+def test_who_wants_a_new_list_is_not_given_one_that_was_on_its_way(stage: Stage) -> None:
+    """It may count ranks that have gone meanwhile."""
+    stage.gpus.ask(lambda inventory: None)
+    stage.gpus.ask(stage.told.append, fresh_s=0.0)
+    stage.answer()
+    assert stage.told == []
+    stage.answer()
+    assert len(stage.told) == 1
+
+
+def test_a_driver_that_does_not_answer_is_given_up(stage: Stage) -> None:
+    stage.gpus.ask(stage.told.append, limit_s=0.001)
+    stage.wait()
+    assert [each.problem for each in stage.told] == [gpu_inventory.SILENT]
+    stage.answer()
+    assert len(stage.told) == 1, "not again"
+    stage.gpus.ask(stage.told.append)
+    assert stage.told[1].problem == "the GPU driver does not work (broken)"
+
+
+class PlayedDriver:
+    """As much of `pynvml` as a session needs."""
+
+    def __init__(self) -> None:
+        self.shut = threading.Event()
+
+    def nvmlShutdown(self) -> None:
+        self.shut.set()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> PlayedDriver:
+    here = PlayedDriver()
+    monkeypatch.setattr(nvml, "_opened", lambda: here)
+    return here
+
+
+def asked(session: NvmlSession) -> Driver:
+    """Ask a session for its driver."""
+    there, box = threading.Event(), []
+    session.ask(lambda driver: (box.append(driver), there.set()))
+    assert there.wait(10)
+    return box[0]
+
+
+def test_a_session_is_closed_when_nobody_has_asked_for_a_while(
+    driver: PlayedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open one keeps an administrator from resetting or dividing a GPU."""
+    monkeypatch.setattr(nvml, "CLOSE_AFTER_S", 0.01)
+    session = NvmlSession()
+    assert asked(session) is driver
+    assert driver.shut.wait(10)
+    assert asked(session) is driver, "and opened again"
+    session.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_question_that_fails_ends_nothing(driver: PlayedDriver, capsys: pytest.CaptureFixture[str]) -> None:
+    session = NvmlSession()
+    session.ask(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert asked(session) is driver
+    session.close()
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_machine_whose_driver_lists_nothing_has_no_gpus() -> None:
+    class Broken:
+        def nvmlDeviceGetCount(self) -> int:
+            raise RuntimeError("no luck")
+
+    assert gpu_inventory.read(Broken()).problem == "the GPU driver does not list its GPUs (no luck)"
+    found = gpu_inventory.read_now()
+    assert found.problem or all(isinstance(gpu, Gpu) for gpu in found.gpus)

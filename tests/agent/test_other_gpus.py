@@ -1,0 +1,92 @@
+"""GPUs of other makers, from files as their drivers write them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.agent import gpu_choice, launch_rank, other_gpus
+from jupyter_distrib.agent.torch_build import TorchBuild, parse
+from jupyter_distrib.wire.messages import OpenWorkerGroup
+
+ROCM = TorchBuild(hip="6.4.43482")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def two_amd_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with one processor and two GPUs, of which the driver numbers the second 10."""
+    nodes, drm = tmp_path / "nodes", tmp_path / "drm"
+    write(nodes / "0" / "gpu_id", "0\n")
+    for number, minor in (("1", 128), ("10", 129)):
+        node = nodes / number
+        write(node / "gpu_id", f"5{minor}\n")
+        write(node / "name", "aldebaran\n")
+        write(node / "properties", f"simd_count 440\nunique_id {0xABC0 + minor}\ndrm_render_minor {minor}\n")
+        write(node / "mem_banks" / "0" / "properties", "heap_type 1\nsize_in_bytes 68702699520\nflags 0\n")
+        write(node / "mem_banks" / "1" / "properties", "heap_type 0\nsize_in_bytes 7\n")
+        write(drm / f"renderD{minor}" / "device" / "mem_info_vram_used", "11534336\n")
+    write(drm / "renderD128" / "device" / "product_name", "AMD Instinct MI250X\n")
+    monkeypatch.setattr(other_gpus, "TOPOLOGY", nodes)
+    monkeypatch.setattr(other_gpus, "DRM", drm)
+
+
+@pytest.mark.usefixtures("two_amd_gpus")
+def test_a_torch_for_rocm_has_the_gpus_of_the_kernel_driver() -> None:
+    found = other_gpus.inventory(ROCM)
+
+    assert [(gpu.index, gpu.name, gpu.uuid) for gpu in found.gpus] == [
+        (0, "AMD Instinct MI250X", "GPU-000000000000ac40"),
+        (1, "AMD aldebaran", "GPU-000000000000ac41"),
+    ]
+    assert {gpu.memory_bytes for gpu in found.gpus} == {68702699520}
+    assert {gpu.used_bytes for gpu in found.gpus} == {11534336}
+
+
+@pytest.mark.usefixtures("two_amd_gpus")
+def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
+    command = OpenWorkerGroup(group="c1", size=2, gpus=True)
+    choice = gpu_choice.choose(command, other_gpus.inventory(ROCM), ROCM)
+    order = launch_rank.order(command, 1, 1, choice.alternatives[0])
+
+    assert (order.device, order.visible_devices) == ("cuda:1", "0,1")
+
+
+@pytest.mark.usefixtures("two_amd_gpus")
+def test_a_torch_for_cuda_has_none_of_them() -> None:
+    assert other_gpus.inventory(TorchBuild(cuda="12.8")).gpus == ()
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_an_intel_gpu_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    write(tmp_path / "renderD128" / "device" / "vendor", "0x8086\n")
+    monkeypatch.setattr(other_gpus, "DRM", tmp_path)
+    build = TorchBuild(xpu="20250101")
+    choice = gpu_choice.choose(OpenWorkerGroup(group="c1", size=size, gpus=True), other_gpus.inventory(build), build)
+
+    assert choice.size == 2
+    assert choice.notes == ("CPU ranks: ranks do not lease Intel's GPUs; a cell can use one as torch.device('xpu').",)
+    assert other_gpus.unused(TorchBuild()) == "", "a torch that could not use it"
+
+
+def test_apples_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+
+    assert "torch.device('mps')" in other_gpus.inventory(TorchBuild()).remark
+
+
+def test_what_torch_says_of_its_build() -> None:
+    text = "__version__ = '2.13.0'\ncuda: Optional[str] = {}\ngit_version = 'a'\nhip: Optional[str] = {}\nxpu: Optional[str] = None\n"
+    assert parse(text.format("'12.8'", "None")) == TorchBuild(cuda="12.8")
+    assert parse(text.format("None", "'6.4.43482'")) == ROCM
+    assert parse("something else") == TorchBuild(known=False)
+    assert parse("something else").uses("NVIDIA"), "nothing is refused on a guess"
+    assert not parse(text.format("None", "None")).uses("NVIDIA")
+    assert not ROCM.uses("NVIDIA")
