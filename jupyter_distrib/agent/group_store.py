@@ -10,6 +10,9 @@ from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
 
+ATTEMPTS = 20
+"""Ports to try."""
+
 
 class GroupStore:
     """The current store of one worker group; rank 0 serves it, on this node or another.
@@ -34,7 +37,7 @@ class GroupStore:
         if self._command.first_rank:
             return
         host = self._command.host
-        with socket.create_server((host, 0), backlog=1024) as listener:
+        with _server(host) as listener:
             port = listener.getsockname()[1]
             for rank in self._ranks:
                 self._send(rank, ResetGroups(host=host, port=port), [] if rank.number else [listener.fileno()])
@@ -50,3 +53,16 @@ class GroupStore:
         rank.post(command, fds)
         if rank.has_device and rank.state == "idle":
             rank.state = "starting"  # until it says `DeviceSettled`
+
+
+def _server(host: str) -> socket.socket:
+    """Return a listening socket; the port after its own is free, for programs that a cell starts."""
+    for _ in range(ATTEMPTS):
+        listener = socket.create_server((host, 0), backlog=1024)
+        try:
+            socket.create_server((host, listener.getsockname()[1] + 1)).close()
+        except (OSError, OverflowError):  # taken, or past the last port
+            listener.close()
+            continue
+        return listener
+    return socket.create_server((host, 0), backlog=1024)

@@ -34,7 +34,7 @@ class PlainGroups:
         self._listener = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
 
     def environment(self) -> dict[str, str]:
-        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
+        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
 
     def begin(self, run: str) -> None:
         self._run, self._exchanges, self.apart = run, 0, False

@@ -42,7 +42,7 @@ class Groups(Protocol):
         """Forget all groups. From now on ranks meet at this address, where rank 0 serves with the listening socket."""
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that tell a cell where ranks meet."""
+        """Return the variables that tell programs where to meet: at the port after that of `reset`, which is free."""
 
     def begin(self, run: str) -> None:
         """Prepare for a cell, before it finds out whether there is a group."""

@@ -115,7 +115,8 @@ class Rendezvous:
         self._destroyed += [group for _, group, _ in private.known_groups()]
 
     def environment(self) -> dict[str, str]:
-        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port)}
+        """Name a free port beside the store's: programs that a cell starts serve their own store there."""
+        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
 
     def store(self) -> Any:
         """The store under a prefix that no earlier group has used."""

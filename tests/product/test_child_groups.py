@@ -1,0 +1,34 @@
+"""Programs that a cell starts, and that make a process group of their own from the environment that they inherit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+t = torch.ones(1) + dist.get_rank()
+dist.all_reduce(t)
+print("sum", int(t), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_programs_of_all_ranks_meet_as_often_as_they_are_started(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    twice = "!{sys.executable} train.py\n!{sys.executable} train.py"
+
+    for _ in range(2):
+        outcome = notebook.ok(f"%%distributed --ranks 2 --strategy ddp --timeout 60\nimport sys\n{twice}")
+        assert outcome.view.count("sum 3") >= 2, outcome.view  # ranks that print the same are shown once
+    own = notebook.ok(
+        "%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\n"
+        "dist.all_reduce(t)\nint(t)"
+    )
+    assert own.result == "ranks 0-1: 2"
