@@ -78,8 +78,7 @@ class ControlThread:
                 case CutSockets():
                     self._cut(message)
                 case Probe():
-                    if message.run == self._running:
-                        self._messenger.send(self._prober.look(deep=message.deep))
+                    self._answer(message)
                 case Execute():
                     self._hand_on(message, fds)
                 case _:
@@ -91,6 +90,15 @@ class ControlThread:
         self._inbox.put((command, fds))
         if not self._link.wait(ANNOUNCE_S):
             self._messenger.announce()
+
+    def _answer(self, probe: Probe) -> None:
+        if probe.run != self._running:
+            return
+        try:
+            answer = self._prober.look(deep=probe.deep)
+        except Exception:  # noqa: BLE001 - a look at what the main thread changes; the next one will do
+            return
+        self._messenger.send(answer)
 
     def _cut(self, command: CutSockets) -> None:
         if command.run not in (self._running, self._left):

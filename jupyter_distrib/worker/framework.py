@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,7 +73,7 @@ class Sightings(Protocol):
     def begin(self) -> None:
         """Count collectives from here, where a cell begins."""
 
-    def counts(self) -> tuple[int, ...]:
+    def counts(self) -> Sequence[int]:
         """Return something that changes with every collective; fast."""
 
     def look(self) -> tuple[GroupSighting, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Cell as CellSource
-from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Setting
+from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Probe, Setting
 from jupyter_distrib.worker.control_thread import ControlThread, Entry
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
@@ -32,10 +32,13 @@ class Heard:
             self.inbox,
             messenger=messenger,
             interrupts=self.interrupts,
-            prober=SimpleNamespace(),  # type: ignore[arg-type]
+            prober=SimpleNamespace(look=self._look),  # type: ignore[arg-type]
             groups=self.groups,  # type: ignore[arg-type]
             take_device=take_device,
         )
+
+    def _look(self, *, deep: bool) -> None:
+        raise SystemError("while the main thread changes what it looks at")
 
     def close(self) -> None:
         self.theirs.close()
@@ -75,6 +78,9 @@ def test_a_stop_aborts_also_where_the_cell_has_just_ended() -> None:
     heard.control.start()
     heard.theirs.send(run)
     heard.inbox.get(timeout=10)
+    heard.theirs.send(Probe(run="r"))
+    heard.theirs.send(Forget(group="g", keys=()))
+    assert heard.inbox.get(timeout=10) == (Forget(group="g", keys=()), [])  # a look that fails leaves it able to hear
     heard.control.ended("r")
     heard.theirs.send(CutSockets(run="r", inodes=(7,)))
 

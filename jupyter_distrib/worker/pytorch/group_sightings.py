@@ -32,8 +32,9 @@ class GroupSightings:
         self._began_ns = time.time_ns()
         self._bases = {name: (id(group), _counts(group)) for name, group, _ in private.known_groups()}
 
-    def counts(self) -> tuple[int, ...]:
-        return tuple(count for _, group, _ in private.known_groups() for count in _counts(group).values())
+    def counts(self) -> list[int]:
+        # No tuple: `gc.get_objects` in another thread would get hold of it half-made, and Python could not complete it.
+        return [count for _, group, _ in private.known_groups() for count in _counts(group).values()]
 
     def look(self) -> tuple[GroupSighting, ...]:
         entries = [entry for entry in private.recorded_collectives() if not entry["is_p2p"]]

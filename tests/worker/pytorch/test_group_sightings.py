@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -106,3 +107,18 @@ def test_a_group_with_one_backend_keeps_its_name_and_torchs_number(alone: Any) -
 
     assert private.sequence(alone) == 2 == alone._get_sequence_number_for_group()
     assert [(each.name, each.entered) for each in sightings.look()] == [(alone.group_name, 1)]
+
+
+def test_counting_goes_on_while_the_main_thread_looks_through_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python cannot complete a tuple that somebody else has got hold of by the garbage collector."""
+
+    def known() -> Iterator[tuple[str, FeignedGroup, tuple[int, ...]]]:
+        yield "0", FeignedGroup(), (0, 1)
+        everything = gc.get_objects()
+        for number in range(1, 30):
+            yield str(number), FeignedGroup(), (0, 1)
+        del everything
+
+    monkeypatch.setattr(private, "known_groups", known)
+
+    assert len(GroupSightings().counts()) == 60
