@@ -4,6 +4,7 @@ signal handlers. Rank's main thread.
 
 from __future__ import annotations
 
+from jupyter_distrib.system import library_settings
 from jupyter_distrib.wire.messages import Setting, WorkerOrder
 from jupyter_distrib.worker import displaying, identity, local_modules, process_reset, rank_environment, threads
 from jupyter_distrib.worker.framework import Groups
@@ -16,6 +17,7 @@ class CellEnvironment:
         self._order, self._groups = order, groups
         self._handlers = process_reset.Handlers()
         self.modules = local_modules.of_forkserver or local_modules.LocalModules()
+        self._libraries = library_settings.Applied()
         self._variables: dict[str, str] = {}
         self._inputs: object = None
         """The inputs of the cached `_variables`."""
@@ -23,6 +25,7 @@ class CellEnvironment:
     def prepare(self, setting: Setting) -> list[str]:
         """Be where the kernel is; return the changed files whose modules are imported again."""
         self._take(setting)
+        self._libraries.apply(setting.libraries)
         process_reset.forget_singletons()
         return self.modules.refresh()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import jupyter_distrib
 from jupyter_distrib.system.process_environment import variables
@@ -28,6 +29,8 @@ def take(setting: Setting, env: dict[str, str]) -> None:
         for name, value in env.items():
             if here.get(name) != value:
                 os.environ[name] = value
+        if here.get("TZ") != env.get("TZ"):
+            time.tzset()
     os.chdir(setting.directory or ".")
     sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
     sys.argv[:] = [""]

@@ -33,7 +33,7 @@ from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.serialization import payload, shared_memory
-from jupyter_distrib.system import interrupts, process_environment
+from jupyter_distrib.system import interrupts, library_settings, process_environment
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Attached, Cell, Ended, Execute, NotAttached, Noted, Parcel, Setting, Stop
 
@@ -170,6 +170,9 @@ class Session:
         )
         if options.gpus is not None and not group.gpus:
             record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
+        if device := library_settings.default_device():
+            text = f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
+            record.apply(Noted(run=record.run, rank=None, text=text))
         for text in group.notes:
             record.apply(Noted(run=record.run, rank=None, text=text))
         group.notes = ()
@@ -213,6 +216,7 @@ class Session:
             directory=directory,
             path=travelling_environment.without_own(path) if connection.elsewhere else path,
             own_libraries=connection.elsewhere,
+            libraries=library_settings.read(),
             strategy=options.strategy or "none",
             strategy_options=options.strategy_options,
             keep=options.keep,

@@ -110,6 +110,8 @@ class Setting:
     """Whether the ranks run on another machine: `env` goes on top of that machine's own environment."""
     strategy: str = "none"
     strategy_options: dict[str, str] = field(default_factory=dict)
+    libraries: dict[str, object] = field(default_factory=dict)
+    """Settings that the notebook has made in its libraries; see `system/library_settings.py`."""
     keep: tuple[str, ...] = ()
     """Names of the cell's namespace that stay on the rank."""
     by_value: bool = False

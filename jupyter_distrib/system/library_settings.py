@@ -1,0 +1,162 @@
+"""What a program has set in its libraries for all that it computes and prints: read in the kernel, set in a rank. Only
+libraries that are loaded are looked at. Standard library only.
+
+Each setting is a value of JSON. One that has its default is left out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_TORCH_PRINTING = {"precision": 4, "threshold": 1000.0, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
+_NUMPY_PRINTING = {
+    "edgeitems": 3,
+    "threshold": 1000,
+    "precision": 8,
+    "suppress": False,
+    "linewidth": 75,
+    "nanstr": "nan",
+    "infstr": "inf",
+    "sign": "-",
+    "floatmode": "maxprec",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibrarySetting:
+    """One thing that a library remembers."""
+
+    name: str
+    library: str
+    read: Callable[[Any], Any]
+    """Returns the value, given the library; None for the default."""
+    write: Callable[[Any, Any], None]
+    """Sets a value, given the library."""
+
+
+def read() -> dict[str, Any]:
+    """Return all that is not as the libraries begin."""
+    return {
+        each.name: value
+        for each in SETTINGS
+        if (library := sys.modules.get(each.library)) is not None and (value := each.read(library)) is not None
+    }
+
+
+def default_device() -> str:
+    """Return the device of `torch.set_default_device`; empty if that is the CPU."""
+    torch: Any = sys.modules.get("torch")
+    ask = getattr(torch, "get_default_device", None)
+    name = "" if ask is None else str(ask())
+    return "" if name == "cpu" else name
+
+
+class Applied:
+    """The settings of this process that it has from somebody else."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, Any] = {}
+
+    def apply(self, wanted: dict[str, Any]) -> None:
+        """Have these settings, and defaults where the last call had set another one; what else was set here stays."""
+        if wanted == self._now:
+            return
+        for each in SETTINGS:
+            value = wanted.get(each.name)
+            if value != self._now.get(each.name):
+                each.write(importlib.import_module(each.library), value)
+        self._now = dict(wanted)
+
+
+def _read_dtype(torch: Any) -> str | None:
+    name = str(torch.get_default_dtype()).removeprefix("torch.")
+    return None if name == "float32" else name
+
+
+def _write_dtype(torch: Any, value: str | None) -> None:
+    torch.set_default_dtype(getattr(torch, value or "float32"))
+
+
+def _read_torch_printing(torch: Any) -> dict[str, Any] | None:
+    options = torch._tensor_str.PRINT_OPTS  # noqa: SLF001 - torch has no public way to read them
+    return _unlike(_TORCH_PRINTING, {name: getattr(options, name, None) for name in _TORCH_PRINTING})
+
+
+def _write_torch_printing(torch: Any, value: dict[str, Any] | None) -> None:
+    torch.set_printoptions(**{**_TORCH_PRINTING, **(value or {})})
+
+
+def _read_numpy_printing(numpy: Any) -> dict[str, Any] | None:
+    return _unlike(_NUMPY_PRINTING, numpy.get_printoptions())
+
+
+def _write_numpy_printing(numpy: Any, value: dict[str, Any] | None) -> None:
+    numpy.set_printoptions(**{**_NUMPY_PRINTING, **(value or {})})
+
+
+def _unlike(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the values that are not the default ones, as far as JSON has them."""
+    plain = (str, int, float, bool, type(None))
+    unlike = {
+        name: value
+        for name, default in defaults.items()
+        if (value := values.get(name, default)) != default and isinstance(value, plain)
+    }
+    return unlike or None
+
+
+def _read_logging(_: Any) -> dict[str, Any] | None:
+    """Return the level of the root logger, and the form that `logging.basicConfig` has given to what it prints."""
+    value: dict[str, Any] = {} if logging.root.level == logging.WARNING else {"level": logging.root.level}
+    for handler in logging.root.handlers:
+        if type(handler) is logging.StreamHandler and handler.formatter is not None:
+            value |= {"format": handler.formatter._fmt, "dates": handler.formatter.datefmt}  # noqa: SLF001 - no public way
+    return value or None
+
+
+def _write_logging(_: Any, value: dict[str, Any] | None) -> None:
+    value = value or {}
+    if "format" in value:
+        logging.basicConfig(format=value["format"], datefmt=value["dates"], force=True)
+    logging.root.setLevel(value.get("level", logging.WARNING))
+
+
+def _read_warnings(_: Any) -> list[list[str]] | None:
+    """Return the filters that are about all modules and one of Python's categories, which is what users set."""
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        pythons = isinstance(category, type) and getattr(builtins, category.__name__, None) is category
+        if pythons and module is None and not line and (action, category) not in _OF_PYTHON:
+            text = str(getattr(message, "pattern", message) or "")
+            if not text.startswith(_OF_LIBRARIES):
+                found.append([action, text, category.__name__])  # type: ignore[union-attr]
+    return found or None
+
+
+def _write_warnings(_: Any, value: list[list[str]] | None) -> None:
+    for action, text, category in reversed(value or []):
+        warnings.filterwarnings(action, text, getattr(builtins, category))  # type: ignore[arg-type]
+
+
+_OF_PYTHON = {
+    ("ignore", each) for each in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+}
+"""Filters that Python itself begins with."""
+_OF_LIBRARIES = ("numpy.", "torch::")
+"""Beginnings of the messages that numpy and torch filter when they are imported."""
+
+
+SETTINGS = (
+    LibrarySetting(name="torch's default dtype", library="torch", read=_read_dtype, write=_write_dtype),
+    LibrarySetting(name="torch printing", library="torch", read=_read_torch_printing, write=_write_torch_printing),
+    LibrarySetting(name="numpy printing", library="numpy", read=_read_numpy_printing, write=_write_numpy_printing),
+    LibrarySetting(name="logging", library="logging", read=_read_logging, write=_write_logging),
+    LibrarySetting(name="warnings", library="warnings", read=_read_warnings, write=_write_warnings),
+)
