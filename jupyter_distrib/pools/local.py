@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import IDLE, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.system import interrupts, paths, process_environment, reap
 from jupyter_distrib.system.launch import exec_agent
@@ -68,6 +69,8 @@ NOT_LOAD_TIME = (
     "JUPYTER_DISTRIB_CONFIG",
 )
 
+AGENT_NAME = "agent"
+"""The beginning of the names of local agents' sockets; other kinds of pools use their own."""
 DEFAULT_IDLE_S = 1800.0
 ENDING_S = 5.0
 """An agent that is being killed closes its links a moment before it is gone."""
@@ -92,12 +95,39 @@ class LocalPool:
         if sys.platform == "win32":
             raise PoolError("jupyter_distrib does not run on Windows itself; run JupyterLab inside WSL.")
         home = Home.of(self._python)
-        sock = home.reach()
-        if peer_uid(sock) not in (None, os.getuid()):
-            raise PoolError("the agent's socket belongs to another user; remove it and try again.")
-        node = LocalNode(Link(sock), sink, lambda reason: lost(home.explained(reason)))
-        node.send(replace(hello, idle_s=self._idle_s))
-        return node
+        return _greeted(
+            home.reach(), replace(hello, idle_s=self._idle_s), sink, lambda reason: lost(home.explained(reason))
+        )
+
+
+class RunningServer:
+    """An agent or coordinator that runs already, whatever it was started with.
+
+    Args:
+        name: The name of its socket.
+    """
+
+    kind = ""
+    options: ClassVar[tuple[Option, ...]] = ()
+    capabilities: ClassVar = Capabilities()
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+        if (sock := _try(paths.runtime_directory() / f"{self._name}.sock")) is None:
+            raise PoolError("the process that holds the detached run takes no new kernels.")
+        return _greeted(sock, hello, sink, lost)
+
+
+def _greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    """Say hello on a new connection. Raises `PoolError`."""
+    if peer_uid(sock) not in (None, os.getuid()):
+        sock.close()
+        raise PoolError("the agent's socket belongs to another user; remove it and try again.")
+    node = LocalNode(Link(sock), sink, lost)
+    node.send(hello)
+    return node
 
 
 class LocalNode:
@@ -207,12 +237,12 @@ class Home:
     def of(cls, python: str) -> Home:
         """Raises `PoolError` if there is no such interpreter."""
         if not python:
-            return cls(name=f"agent-{fingerprint()}")
+            return cls(name=f"{AGENT_NAME}-{fingerprint()}")
         path = os.path.abspath(os.path.expanduser(python))
         if not os.access(path, os.X_OK) or os.path.isdir(path):
             raise PoolError(f"there is no interpreter at {path}: give --python that of an environment with torch.")
         info = os.stat(path)
-        return cls(python=path, name=f"agent-{fingerprint(path, info.st_mtime_ns, info.st_size)}")
+        return cls(python=path, name=f"{AGENT_NAME}-{fingerprint(path, info.st_mtime_ns, info.st_size)}")
 
     @property
     def log(self) -> Path:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
-from jupyter_distrib.wire.messages import Attach, Attached, Event, Execute, NotAttached
+from jupyter_distrib.system import run_list
+from jupyter_distrib.wire.messages import PROTOCOL, Attach, Attached, Event, Execute, NotAttached
 
 KEEP_S = 24 * 3600
 """How long the record of a run that has ended stays."""
@@ -21,10 +25,12 @@ class DetachedRuns:
 
     Args:
         tell: Sends to a kernel.
+        directory: Where the runs are listed for all kernels of this user.
+        server: The name of this process there.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, tell: Tell, directory: Path, server: str) -> None:
+        self._tell, self._directory, self._server = tell, directory, server
         self._journals: dict[str, Journal] = {}
 
     def __len__(self) -> int:
@@ -42,9 +48,23 @@ class DetachedRuns:
         journal = Journal(command, world_size, gpus=gpus, notebook=client.hello.notebook)
         self._journals[command.run] = journal
         journal.listeners.append(client)
+        listed = run_list.ListedRun(
+            run=command.run,
+            label=command.label,
+            holder=client.hello.label,
+            notebook=client.hello.notebook,
+            began_at_s=time.time(),
+            ended=False,
+            server=self._server,
+            pid=os.getpid(),
+            protocol=PROTOCOL,
+        )
+        run_list.write(self._directory, listed)
 
         def tell(event: Event, fds: tuple[int, ...]) -> None:
             journal.add(event, fds)
+            if journal.ended:
+                run_list.write(self._directory, replace(listed, ended=True))
             for listener in list(journal.listeners):
                 self._tell(listener, event, fds)
 
@@ -73,6 +93,7 @@ class DetachedRuns:
         for run, journal in list(self._journals.items()):
             if journal.ended and time.monotonic() - journal.ended_s > KEEP_S:
                 self._journals.pop(run).close()
+                run_list.remove(self._directory, run)
 
     def _newest(self, client: Client[Any]) -> str:
         """The newest run of the client's notebook, else of any; empty if there is none."""

@@ -98,7 +98,7 @@ class Server(Generic[G]):
         self.loop = Loop()
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
-        self._detached = DetachedRuns(self.tell)
+        self._detached = DetachedRuns(self.tell, directory, name)
         self._idle_timer: Timer | None = None
         self._named = True
         self._started_s = time.monotonic()

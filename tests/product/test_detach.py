@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ SLOWLY = "import time\nfor i in range({n}):\n    print('step', i, flush=True)\n 
 
 def _wait_done(book: Notebook) -> None:
     """In the kernel: until the run `job` has ended, whatever became of it."""
-    assert book.cell("job._ended.wait(30)").result == "True"
+    assert book.cell("job.wait_ended(30)").result == "True"
 
 
 def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(notebook: Notebook) -> None:
@@ -139,6 +141,37 @@ def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebo
     log = notebook.cell("print(job.logs(0))").stdout
     assert [line for line in log.splitlines() if line.startswith("step")] == [f"step {i}" for i in range(40)]
     pids = [int(pid) for pid in notebook.cell("print(*[pid for _, pid in values])").stdout.split()]
+    assert wait_until_gone(pids, 5.0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        ("", "import os\nos.environ['OMP_NUM_THREADS'] = '3'"),
+        (f"--python {sys.executable}", "pass"),
+    ],
+    ids=["another environment", "options of the cell"],
+)
+def test_a_run_of_any_agent_of_the_user_is_told_and_attached(notebook: Notebook, option: str, change: str) -> None:
+    """The kernel that looks for it would start an agent of its own: with other threads, under another interpreter."""
+    notebook.ok(
+        f"%%distributed --ranks 2 --detach {option}\nimport os, time\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nrank * 7, os.getpid()"
+    )
+    notebook.restart()
+    notebook.ok(change)
+    notebook.ok("%load_ext jupyter_distrib")
+    [row] = [line for line in notebook.ok("%distributed_status").result.splitlines() if " running " in line]
+    run, cell, *_ = re.split(r" {2,}", row)
+    assert cell.startswith("Cell In[")
+    attached = notebook.ok("job = get_ipython().run_line_magic('distributed_attach', '')\njob")
+    assert attached.result.startswith(f"Run {run} of {cell}: ")
+    notebook.ok("open('go', 'w').close()")
+    values = notebook.ok("values = job.result(timeout_s=30)\n[x for x, _ in values]")
+    assert values.result == "[0, 7]"
+    assert run not in notebook.ok("%distributed_status").result.partition("detached run")[2]
+    pids = [int(pid) for pid in notebook.ok("print(*[pid for _, pid in values])").stdout.split()]
     assert wait_until_gone(pids, 5.0) == []
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from jupyter_distrib.kernel.session import detached
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.sidebar.overview import nodes_of
 from jupyter_distrib.kernel.views.table import TextTable
@@ -16,6 +18,7 @@ _RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
 _NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "pool")
 _GPUS = ("GPU", "name", "memory", "mode", "held by")
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
+_DETACHED = ("detached run", "cell", "state", "began before", "notebook")
 _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
 
 
@@ -42,6 +45,9 @@ class Status:
     `peak_gpu_memory_bytes`, and `stall`: why nothing moves, or empty."""
     others: tuple[dict[str, Any], ...]
     """Worker groups of other notebooks on this node: `holder`, `ranks`, `running`, `kept`."""
+    detached: tuple[dict[str, Any], ...]
+    """Detached runs that are none of `runs`, on this machine, in whatever pool: `run`, `cell`, `state`, `age_s`,
+    `holder`."""
     agent: str
 
     @classmethod
@@ -87,6 +93,17 @@ class Status:
                 for _, group in groups
                 if group["session"] != session.identity.name
             ),
+            detached=tuple(
+                {
+                    "run": run.run,
+                    "cell": run.label,
+                    "state": "ended" if run.ended else "running",
+                    "age_s": time.time() - run.began_at_s,
+                    "holder": run.holder,
+                }
+                for run in detached.runs()
+                if all(run.run != each.id for each in session.history)
+            ),
             agent="; ".join(_agent(pool, answer, alone=len(answers) == 1) for pool, answer in answers),
         )
 
@@ -110,12 +127,14 @@ class Status:
         ]
         gpus = [(g["number"], g["name"], _gpu_memory(g), g["modes"], g["holder"] or "free") for g in self.gpus]
         others = [(o["holder"], str(o["ranks"]), o["running"] or "idle", ", ".join(o["kept"])) for o in self.others]
+        detached_runs = [(d["run"], d["cell"], d["state"], duration(d["age_s"]), d["holder"]) for d in self.detached]
         tables = (
             TextTable(head=_RANKS, rows=ranks).without_empty("node"),
             TextTable(head=_NODES, rows=[_node(node) for node in self.nodes]),
             TextTable(head=_GPUS, rows=gpus).without_empty("mode"),
             TextTable(head=("other notebook", "ranks", "runs", "keeps"), rows=others),
             TextTable(head=_RUNS, rows=runs),
+            TextTable(head=_DETACHED, rows=detached_runs),
         )
         return [table for table in tables if table.rows]
 

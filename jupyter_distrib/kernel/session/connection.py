@@ -10,13 +10,13 @@ import os
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.pools.base import Capabilities, Node, capabilities_of, open_pool
+from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.messages import (
@@ -39,7 +39,6 @@ from jupyter_distrib.wire.messages import (
 )
 
 ANSWER_S = 5.0
-T = TypeVar("T")
 GroupEvent = WorkerGroupOpened | WorkerGroupRefused | WorkerGroupClosed | WorkerGroupChanged | WorkerGroupQueued
 
 
@@ -95,9 +94,9 @@ class Requests:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | PoolError]] = {}
         self._numbers = itertools.count(1)
-        self._attachments: queue.SimpleQueue[Run | NotAttached] = queue.SimpleQueue()
+        self._attachments: queue.SimpleQueue[Run | NotAttached | PoolError] = queue.SimpleQueue()
         self._make: Callable[[Attached], Run] | None = None
 
     def ask(self, node: Node) -> dict[str, Any]:
@@ -105,19 +104,31 @@ class Requests:
         number = next(self._numbers)
         answers = self._answers[number] = queue.SimpleQueue()
         node.send(Ask(question=number))
-        return self._within(answers)
+        answer: dict[str, Any] = self._within(answers)
+        return answer
 
     def attach(self, node: Node, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
         """Have the events of a detached run sent from its beginning. Raises `PoolError`."""
         self._make = make
         node.send(Attach(run=run))
-        return self._within(self._attachments)
+        answer: Run | NotAttached = self._within(self._attachments)
+        return answer
 
-    def _within(self, box: queue.SimpleQueue[T]) -> T:
+    def _within(self, box: queue.SimpleQueue[Any]) -> Any:
         try:
-            return interrupts.take(box, ANSWER_S)
+            answer = interrupts.take(box, ANSWER_S)
         except queue.Empty:
             raise PoolError(f"the {self._pool} pool has not answered within {ANSWER_S:g} s.") from None
+        if isinstance(answer, PoolError):
+            raise answer
+        return answer
+
+    def give_up(self, reason: str) -> None:
+        """Have the threads that wait for an answer raise: there will be none."""
+        refusal = PoolError(f"the {self._pool} pool cannot answer: {reason}.")
+        for box in list(self._answers.values()):
+            box.put(refusal)
+        self._attachments.put(refusal)
 
     def answered(self, event: Answered) -> None:
         if (box := self._answers.pop(event.question, None)) is not None:
@@ -141,6 +152,7 @@ class Connection:
     Args:
         address: The pool.
         hello: Who the kernel is.
+        opened: The pool itself, if it is not one that `address` describes.
         on_lost: Called when nothing more can be sent to it.
         on_change: Called when a worker group has come, changed or gone.
     """
@@ -150,6 +162,7 @@ class Connection:
         address: PoolAddress,
         hello: Hello,
         *,
+        opened: Pool | None = None,
         on_lost: Callable[[Connection], object],
         on_change: Callable[[], object],
     ) -> None:
@@ -159,12 +172,15 @@ class Connection:
         self.gpu_variables = GpuVariables()
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
+        self.pid = 0
+        """The process at the other end, once it has answered."""
         self.lost = ""
         """Why nothing can be sent any more."""
         self._leaving = False
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
-        self.node: Node = open_pool(address.kind, address.options).connect(hello, self.take, self._lose)
+        opened = opened or open_pool(address.kind, address.options)
+        self.node: Node = opened.connect(hello, self.take, self._lose)
 
     @property
     def pool(self) -> str:
@@ -215,6 +231,7 @@ class Connection:
             case Leaving():
                 self._on_lost(self)  # the next cell makes a new connection; what is on its way here is answered
             case Welcomed():
+                self.pid = event.pid
                 self.versions.compare(event)
             case _:
                 self._run_event(event, fds)  # type: ignore[arg-type]
@@ -254,6 +271,7 @@ class Connection:
     def _lose(self, reason: str) -> None:
         """End everything here: the agent is gone, and every rank with it."""
         self.lost = reason
+        self._requests.give_up(reason)
         self._on_lost(self)
         for group in list(self.groups.values()):
             group.close(reason)

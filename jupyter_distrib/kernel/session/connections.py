@@ -10,6 +10,9 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.connection import Connection, PoolAddress
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
+from jupyter_distrib.pools.local import AGENT_NAME, RunningServer
+from jupyter_distrib.system.run_list import ListedRun
 
 HEAD_START_S = 0.1
 """Seconds for which the thread that gets the pool ready has the kernel for itself, if it takes that long."""
@@ -27,6 +30,8 @@ class Connections:
     def __init__(self, identity: KernelIdentity, choices: Choices, on_change: Callable[[], object]) -> None:
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self._open: list[Connection] = []
+        self._of_attached: list[Connection] = []
+        """Connections to what holds detached runs, and is no pool of this notebook."""
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Connection]:
@@ -62,14 +67,34 @@ class Connections:
         thread.start()
         thread.join(HEAD_START_S)  # beside the imports that follow it would take three times as long
 
+    def reach(self, run: ListedRun) -> Connection:
+        """Return a connection to the process that holds this detached run. Raises `PoolError`."""
+        with self._lock:
+            for connection in (*self._open, *self._of_attached):
+                if connection.pid == run.pid:
+                    return connection
+            kind = run.server.partition("-")[0]
+            name = DEFAULT_POOL if kind == AGENT_NAME else kind
+            connection = Connection(
+                PoolAddress(name=name, kind=name, options={}),
+                self._identity.hello(),
+                opened=RunningServer(run.server),
+                on_lost=self._drop,
+                on_change=self._on_change,
+            )
+            self._of_attached.append(connection)
+            return connection
+
     def take_all(self) -> list[Connection]:
         """Return all connections and forget them."""
         with self._lock:
-            connections, self._open = self._open, []
+            connections = [*self._open, *self._of_attached]
+            self._open, self._of_attached = [], []
             return connections
 
     def _drop(self, connection: Connection) -> None:
         with self._lock:
-            if connection in self._open:
-                self._open.remove(connection)
+            for connections in (self._open, self._of_attached):
+                if connection in connections:
+                    connections.remove(connection)
         self._on_change()

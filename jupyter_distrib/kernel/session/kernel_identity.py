@@ -21,9 +21,14 @@ class KernelIdentity:
     pid: int = field(default_factory=os.getpid)
 
     @property
+    def notebook(self) -> str:
+        """The notebook's path; empty if the front end does not tell."""
+        return _notebook()
+
+    @property
     def label(self) -> str:
         """The name of this kernel for others."""
-        notebook = os.path.basename(_notebook())
+        notebook = os.path.basename(self.notebook)
         return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
 
     def hello(self) -> Hello:
@@ -33,7 +38,7 @@ class KernelIdentity:
             session=self.name,
             pid=self.pid,
             label=self.label,
-            notebook=_notebook(),
+            notebook=self.notebook,
             python=platform.python_version(),
             torch=process_environment.version("torch"),
             cloudpickle=process_environment.version("cloudpickle"),

@@ -20,7 +20,7 @@ from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import selection, travelling_environment
+from jupyter_distrib.kernel.session import detached, selection, travelling_environment
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.handles import KeptValues
@@ -264,7 +264,8 @@ class Session:
         for run in reversed(self.history):
             if run.detached and (name is None or name in (run.id, run.id.rpartition("-")[2])):
                 return run
-        connection = self.pools.connect(self.choices.pool)
+        listed = detached.choose(name, self.identity)
+        connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
 
         def make(event: Attached) -> Run:
             record = RunRecord(
@@ -280,7 +281,7 @@ class Session:
             self.observers.follow(_facts(run), run)
             return run
 
-        answer = connection.attach(name or "", make)
+        answer = connection.attach(name or "" if listed is None else listed.run, make)
         if isinstance(answer, NotAttached):
             raise PoolError(answer.reason)
         self._remember(answer)

@@ -1,0 +1,38 @@
+"""The detached runs of this user on this machine, whatever pool they are in, and which one is meant. Kernel side."""
+
+from __future__ import annotations
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
+from jupyter_distrib.system import paths, run_list
+from jupyter_distrib.system.run_list import ListedRun
+from jupyter_distrib.wire.messages import PROTOCOL
+
+
+def runs() -> list[ListedRun]:
+    """Return all of them, oldest first. Raises `PoolError` if their folder cannot be had."""
+    return run_list.listed(paths.runtime_directory())
+
+
+def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:
+    """Return the run of this name, or the newest one; None if none is listed.
+
+    Args:
+        name: A run's id, or its number; None for the newest of this notebook, else of any.
+        identity: This kernel.
+
+    Raises:
+        PoolError: Several have this number, or a process of another version holds it.
+    """
+    known, notebook = runs(), identity.notebook
+    matching = [run for run in known if name is None or run.run == name or run.run.endswith(f"-{name}")]
+    own = [run for run in matching if notebook and run.notebook == notebook]
+    if name is not None and len(matching) > 1 and len(own) != 1:
+        raise PoolError(f"several detached runs end in {name}: name one of {', '.join(run.run for run in matching)}.")
+    run = next(reversed(own or matching), None)
+    if run is not None and run.protocol != PROTOCOL:
+        raise PoolError(
+            f"run {run.run} ({run.label} of {run.holder}) is held by another version of jupyter_distrib: "
+            "attach to it in a kernel that has that version."
+        )
+    return run

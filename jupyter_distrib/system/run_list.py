@@ -1,0 +1,61 @@
+"""The list of this user's detached runs on this machine: one small file a run, in the folder of sockets. The agent or
+coordinator that holds the record of a run writes it; every kernel reads it, also one of another version."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jupyter_distrib.system.launch import began
+
+_SUFFIX = ".detached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRun:
+    """One detached run. Fields may be added, and none taken away: other versions read them."""
+
+    run: str
+    label: str
+    """The cell."""
+    holder: str
+    """The notebook and kernel that began it, as others are told."""
+    notebook: str
+    """The notebook's path; empty if the front end does not tell."""
+    began_at_s: float
+    """Seconds since 1970."""
+    ended: bool
+    server: str
+    """The name of the process that holds the record, as of its socket."""
+    pid: int
+    protocol: int
+    """The protocol that this process speaks."""
+
+
+def write(directory: Path, run: ListedRun) -> None:
+    """Put a run into the list, in place of what is there of it; a full disk costs the entry only."""
+    with suppress(OSError):
+        path = directory / f"{run.run}{_SUFFIX}"
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps({**asdict(run), "process_began": began(run.pid)}), "utf-8")
+        temporary.replace(path)
+
+
+def remove(directory: Path, run: str) -> None:
+    with suppress(OSError):
+        (directory / f"{run}{_SUFFIX}").unlink(missing_ok=True)
+
+
+def listed(directory: Path) -> list[ListedRun]:
+    """Return the runs whose holder is alive, oldest first; what dead ones have left is removed."""
+    runs = []
+    for path in directory.glob(f"*{_SUFFIX}"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = json.loads(path.read_text("utf-8"))
+            if began(content["pid"]) != content["process_began"]:
+                path.unlink(missing_ok=True)
+                continue
+            runs.append(ListedRun(**{name: content[name] for name in ListedRun.__dataclass_fields__}))
+    return sorted(runs, key=lambda run: run.began_at_s)
