@@ -135,7 +135,8 @@ class _Batch:
 
     def _trim(self) -> None:
         """Keep the last lines; a line longer than all that is shown loses its beginning."""
-        cut = self._data.find(b"\n", len(self._data) - SHOWN_BYTES) + 1 or len(self._data) - SHOWN_BYTES
+        room = len(self._data) - SHOWN_BYTES
+        cut = self._data.find(b"\n", room, len(self._data) - 1) + 1 or room
         self._skipped += self._data.count(b"\n", 0, cut)
         del self._data[:cut]
         self._decoder.reset()

@@ -22,9 +22,14 @@ _MAX_MESSAGE = 20_000
 ADD_STRATEGY = (
     "This cell has no process group: add --strategy ddp to its first line (or call init_process_group in it)."
 )
+_NO_NCCL = (
+    "NCCL is for GPUs, and these ranks have none: ask init_process_group for gloo, or for no backend at all, which is "
+    "gloo on CPU ranks and NCCL on GPU ranks."
+)
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
+    **dict.fromkeys(("doesn't have NCCL built in", "only supported with GPUs, no GPUs found"), _NO_NCCL),
     **{
         f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'"
         for name, x in known.extras().items()

@@ -50,6 +50,18 @@ def texts(sent: list[Wrote | Noted], stream: str = "stdout", rank: int = 0) -> s
 # ---------------------------------------------------------------------------------------------------- batches
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_that_is_too_long_is_shown_from_where_there_is_room(end: str) -> None:
+    batch = _Batch()
+    batch.add(("before\n" + "x" * 200_000 + f"the end{end}").encode())
+
+    text, skipped = batch.take()
+
+    assert skipped == 1
+    assert text.endswith(f"xthe end{end}")
+    assert len(text) == SHOWN_BYTES
+
+
 def test_a_batch_gives_what_came() -> None:
     batch = _Batch()
     batch.add(b"one\ntw")
