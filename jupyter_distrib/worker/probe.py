@@ -18,6 +18,8 @@ from jupyter_distrib.system import process_environment
 from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer
 from jupyter_distrib.worker.framework import Sightings
 
+_RUNPY = "<frozen runpy>"
+"""The file of the functions by which a program runs a script."""
 DEEP_AFTER_S = 2.5
 BUSY_S = 0.01
 """Less processor time than this between two probes is no work."""
@@ -84,15 +86,23 @@ def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _function(frames: list[types.FrameType], filename: str, communication: tuple[str, ...]) -> str:
-    """The cell's own function that is running, or the library's that the cell has called."""
+    """Return the cell's own function that is running, or the library's that the cell has called; the line of a script
+    that it runs."""
     called = ""
     for frame in frames:
         code = frame.f_code
         if code.co_filename == filename:
             return called or ("" if code.co_name == "<module>" else f"{code.co_name}()")
         if not code.co_filename.endswith(communication) and not code.co_filename.startswith(process_environment.OWN):
-            called = f"{code.co_name}() ({os.path.basename(code.co_filename)})"
+            called = _named(frame, called)
     return called
+
+
+def _named(frame: types.FrameType, called: str) -> str:
+    code, file = frame.f_code, os.path.basename(frame.f_code.co_filename)
+    if code.co_filename == _RUNPY:
+        return called
+    return f"{file}, line {frame.f_lineno}" if code.co_name == "<module>" else f"{code.co_name}() ({file})"
 
 
 def _call(frames: list[types.FrameType], communication: tuple[str, ...]) -> str:
