@@ -62,6 +62,10 @@ class UsageSampler:
             return ""
         return "traced" if self._used[number][0].state == "t" else "stopped"
 
+    def cpu_s(self, number: int) -> float:
+        """Return the processor time that a rank had used when it was last sampled."""
+        return self._used[number][0].cpu_s if number in self._used else 0.0
+
     def is_on_processor(self, number: int) -> bool:
         """Return whether the rank was running when it was last sampled, rather than waiting for the system."""
         return number in self._used and self._used[number][0].state == "R"

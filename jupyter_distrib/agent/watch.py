@@ -24,6 +24,8 @@ from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, P
 
 FIRST_S = 0.3
 TICK_S = 1.0
+IDLE_SHARE = 0.2
+"""Less than this share of a processor is no work: torch's own threads look for something to do."""
 SILENT_S = 2.0
 """Seconds without an answer after which C code, or too many others, hold up a rank's control thread."""
 DEEP_EVERY = 3
@@ -58,6 +60,8 @@ class Watch:
         self._seen: dict[int, ProbeAnswer] = {}
         self._asked_s: dict[int, float] = {}
         """Time at which each rank was asked something that it has not answered yet."""
+        self._asked_cpu_s: dict[int, float] = {}
+        """Processor time that it had used then."""
         self._ticks = 0
         self._timer: Timer = loop.later(FIRST_S, self._tick)
 
@@ -102,12 +106,21 @@ class Watch:
         if rank is None:
             return RankSighting(rank=number, state="left", seen=self._seen.get(number))
         state = self._state(number)
-        line = None
+        line, silent_s = None, 0.0
         if state == "silent":
+            silent_s = self._idle_s(number)
             frames = exit_info.frames_in(rank.notes.place)
             lines = [frame.line for frame in frames if frame.filename == self._command.cell.filename]
             line = lines[-1] if lines else None
-        return RankSighting(rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line)
+        return RankSighting(
+            rank=number, state=state, pid=rank.pid, seen=self._seen.get(number), line=line, silent_s=silent_s
+        )
+
+    def _idle_s(self, number: int) -> float:
+        """Return how long a silent rank has done nothing; 0 for one that computes, which is no stall."""
+        elapsed_s = time.monotonic() - self._asked_s[number]
+        used_s = self._sampler.cpu_s(number) - self._asked_cpu_s[number]
+        return elapsed_s if used_s < IDLE_SHARE * elapsed_s else 0.0
 
     def _state(self, number: int) -> str:
         if halt := self._sampler.halt_of(number):
@@ -120,7 +133,7 @@ class Watch:
         match self._state(number):
             case "running":
                 if number not in self._asked_s:
-                    self._asked_s[number] = time.monotonic()
+                    self._asked_s[number], self._asked_cpu_s[number] = time.monotonic(), self._sampler.cpu_s(number)
                     rank.post(Probe(run=self._command.run, deep=deep))
             case "silent" if self._sampler.is_on_processor(number) and (deep or is_suspicious(self._others(number))):
                 # Not when C code waits for the system: the signal would end some of those waits early.

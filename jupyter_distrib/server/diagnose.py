@@ -20,6 +20,8 @@ STALL_S = 5.0
 """Waiting this long in one place is worth telling."""
 ALL_THERE_S = 30.0
 """The same if every rank has come, and only the data is under way."""
+LOCKED_S = 10.0
+"""Silent for this long, and idle, a rank is told of though nobody waits for it."""
 _IDLE_S = 3.0
 _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 """Collectives to which every rank must give tensors of one shape and type."""
@@ -66,6 +68,8 @@ def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | 
     scene = _Scene(looks=looks, source=source)
     told = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
     told += [sentence for ranks in scene.consensus() for sentence in scene.tell(ranks)]
+    if not scene.waits:  # else it is told beside those that wait for it
+        told += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
     if not told:
         return None
     if scene.is_circle():
@@ -73,7 +77,10 @@ def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | 
     return Diagnosis(
         text=" ".join(dict.fromkeys(told)),
         places=tuple(scene.place(look) for look in looks),
-        waited_s=max((_unmoved_s(scene.by_rank[rank]) for rank in scene.waits), default=0.0),
+        waited_s=max(
+            [*(_unmoved_s(scene.by_rank[rank]) for rank in scene.waits), *(look.silent_s for look in looks)],
+            default=0.0,
+        ),
     )
 
 
@@ -234,6 +241,12 @@ def _stopped(look: RankSighting) -> str:
     if look.state == "traced":
         return f"Rank {look.rank} (pid {look.pid}) is held by a debugger."
     return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` lets it go on."
+
+
+def _locked(look: RankSighting) -> str:
+    line = _at(look)
+    seen = "" if line is None else f" (seen last at line {line})"
+    return f"Rank {look.rank} does nothing, in C code that does not let go of Python's lock{seen}."
 
 
 def _has_been(look: RankSighting, wait: _Wait) -> bool:

@@ -200,3 +200,15 @@ def test_a_rank_that_does_not_answer_is_to_blame_only_if_others_wait() -> None:
 def test_a_rank_that_called_it_without_waiting_is_not_missed() -> None:
     gone_on = look(0, seen(0, unmoved_s=0.1, groups=(group(2),)))
     assert str(text(gone_on, waits(1), computes(2))).startswith("Rank 2 has not reached all_reduce #2")
+
+
+def test_a_rank_that_does_nothing_with_pythons_lock_is_told_of_though_nobody_waits() -> None:
+    def silent(silent_s: float) -> RankSighting:
+        return RankSighting(rank=1, state="silent", pid=4001, seen=seen(1, line=4), silent_s=silent_s)
+
+    told = diagnose([look(0, state="left"), silent(12.0)])
+
+    assert told is not None
+    assert told.text == "Rank 1 does nothing, in C code that does not let go of Python's lock (seen last at line 4)."
+    assert told.waited_s == 12.0
+    assert diagnose([look(0, state="left"), silent(9.0)]) is None

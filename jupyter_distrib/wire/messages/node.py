@@ -43,6 +43,8 @@ class RankSighting:
     """The rank's last answer to a probe."""
     line: int | None = None
     """The line where a silent rank is now."""
+    silent_s: float = 0.0
+    """Seconds that a rank has been silent and has done nothing; 0 for one that computes."""
 
 
 @message
