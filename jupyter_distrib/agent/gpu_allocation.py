@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import resource
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,9 @@ from jupyter_distrib.wire.messages import Hello, WorkerGroupClosed
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
 """Descriptors of a rank while it starts: both ends of its link and of two pipes; half of them later."""
+
+FIRST_CELL_S = 1.0
+"""Seconds in which ranks that are up are left to the notebook that has asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,9 @@ class Busy:
 
     reason: str
     """Who has them, and since when."""
-    soon: bool
-    """Whether ranks that are about to leave have enough of them."""
+    soon_s: float
+    """Seconds within which it shows whether there are enough: others are about to leave, or their first cell to come;
+    0: waiting that long does not help."""
 
 
 class GpuAllocation:
@@ -59,19 +63,19 @@ class GpuAllocation:
         self.given_back = 0
         """How often GPUs have been given back: what was read of their use before counts ranks that have gone."""
 
-    def take(self, choice: Choice, hello: Hello, leaving: Collection[Gpu] = ()) -> Allotted | Busy:
+    def take(self, choice: Choice, hello: Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
         """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
         nothing.
 
         Args:
             choice: What will do.
             hello: Who wants them.
-            leaving: GPUs of ranks that have been told to leave.
+            leaving: GPUs of ranks that have been told to leave, and how long that may take.
         """
         for fitting in choice.alternatives:
             taken = self._free(fitting, choice.size, hello.label)
             missing = choice.size - len(taken)
-            in_use = missing - len(set(leaving) & set(fitting))
+            in_use = missing - len(leaving.keys() & set(fitting))
             made_room = in_use > 0 and self._make_room(fitting, in_use, hello.label)
             if made_room:
                 taken += self._free(fitting, missing, hello.label)
@@ -79,9 +83,10 @@ class GpuAllocation:
                 gpus = tuple(sorted(taken, key=fitting.index))
                 return Allotted(gpus=gpus, notes=tuple(filter(None, (others_told(gpu, hello) for gpu in gpus))))
             self._untake(taken)
-            if made_room or in_use <= 0:
-                return Busy(reason=self._taken_told(choice), soon=True)
-        return Busy(reason=self._taken_told(choice), soon=False)
+            if made_room or in_use <= self._undecided(fitting):
+                soon_s = [leaving[gpu] for gpu in fitting if gpu in leaving]
+                return Busy(reason=self._taken_told(choice), soon_s=max([FIRST_CELL_S, *soon_s]))
+        return Busy(reason=self._taken_told(choice), soon_s=0.0)
 
     def give_back(self, gpus: Iterable[Gpu]) -> None:
         self.given_back += 1
@@ -116,7 +121,7 @@ class GpuAllocation:
 
     def _make_room(self, fitting: Sequence[Gpu], missing: int, label: str) -> bool:
         """End idle worker groups that keep nothing, if that gives so many more GPUs; no more groups than need be."""
-        held = {group: len(set(group.gpus) & set(fitting)) for group in self._groups if group.idle and not group.kept}
+        held = {group: len(set(group.gpus) & set(fitting)) for group in self._groups if self._yields(group)}
         if sum(held.values()) < missing:
             return False
         for group in sorted((group for group in held if held[group]), key=lambda group: -held[group]):
@@ -125,6 +130,21 @@ class GpuAllocation:
                 self._end(group)
                 group.tell(WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
         return True
+
+    def _undecided(self, fitting: Sequence[Gpu]) -> int:
+        """Count the GPUs that may be free when the first cell of some worker groups has come; 0 if there are none."""
+        new = {gpu for group in self._groups if self._is_new(group) for gpu in group.gpus} & set(fitting)
+        idle = {gpu for group in self._groups if self._yields(group) for gpu in group.gpus} & set(fitting)
+        return len(new | idle) if new else 0
+
+    def _yields(self, group: NodeWorkerGroup) -> bool:
+        """Tell whether a worker group makes room for others."""
+        return group.idle and not group.kept and not self._is_new(group)
+
+    def _is_new(self, group: NodeWorkerGroup) -> bool:
+        """Tell whether the first cell of a worker group is still to come: its notebook waits for the ranks."""
+        age_s = min((self._leases.age_s(gpu) for gpu in group.gpus), default=FIRST_CELL_S)
+        return group.idle and not group.ran_s and (group.ranks.starting or age_s < FIRST_CELL_S)
 
     def _taken_told(self, choice: Choice) -> str:
         """Say who has the GPUs of the first alternative."""

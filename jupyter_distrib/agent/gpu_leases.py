@@ -58,8 +58,10 @@ class Leases:
             self._loop.watch(held[0].fileno(), None)
             held[0].close()
 
-    def holds(self, gpu: Gpu) -> bool:
-        return gpu.uuid in self._held
+    def age_s(self, gpu: Gpu) -> float:
+        """Return for how long this agent has had a GPU; 0 if it has not."""
+        held = self._held.get(gpu.uuid)
+        return time.time() - json.loads(held[1])["since"] if held else 0.0
 
     def holder(self, gpu: Gpu) -> str:
         """Return who holds a GPU and since when, as far as that is known; empty if nobody does."""

@@ -175,16 +175,14 @@ class Agent:
         if not choice.alternatives:
             return self._open_with(client, command, choice)
         assert client.hello is not None
-        leaving = self._leaving()
-        match self._gpu_allocation.take(choice, client.hello, leaving):
+        match self._gpu_allocation.take(choice, client.hello, self._leaving()):
             case Allotted(gpus=gpus, notes=notes):
                 return self._open_with(client, command, replace(choice, notes=(*choice.notes, *notes)), gpus)
             case Busy() as busy:
-                soon_s = max(self._leaving().values(), default=0.0) if busy.soon else 0.0
-                wait_s = max(command.wait_s, soon_s)
+                wait_s = max(command.wait_s, busy.soon_s)
                 if not wait_s:
                     return self._refuse(client, command, busy.reason)
-                return self._waiting.add(client, replace(command, wait_s=wait_s), "" if busy.soon else busy.reason)
+                return self._waiting.add(client, replace(command, wait_s=wait_s), "" if busy.soon_s else busy.reason)
 
     def _refuse(self, client: KernelClient, command: OpenWorkerGroup, reason: str) -> None:
         self._waiting.over(command.group)

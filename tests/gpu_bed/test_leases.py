@@ -6,6 +6,7 @@ import ast
 
 from tests.gpu_bed import GpuBed
 from tests.notebook import Outcome
+from tests.processes import wait_until
 
 WHERE = "import os, torch\n(os.getpid(), str(device))"
 
@@ -55,6 +56,20 @@ def test_idle_ranks_of_another_notebook_yield(bed: GpuBed) -> None:
         taken = pids(second.cell(f"%%distributed --gpus 8\n{WHERE}"))
 
         assert bed.ranks_are(taken)
+
+
+def test_ranks_that_are_still_starting_are_left_to_their_notebook(bed: GpuBed) -> None:
+    bed.state["set_device"]["seconds"] = 1.0
+    bed.write()
+    with bed.notebook() as first, bed.notebook() as second:
+        first.start(f"%%distributed --gpus 8\nprint('it has begun')\nimport signal\nsignal.pause()\n{WHERE}")
+        assert wait_until(lambda: [answer for answer in bed.status() if answer["groups"]])
+        refused = second.fails("%%distributed --gpus 8\n1")
+        first.until("it has begun")
+        first.interrupt()
+
+        assert "(run " in refused.evalue
+        assert first.finish().ename == "KeyboardInterrupt"
 
 
 def test_ranks_that_leave_and_idle_ones_of_another_notebook_make_room_together(bed: GpuBed) -> None:
