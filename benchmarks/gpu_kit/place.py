@@ -21,6 +21,9 @@ ON_PATH = Path(__file__).resolve().parent / "on_path"
 MARK = "GPU_KIT_STEP"
 """The variable by which everything that a step starts is known."""
 GIB = 1 << 30
+NO_NCCL = "NCCL does not take two ranks on one GPU here"
+"""Begins the reason for which steps are left out; once it is known, `NO_NCCL_KNOWN` tells it to the steps behind."""
+NO_NCCL_KNOWN = "GPU_KIT_NO_NCCL"
 Backend = Literal["gloo", "nccl"]
 PID = "import os\nos.getpid()"
 
@@ -119,9 +122,11 @@ class Place:
             first.append(Path(own["PYTHONPATH"].split(os.pathsep)[0]))
             out["CUDA_GPU_BED"] = own["CUDA_GPU_BED"]
         elif self.on_gpu and not all_gpus:
-            out["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+            uuid = self.gpus[0].uuid
+            out["CUDA_VISIBLE_DEVICES"] = f"{uuid},{uuid}#2" if twice else uuid
+            out["GPU_KIT_GPU"] = uuid
         if twice and self.where != "cpu":
-            out["GPU_KIT_TWICE"] = twice
+            out |= {"GPU_KIT_TWICE": twice, "NCCL_NET": "Socket", "NCCL_MNNVL_ENABLE": "0", "NCCL_IB_DISABLE": "1"}
         path = [*map(str, first), str(ROOT), os.environ.get("PYTHONPATH", "")]
         return {**out, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
 

@@ -90,7 +90,8 @@ def _plain(group: Group, backend: Backend) -> list[list[float]]:
             "NCCL_SOCKET_IFNAME": "lo",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        env |= {"NCCL_HOSTID": f"kit{rank}", "NCCL_IB_DISABLE": "1"} if group.twice else {}
+        if group.twice and place.on_gpu:
+            env |= {"NCCL_HOSTID": f"kit{rank}", "CUDA_VISIBLE_DEVICES": place.gpus[0].uuid}
         command = [sys.executable, "-m", "benchmarks.gpu_kit.models", backend, str(store), device]
         running.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True))
     out = []
@@ -251,6 +252,7 @@ TESTS = ("tests/product/test_gpu.py", "tests/serialization/test_tensors.py")
 @step("K19", "the tests that need a GPU pass", limit_s=120, without_gpu=None)
 def tests(place: Place, find: Findings) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *TESTS]
+    command += ["-W", "ignore:Failed to initialize NumPy"]  # a machine need not have it
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
     find.that("pytest -m gpu", done.returncode == 0, lines[-1])

@@ -5,6 +5,7 @@ and torch say there, never the package.
                          ranks are ordered to `cuda:0`. What they would do with nccl they do with gloo.
     GPU_KIT_TWICE=nccl   the same, and each rank tells NCCL that it is a host of its own (NCCL_HOSTID). NCCL then passes
                          its check for one GPU given twice, and goes over sockets.
+    GPU_KIT_GPU=UUID     the GPU that is told twice, if not the first
     GPU_KIT_NVML=memory  NVML does not tell the memory, as on GB10
     GPU_KIT_NVML=lost    NVML tells one more GPU, which is lost
     GPU_KIT_BROKEN=FILE  `set_device` fails in a rank as long as this file is there
@@ -43,11 +44,12 @@ def is_program(module: str) -> bool:
 
 
 def tell_twice(nvml: Any) -> None:
-    """Have NVML tell its first GPU twice, and no other."""
+    """Have NVML tell one GPU twice, and no other."""
     by_index, by_uuid, uuid_of = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID, nvml.nvmlDeviceGetUUID
 
     def handle(index: int) -> Any:
-        found = by_index(0)
+        chosen = os.environ.get("GPU_KIT_GPU")
+        found = by_uuid(chosen) if chosen else by_index(0)
         found.gpu_kit_second = index == 1
         return found
 
@@ -117,13 +119,19 @@ def share_the_gpu(backend: str) -> None:
     init = distributed_c10d.init_process_group
 
     def shared(given: str | None = None, *args: Any, **keywords: Any) -> Any:
-        os.environ["NCCL_HOSTID"] = f"kit{os.environ.get('RANK', os.getpid())}"
-        os.environ.setdefault("NCCL_IB_DISABLE", "1")
         if backend == "gloo" and given is not None:
             given = given.replace("nccl", "gloo")
         return init(given, *args, **keywords)
 
     dist.init_process_group = distributed_c10d.init_process_group = shared
+
+
+def be_hosts_of_their_own() -> None:
+    """Have each rank tell NCCL that it is a host, in every cell: communicators are made by the first collective."""
+    from jupyter_distrib.worker import identity
+
+    environment = identity.environment
+    identity.environment = lambda: {**environment(), "NCCL_HOSTID": f"kit{identity.rank()}"}
 
 
 def break_at(path: Path, set_device: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -149,6 +157,7 @@ def main() -> None:
     if is_program("jupyter_distrib.worker.forkserver") or is_program("jupyter_distrib.worker.standalone"):
         if twice:
             share_the_gpu(twice)
+            be_hosts_of_their_own()
         if broken:
             import torch
 

@@ -1,0 +1,62 @@
+"""Figures of which nothing is asked: what starting, NCCL and the driver cost here."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from benchmarks.gpu_kit.place import PID, Book, Place
+from benchmarks.gpu_kit.step import Findings, step
+from benchmarks.gpu_kit.steps_stop import MEET
+
+MB = 1 << 20
+
+
+@step("M1", "what it costs: a rank's start, a process group, the driver", limit_s=60, without_gpu="cpu")
+def costs(place: Place, find: Findings) -> None:
+    before = place.used_bytes() if place.on_gpu else 0
+    one, group = place.ranks(), f"{place.ranks()} --strategy ddp"
+    with place.notebook() as book:
+        book.settled(one)
+        started_s = [book.ok(f"%%distributed {one} --fresh\nNone").wall_s for _ in range(5)]
+        find.figure("a cell on fresh ranks", _spread(started_s))
+        warm_s = [book.ok(f"%%distributed {one}\nNone").wall_s for _ in range(30)]
+        find.figure("a cell on warm ranks", _spread(warm_s))
+        bare = _used(place, before)
+        first_s = book.ok(f"%%distributed {group}\n{MEET}").wall_s
+        find.figure("the first collective", f"{first_s:.2f} s")
+        met_s = [book.ok(f"%%distributed {group}\n{MEET}").wall_s for _ in range(10)]
+        find.figure("the next ones", _spread(met_s))
+        find.figure("GPU memory: bare, with a process group", f"{bare}, {_used(place, before)} MB")
+        again_s = [_regrouped(book, group) for _ in range(3)]
+        find.figure("the first collective after a cell that failed", _spread(again_s))
+        find.figure("GPU memory after three of them", f"{_used(place, before)} MB")
+        find.that("all of it ran", len(book.values(one, PID)) == 1)
+    if place.on_gpu:
+        find.figure("nvmlInit and a look at all GPUs", f"{1e3 * _nvml_s():.1f} ms")
+
+
+def _regrouped(book: Book, group: str) -> float:
+    book.fails(f"%%distributed {group}\nraise ValueError")
+    return book.ok(f"%%distributed {group}\n{MEET}").wall_s
+
+
+def _used(place: Place, before: int) -> str:
+    return f"{(place.used_bytes() - before) / MB:.0f}" if place.on_gpu else "none"
+
+
+def _nvml_s() -> float:
+    import pynvml
+
+    began_s = time.monotonic()
+    pynvml.nvmlInit()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+    pynvml.nvmlShutdown()
+    return time.monotonic() - began_s
+
+
+def _spread(times_s: list[float]) -> str:
+    return (
+        f"{1e3 * min(times_s):.1f} ms (median {1e3 * statistics.median(times_s):.1f}, worst {1e3 * max(times_s):.1f})"
+    )
