@@ -20,8 +20,8 @@ import { LiveViews } from './live.js';
 import { Home, Model } from './model.js';
 import { COMMANDS, DistributedPanel, Doer, Log, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
-import { Pool, Settled } from './protocol.js';
-import { repair, replaceLive } from './repair.js';
+import { Pool, Run, Settled } from './protocol.js';
+import { repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
 import { running } from './running.js';
 import * as view from './view.js';
 
@@ -300,7 +300,8 @@ function catchStops(doer: Doer): void {
   });
 }
 
-function repairOutputs({ model, t }: Doer, options: Options): void {
+function repairOutputs(doer: Doer, options: Options): void {
+  const { model, t } = doer;
   const live = new LiveViews(model, () => options.repairOutputs);
   const seen = new WeakSet<KernelLink>();
   const mend = async (home: Home, settled: Settled): Promise<void> => {
@@ -312,6 +313,7 @@ function repairOutputs({ model, t }: Doer, options: Options): void {
     live.end(home, runs);
   };
   const unsaved = tellOfSaving(model);
+  const showAndSave = savedViews(doer);
   model.settled.connect((_, { home, settled }) => void mend(home, settled));
   model.broken.connect((_, { home, runs }) => {
     if (options.repairOutputs && home instanceof NotebookPanel) {
@@ -326,8 +328,33 @@ function repairOutputs({ model, t }: Doer, options: Options): void {
         // What ended while no page was open, or while this one was being loaded.
         void link.request({ op: 'settled' }).then(({ settled }) => settled?.forEach(each => void mend(home, each)), () => undefined);
       }
+      if (home instanceof NotebookPanel && options.repairOutputs) {
+        showAndSave(home, link);
+      }
     }
   });
+}
+
+/** Once for each kernel and notebook: views of runs that the kernel does not know show what was saved; others are saved. */
+function savedViews({ model, t }: Doer): (home: NotebookPanel, link: KernelLink) => void {
+  const looked = new WeakSet<KernelLink>();
+  const saving = new WeakSet<NotebookPanel>();
+  return (home, link) => {
+    const goingOn = (run: string): Run | undefined =>
+      model.linkOf(home)?.overview?.runs.find(each => each.run === run && each.elapsed_s === null);
+    const absent = link.state === 'absent' && link.kernel.status === 'idle';
+    if ((link.overview || absent) && !looked.has(link)) {
+      looked.add(link);
+      void showSaved(home, run => goingOn(run) !== undefined);
+    }
+    if (!saving.has(home)) {
+      saving.add(home);
+      saveLastSeen(home, run => {
+        const seen = goingOn(run);
+        return seen ? view.seenWhenSaved(seen, model.linkOf(home)?.nowS() ?? Date.now() / 1000, t) : null;
+      });
+    }
+  };
 }
 
 /** Have each kernel forget what stands in the notebook's file; returns the runs whose views will stand there next. */

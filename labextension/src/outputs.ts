@@ -18,6 +18,27 @@ export function isLive(output: OutputLike, { run, model }: Pick<SettledView, 'ru
   return (mark(output).run === run && mark(output).settled !== true) || (model !== '' && there.model_id === model);
 }
 
+/** The run whose live view this is; null for any other output. */
+function liveRun(output: OutputLike): string | null {
+  return mark(output).settled === true ? null : (mark(output).run ?? null);
+}
+
+/** A live view that is dead, as it was saved: without the widget, which no kernel has any more. The same output otherwise. */
+export function withoutDead(output: OutputLike, goesOn: (run: string) => boolean): OutputLike {
+  const run = liveRun(output);
+  if (run === null || goesOn(run) || !output.data || !(WIDGET in output.data)) {
+    return output;
+  }
+  return { ...output, data: Object.fromEntries(Object.entries(output.data).filter(([kind]) => kind !== WIDGET)) };
+}
+
+/** A live view with what was seen last of its run, for front ends that do not find the widget. The same output otherwise. */
+export function withLastSeen(output: OutputLike, lastSeen: (run: string) => OutputLike | null): OutputLike {
+  const run = liveRun(output);
+  const seen = run === null ? null : lastSeen(run);
+  return seen ? { ...output, data: { ...output.data, ...seen.data } } : output;
+}
+
 /**
  * What a cell should show.
  *

@@ -10,7 +10,7 @@ import { NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { IOutput } from '@jupyterlab/nbformat';
 import { ISharedCodeCell } from '@jupyter/ydoc';
 
-import { isLive, mended } from './outputs.js';
+import { isLive, mended, withLastSeen, withoutDead } from './outputs.js';
 import { OutputLike, Settled, SettledView } from './protocol.js';
 
 /** What came on the ordinary way is in the cell by then. */
@@ -32,6 +32,33 @@ export function replaceLive(panel: NotebookPanel, view: SettledView, cell: strin
       }
     }
   }
+}
+
+/** Have views of runs that no kernel knows show what they were saved with, and no error about a widget. */
+export async function showSaved(panel: NotebookPanel, goesOn: (run: string) => boolean): Promise<void> {
+  await panel.context.ready;
+  for (const each of panel.isDisposed ? [] : (panel.content.model?.sharedModel.cells ?? [])) {
+    if (each.cell_type === 'code') {
+      const outputs = (each as ISharedCodeCell).getOutputs() as OutputLike[];
+      const wanted = outputs.map(output => withoutDead(output, goesOn));
+      if (wanted.some((output, index) => output !== outputs[index])) {
+        write(each as ISharedCodeCell, wanted);
+      }
+    }
+  }
+}
+
+/** Have the file hold what was seen last of a run that goes on while it is saved; what the page shows stays as it is. */
+export function saveLastSeen(panel: NotebookPanel, lastSeen: (run: string) => OutputLike | null): void {
+  const model = panel.context.model;
+  const toJSON = model.toJSON.bind(model);
+  model.toJSON = () => {
+    const content = toJSON() as unknown as { cells: { outputs?: OutputLike[] }[] };
+    const cells = content.cells.map(cell =>
+      cell.outputs ? { ...cell, outputs: cell.outputs.map(output => withLastSeen(output, lastSeen)) } : cell
+    );
+    return { ...content, cells } as unknown as ReturnType<typeof toJSON>;
+  };
 }
 
 function write(cell: ISharedCodeCell, outputs: OutputLike[]): void {

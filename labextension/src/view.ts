@@ -255,10 +255,20 @@ export function currentRun(overview: Overview | null): Run | null {
 
 /** What a cell shows of a run whose kernel has ended in the middle of it, as an output of a notebook file. */
 export function lastSeen(run: Run, nowS: number, t: Say): OutputLike {
-  const row = runRow(run, nowS, t);
   const went = run.detached
     ? t('The kernel has ended. The run goes on: %distributed_attach %1 shows it.', run.run)
     : t('The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.');
+  return seen(run, nowS, went, t);
+}
+
+/** What a notebook file that is saved in the middle of a run holds of it. */
+export function seenWhenSaved(run: Run, nowS: number, t: Say): OutputLike {
+  const time = new Date(1000 * nowS).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  return seen(run, nowS, t('The run was going on when the notebook was saved. It was seen last at %1.', time), t);
+}
+
+function seen(run: Run, nowS: number, went: string, t: Say): OutputLike {
+  const row = runRow(run, nowS, t);
   const lines = [`${row.facts} · ${row.time}`, went, row.progress, row.detail].filter(Boolean);
   const members = run.members.map(({ rank, state, device }) => [t('rank %1', rank), stateName(state, t), device]);
   const cells = (tag: string, texts: string[]): string => texts.map(text => `<${tag}>${escape(text)}</${tag}>`).join('');

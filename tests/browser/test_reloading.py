@@ -110,7 +110,11 @@ def test_the_live_view_is_back_in_its_cell_after_each_reload(
         lab.dark()
         lab.shoot(f"{name}-dark")
     in_file = nbformat.read(lab.path, as_version=4).cells[1].outputs
-    assert lab.save().cells[1].outputs == in_file  # nothing of it gets into the notebook
+    saved_now = lab.save().cells[1].outputs
+    assert [each.metadata for each in saved_now] == [
+        each.metadata for each in in_file
+    ]  # nothing of it gets into the notebook
+    assert all("It was seen last at" in each["data"]["text/plain"] for each in saved_now)
     enough.touch()
     is_settled(lab, 1)
 
@@ -288,3 +292,27 @@ def test_a_cell_whose_kernel_has_ended_in_mid_run_says_so(open_notebook: Open, e
     expect(lab.output(1).locator(".jd-run")).to_have_count(0)
     (left,) = [each for each in lab.save().cells[1].outputs if each.output_type == "display_data"]
     assert left["data"].keys() == {"text/plain", "text/html"}
+
+
+def test_a_notebook_saved_in_mid_run_tells_what_was_seen_last_when_its_kernel_has_gone(
+    open_notebook: Open, enough: Path
+) -> None:
+    lab = open_notebook(until(TALKING, enough))
+    panel = lab.panel()
+    lab.run(1)
+    moves(lab, 1)
+    expect(panel.locator(".jp-Distributed-run").first).to_contain_text("running")
+    (view,) = lab.save().cells[1].outputs
+    assert "It was seen last at" in view["data"]["text/plain"]
+    moves(lab, 1)  # what the page shows is as it was
+    convert = [sys.executable, "-m", "nbconvert", "--to", "html", "--stdout", str(lab.path)]
+    assert "It was seen last at" in subprocess.run(convert, capture_output=True, text=True, check=True).stdout
+
+    lab.leave()
+    lab.server.end_kernels()
+    lab.open()
+    expect(lab.output(1)).to_contain_text("It was seen last at")
+    expect(lab.output(1)).to_contain_text("rank 1")
+    assert "model not found" not in lab.page.content()
+    assert "Error displaying widget" not in lab.page.content()
+    lab.shoot("saved-in-mid-run")

@@ -53,20 +53,63 @@ _NO_WIDGETS = (
 )
 
 
+class Bell:
+    """Wakes the thread that waits; rung in any other thread, once until it has looked."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rung = False
+
+    def ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            self._rings.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        with suppress(queue.Empty):
+            interrupts.take(self._rings, timeout_s)
+        self._rung = False
+
+
+class CellDisplay:
+    """The display of one run under its cell, which is drawn over again and again."""
+
+    def __init__(self, run: str) -> None:
+        self.data: dict[str, Any] = {}
+        """The last bundle that was put."""
+        self.metadata: dict[str, Any] = {}
+        self._run = run
+        self._handle: Any = None
+
+    @property
+    def exists(self) -> bool:
+        return self._handle is not None
+
+    def put(self, bundle: dict[str, Any], *, settled: bool) -> None:
+        """Show this bundle in place of the last one; nothing happens if it is empty, or the same."""
+        metadata = cell_outputs.marked(self._run, settled=settled)
+        if not bundle or (bundle, metadata) == (self.data, self.metadata):
+            return
+        self.data, self.metadata = bundle, metadata
+        if self._handle is None:
+            self._handle = display(  # type: ignore[no-untyped-call]  # IPython has no types here
+                bundle, metadata=metadata, raw=True, display_id=True
+            )
+        else:
+            self._handle.update(bundle, metadata=metadata, raw=True)
+
+
 class LiveView(View):
     """The view of one run. Made in the thread that executes the cell."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._handle: Any = None
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._rung = False
+        self._display = CellDisplay(run.id)
+        self._bell = Bell()
         self._again_s = 0.0
         """Without news: how soon to be drawn again."""
         self._next_s = 0.0
         self._changes = -1
-        self._shown: dict[str, str] = {}
-        self._metadata: dict[str, Any] = {}
         self._streamed = 0
         self._widget: RunWidget | None = None
         self._pieces = StateDelta(run.pool)
@@ -88,15 +131,12 @@ class LiveView(View):
         return self
 
     def observe(self, event: RunEvent, record: RunRecord) -> None:
-        """Wake the thread that waits, once until it has looked."""
-        if not self._rung and not isinstance(event, _QUIET):
-            self._rung = True
-            self._bell.put(None)
+        """Wake the thread that waits, if there is something to be seen."""
+        if not isinstance(event, _QUIET):
+            self._bell.ring()
 
     def wait_for_news(self) -> None:
-        with suppress(queue.Empty):
-            interrupts.take(self._bell, self._again_s)
-        self._rung = False
+        self._bell.wait(self._again_s)
 
     def draw(self, record: RunRecord, elapsed_s: float) -> None:
         self._again_s = self._draw_if_due(record, elapsed_s)
@@ -128,10 +168,10 @@ class LiveView(View):
         if show == self._stream:
             self._stream(record, elapsed_s)
             return
-        self._put(self._bundle(record, elapsed_s, shown=self._handle is not None))
-        if self._handle is not None:
+        self._put(self._bundle(record, elapsed_s, shown=self._display.exists))
+        if self._display.exists:
             model = self._widget.model_id if self._widget is not None else ""
-            bridge.settle(self._run, self._shown, self._metadata, model_id=model, place=self._place)
+            bridge.settle(self._run, self._display.data, self._display.metadata, model_id=model, place=self._place)
         if self._widget is not None:
             with suppress(Exception):  # as in `_try`, but for the last time
                 self._send()  # pages that draw it by themselves keep it until the cell ends
@@ -152,16 +192,7 @@ class LiveView(View):
         )
 
     def _put(self, bundle: dict[str, Any]) -> None:
-        metadata = cell_outputs.marked(self._run.id, settled=self._run.record.ended)
-        if not bundle or (bundle, metadata) == (self._shown, self._metadata):
-            return
-        self._shown, self._metadata = bundle, metadata
-        if self._handle is None:
-            self._handle = display(  # type: ignore[no-untyped-call]  # IPython has no types here
-                bundle, metadata=metadata, raw=True, display_id=True
-            )
-        else:
-            self._handle.update(bundle, metadata=metadata, raw=True)
+        self._display.put(bundle, settled=self._run.record.ended)
 
     # ------------------------------------------------------------------------------------------------ the widget
 

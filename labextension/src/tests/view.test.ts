@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-import { isLive, isSettled, mended } from '../outputs.js';
+import { isLive, isSettled, mended, withLastSeen, withoutDead } from '../outputs.js';
 import { Gpu, Member, OutputLike, Overview, Pool, PROTOCOL, Run, Settled, SettledView } from '../protocol.js';
 import * as view from '../view.js';
 
@@ -207,6 +207,21 @@ test('an output is known by its mark or by the model of its widget', () => {
   assert.ok(!isLive(first, settledView('r-1')));
   assert.ok(isLive({ data: { 'application/vnd.jupyter.widget-view+json': { model_id: 'model of r-1' } } }, settledView('r-1')));
   assert.ok(!isLive({ data: { 'text/plain': 'x' } }, settledView('r-1')));
+});
+
+test('a view that no kernel has is shown as it was saved, and a file holds what was seen last', () => {
+  const widget = { 'application/vnd.jupyter.widget-view+json': { model_id: 'm' } };
+  const live = { ...shown('r-1', false), data: { ...widget, 'text/html': 'first' } };
+  assert.deepEqual(withoutDead(live, () => false).data, { 'text/html': 'first' });
+  for (const [output, goesOn] of [[live, true], [first, false], [print, false]] as [OutputLike, boolean][]) {
+    assert.equal(withoutDead(output, () => goesOn), output);
+  }
+  const last = withLastSeen(live, name => view.seenWhenSaved(run({ run: name }), 1041, t));
+  assert.deepEqual(Object.keys(last.data ?? {}), ['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']);
+  assert.match(String(last.data?.['text/plain']), /seen last at \d+:\d+/);
+  assert.deepEqual(last.metadata, live.metadata);
+  assert.equal(withLastSeen(live, () => null), live);
+  assert.equal(withLastSeen(first, () => last), first);
 });
 
 test('a page that was not there gets all views of the cell and its outcome, and keeps what it has', () => {
