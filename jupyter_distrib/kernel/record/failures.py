@@ -261,7 +261,7 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
     if frames := user_frames(root.exit.frames):
         lines += ["It was here:", *frame_lines(frames, source_of, paint)]
     if root.exit.last_lines:
-        lines += ["The last it wrote to standard error:"]
+        lines += ["The last lines that it wrote to standard error:"]
         lines += [f"    {clipped(text, 500)}" for text in root.exit.last_lines[-LAST_LINES:]]
     return _dressed(RankLost(message), [*lines, *_others(record, {root.rank})], root.rank, record)
 
