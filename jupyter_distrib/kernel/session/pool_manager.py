@@ -244,7 +244,7 @@ def _request(options: Options, connection: Connection) -> GroupRequest:
     size = options.size
     # Nodes with GPUs may join a cluster.
     may_come = size.count is not None and connection.remote and (bool(options.wait_s) or not connection.groups)
-    refuses = size.count is not None and connection.gpus.broken
+    refuses = bool(size.gpu_type) or (size.count is not None and connection.gpus.broken)
     if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
         size = size.on_cpus()
     has_gpus = size.gpus and connection.gpus.exist is not False and not connection.remote
