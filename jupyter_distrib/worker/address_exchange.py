@@ -40,13 +40,13 @@ class PlainGroups:
         self._run, self._exchanges, self.apart = run, 0, False
 
     def tidy(self) -> None:
-        """Nothing is left of an exchange."""
+        """Do nothing: an exchange leaves nothing behind."""
 
     def sequence(self) -> int:
         return -1
 
     def abort(self, then: Callable[[], None]) -> None:
-        """Cut sockets free every wait."""
+        """Call `then` at once: cut sockets free every wait."""
         then()
 
     def wait_s(self) -> float:

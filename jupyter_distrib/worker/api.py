@@ -12,8 +12,8 @@ from jupyter_distrib.worker import identity
 
 
 def prepare(*objects: Any) -> Any:
-    """Models, optimizers, schedulers and data loaders, made ready for the strategy of this run; outside a run, as they
-    are.
+    """Return models, optimizers, schedulers and data loaders, ready for the strategy of this run; outside a run, as
+    they are.
 
     Under `--strategy ddp` a model is replicated in place (it stays the object it is), moved to the rank's device, and a
     loader is replaced by one over the rank's share of the dataset, shuffled anew in every epoch. Several objects come
@@ -30,7 +30,7 @@ def prepare(*objects: Any) -> Any:
 
 
 def total(*values: Any) -> Any:
-    """Numbers or tensors of an evaluation, summed over all ranks; one value comes back as itself.
+    """Return numbers or tensors of an evaluation, summed over all ranks; one value comes back as itself.
 
     Only with `--shard-eval` does each rank evaluate a share of the data; else, and outside a run, every rank has
     evaluated all of it and the values come back as they are. So the same cell is right in all three places:

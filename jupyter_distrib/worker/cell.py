@@ -78,7 +78,7 @@ def _run(coroutine: Any) -> None:
 
 
 def _run_in_new_loop(coroutine: Any) -> None:
-    """`asyncio.run`, but an interrupt that finds the cell waiting tells at which line."""
+    """Do what `asyncio.run` does; an interrupt that finds the cell waiting tells at which line."""
     with asyncio.Runner() as runner:
         try:
             runner.run(coroutine)
@@ -87,14 +87,14 @@ def _run_in_new_loop(coroutine: Any) -> None:
 
 
 def _waiting_at(coroutine: Any) -> types.TracebackType | None:
-    """The stack of a coroutine that waits, which is on no thread's stack; None if it has ended."""
+    """Return the stack of a coroutine that waits, which is on no thread's stack; None if it has ended."""
     if coroutine is None or (frame := getattr(coroutine, "cr_frame", None)) is None:
         return None
     return types.TracebackType(_waiting_at(coroutine.cr_await), frame, frame.f_lasti, frame.f_lineno)
 
 
 def defines_code(namespace: dict[str, object]) -> bool:
-    """Whether functions or classes in it hold it as their globals, so that only the garbage collector can free it."""
+    """Return whether functions or classes in a namespace hold it as their globals: only a collection can free it."""
     code = (types.FunctionType, type)
     return any(isinstance(value, code) and value.__module__ == "__main__" for value in namespace.values())
 

@@ -127,7 +127,7 @@ def display(
     clear: bool = False,
     **keywords: Any,
 ) -> Any:
-    """IPython's `display`, for a rank: the notebook shows it under the rank. Text is printed."""
+    """Show objects as IPython's `display` does: the notebook shows it under the rank. Text is printed."""
     if clear:
         clear_output(wait=True)
     given = secrets.token_hex(8) if display_id is True else display_id or ""
@@ -163,7 +163,7 @@ def publish(
     update: bool = False,
     **_: Any,
 ) -> None:
-    """IPython's `publish_display_data`: a bundle as it is."""
+    """Show a bundle as it is, as IPython's `publish_display_data` does."""
     display_id = str((transient or {}).get("display_id") or "")
     bundle = {kind: _content(value) for kind, value in data.items() if kind not in _NOT_FOR_VIEWS}
     size_bytes = sum(map(len, bundle.values()))
@@ -179,7 +179,7 @@ def publish(
 
 
 def _publish_here(bundle: dict[str, str], metadata: Mapping[str, Any] | None, display_id: str, update: bool) -> None:
-    """In no rank, but in the kernel (the inline pool) or a script."""
+    """Show a bundle outside of a rank: in the kernel (the inline pool) or a script."""
     shell = sys.modules.get("IPython.core.interactiveshell")
     if shell is None or not shell.InteractiveShell.initialized():
         print(bundle.get("text/plain", ""))
@@ -206,7 +206,7 @@ def _json(value: Any) -> str:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, object]:
-    """Only what JSON can carry."""
+    """Return what of it JSON can carry."""
     try:
         plain: dict[str, object] = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError):
@@ -244,7 +244,7 @@ def show_figures() -> None:
 
 
 def close() -> None:
-    """The cell has ended: show its figures, as a notebook does, and send what is left."""
+    """End the display of a cell: show its figures, as a notebook does, and send what is left."""
     global current
     try:
         if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None and pyplot.get_backend() == BACKEND:

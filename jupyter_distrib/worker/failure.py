@@ -46,7 +46,7 @@ def describe(
     groupless: str = ADD_STRATEGY,
     depth: int = 0,
 ) -> Failure:
-    """Everything about the exception that can be told without the object.
+    """Return everything about an exception that can be told without the object.
 
     For `absent` see `Cell`; `groupless` is told of an exception that misses the process group.
     """
@@ -74,7 +74,7 @@ def describe(
 
 
 def groupless(strategy: str, *, everyone: bool) -> str:
-    """Why a cell has no process group, and what to do; empty if it has destroyed its own."""
+    """Return why a cell has no process group, and what to do; empty if it has destroyed its own."""
     if not everyone:
         add = "" if strategy != "none" else " and add --strategy ddp"
         return f"Only some of the ranks run this cell, so it has no process group: leave out --on{add}."
@@ -90,7 +90,7 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
 
 
 def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
-    """Why a name of the cell, or of a function of the notebook, is not on this rank."""
+    """Yield why a name of the cell, or of a function of the notebook, is not on this rank."""
     if isinstance(error, NameError) and (story := absent.get(error.name or "")):
         frames = [tb.tb_frame for tb in _walk(error.__traceback__)]
         if frames and frames[-1].f_globals.get("__name__") == "__main__":
@@ -102,20 +102,20 @@ def type_name(cls: type) -> str:
 
 
 def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The interrupt that an exception is, or that code caught and then ended the program."""
+    """Return the interrupt that an exception is, or that code caught and then ended the program."""
     caught = error.__context__ if isinstance(error, SystemExit) else error
     return caught if isinstance(caught, KeyboardInterrupt) else None
 
 
 def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
-    """Where a rank was when it was stopped, also if code that caught the interrupt has then ended the program."""
+    """Return where a rank was when it was stopped, also if code that caught the interrupt has ended the program."""
     frames = frames_of(error.__traceback__)
     caught = error.__context__ if isinstance(error, SystemExit) else None
     return frames if caught is None else frames + frames_of(caught.__traceback__)
 
 
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
-    """The frames outside this package, outermost first; a very deep stack keeps both its ends."""
+    """Return the frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
     theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(process_environment.OWN)]
     frames = [_frame(tb) for tb in theirs or tracebacks]  # ours only if the mistake is ours

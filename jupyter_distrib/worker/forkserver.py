@@ -52,7 +52,7 @@ def preload(agent_pid: int, preloaded: socket.socket) -> None:
 
 
 def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) -> None:
-    """Fork what is asked for until the agent closes the link; on `fuller` a preloaded forkserver is to serve."""
+    """Fork what is asked for until the agent closes the link; on `preloaded` a preloaded forkserver is to serve."""
     early = preloaded is not None
     local_modules.of_forkserver = local_modules.LocalModules()
     _leave_libraries_in_place()
@@ -106,7 +106,7 @@ def _fork_ranks(
 
 
 def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
-    """Never returns. `gone` is at its end when the helper is."""
+    """Be this rank, and never return. `gone` is at its end when the helper is."""
     try:
         mine = fds[4 * index : 4 * index + 4]
         for fd in fds:

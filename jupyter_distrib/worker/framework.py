@@ -24,7 +24,7 @@ VARIABLE = "JUPYTER_DISTRIB_FRAMEWORK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """How far a device has come with what it was given."""
+    """The progress of a device with what it was given."""
 
     drained: bool = True
     """It has done everything. False: it may wait for another rank, or for ever."""
@@ -33,7 +33,7 @@ class DeviceState:
 
 
 class Groups(Protocol):
-    """How this rank finds the others, and the process groups that it is in."""
+    """The process groups of this rank, and its way to the other ranks."""
 
     apart: bool
     """In this run, this rank is cut off from the others, or will be in a moment."""
@@ -65,7 +65,7 @@ class Groups(Protocol):
 
 
 class Sightings(Protocol):
-    """How far the groups of this process are, for the control thread."""
+    """The progress of the groups of this process, for the control thread."""
 
     communication: tuple[str, ...]
     """Ends of the names of the files in which a rank communicates."""
@@ -113,7 +113,7 @@ class Framework(Protocol):
         """Wait for the device, no longer than this."""
 
     def is_of_device(self, error: BaseException) -> bool:
-        """Whether an exception may tell of a broken device."""
+        """Return whether an exception may tell of a broken device."""
 
     def release_memory(self) -> None:
         """Give back what the framework holds of the device's memory and does not use. Called when a rank is idle."""

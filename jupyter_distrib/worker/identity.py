@@ -48,13 +48,13 @@ def world_size() -> int:
 
 
 def everyone(command: Execute) -> bool:
-    """Whether all ranks execute this cell, also those of other nodes."""
+    """Return whether all ranks execute this cell, also those of other nodes."""
     return (command.run_size or len(command.ranks)) == world_size()
 
 
 def device() -> Any:
-    """The device of this rank as its framework has it: a `torch.device`. In the inline pool, which has no framework of
-    its own, the name if torch is not loaded."""
+    """Return the device of this rank as its framework has it: a `torch.device`. In the inline pool, which has no
+    framework of its own, it is the name if torch is not loaded."""
     if framework.current is not None:
         return framework.current.device(order().device)
     torch = sys.modules.get("torch")

@@ -18,7 +18,7 @@ ASKED_GRACE_S = 2.0
 
 
 class Interrupts:
-    """Whether an interrupt may come, has come, and was asked for."""
+    """The state of interrupts: whether one may come, has come, and was asked for."""
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
@@ -63,7 +63,7 @@ class Interrupts:
         return self._stopping.is_set()
 
     def caused(self, error: BaseException) -> bool:
-        """Whether a cell raised this because it was stopped: a collective that was cut raises whatever it likes."""
+        """Return whether a cell raised this because it was stopped: a collective that was cut raises anything."""
         if self.stopping:
             return not isinstance(error, ValueLost)
         return interrupt_in(error) is not None and self._stopping.wait(ASKED_GRACE_S)

@@ -24,12 +24,12 @@ class LateThreads:
         self._before: set[threading.Thread] = set()
 
     def begin(self) -> None:
-        """Called before a cell."""
+        """Note which threads there are. Called before a cell."""
         self._before = set(threading.enumerate())
         self._route()
 
     def end(self, run: str) -> None:
-        """Called after a cell, before its end is told: its threads that still run are late from now on."""
+        """Treat the cell's threads that still run as late from now on. Called before its end is told."""
         self._run_of |= {thread: run for thread in threading.enumerate() if thread not in self._before}
         self._route()
 

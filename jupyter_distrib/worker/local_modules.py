@@ -80,8 +80,8 @@ class LocalModules:
 
 
 def drop_orphans() -> None:
-    """After an import that did not end: Python has taken the package out of `sys.modules` and left its submodules in,
-    so that the next import of it finds them and breaks (`module 'sympy' has no attribute 'core'`)."""
+    """Clear up after an import that did not end: Python has taken the package out of `sys.modules` and left its
+    submodules in, so that the next import of it finds them and breaks (`module 'sympy' has no attribute 'core'`)."""
     for name in sorted(sys.modules):  # a package comes before what is inside it
         package = name.rpartition(".")[0]
         if package and package not in sys.modules:
@@ -93,7 +93,7 @@ of_forkserver: LocalModules | None = None
 
 
 def _since(last: str, entries: dict[str, Any]) -> set[str]:
-    """The names that were added after `last`, and some before; all, if that is not there any more."""
+    """Return the names that were added after `last`, and some before; all, if that is not there any more."""
     count = 64
     while True:
         newest = list(islice(reversed(entries), count))  # in one go: other threads may add to them

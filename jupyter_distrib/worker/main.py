@@ -144,7 +144,7 @@ class Worker:
         return self._inbox.get()
 
     def _reset_groups(self, command: ResetGroups, fds: list[int]) -> None:
-        """All ranks do so at the same time; those with a device say when they are ready for the next cell."""
+        """Forget all groups, as all ranks do at the same time; one with a device says when it is ready for a cell."""
         try:
             self._groups.reset(command.host, command.port, fds[0] if fds else -1)
         except RuntimeError as error:

@@ -57,7 +57,7 @@ class Messenger:
                 self.main_thread_sends = before
 
     def _send(self, event: Event, fds: Sequence[int] = (), after: Sequence[Event] = ()) -> None:
-        """With `_lock`."""
+        """Send with `_lock` held, or after the send that is going on."""
         if self._in_send:
             self._meanwhile.append(event)
             return

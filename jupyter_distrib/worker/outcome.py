@@ -21,7 +21,7 @@ def outcome(
     stopped: Callable[[BaseException], bool],
     sequence: int = -1,
 ) -> tuple[Returned | Failed | Interrupted, list[int]]:
-    """The event and the descriptors that go with it, which the caller closes; what `--keep` names is kept.
+    """Return the event and the descriptors that go with it, which the caller closes; what `--keep` names is kept.
 
     `stopped` says whether the exception came because the run was asked to stop; for `sequence` see `Returned`.
     """

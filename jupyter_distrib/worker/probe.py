@@ -41,7 +41,7 @@ class Prober:
         self._groups: tuple[GroupSighting, ...] | None = None
 
     def begin(self, run: str, filename: str) -> None:
-        """Called in the main thread before each cell: collectives are counted from here."""
+        """Count collectives from here. Called in the main thread before each cell."""
         self._begin(run, filename)
         self._sightings.begin()
 
@@ -74,12 +74,12 @@ class Prober:
 
 
 def _cpu_s(thread: int) -> float:
-    """Processor time of a thread; 0 where the system does not tell (macOS)."""
+    """Return the processor time of a thread; 0 where the system does not tell (macOS)."""
     return time.clock_gettime(time.pthread_getcpuclockid(thread)) if hasattr(time, "pthread_getcpuclockid") else 0.0
 
 
 def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """Innermost first."""
+    """Yield a frame and its callers, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -37,7 +37,7 @@ def take(setting: Setting, env: dict[str, str]) -> None:
 
 
 def provided(namespace: dict[str, object]) -> dict[str, object]:
-    """The names that every cell has unless the notebook defines them."""
+    """Return the names that every cell has unless the notebook defines them."""
     here, order = shell.RankShell(namespace), identity.order()
     return {
         "jupyter_distrib": jupyter_distrib,

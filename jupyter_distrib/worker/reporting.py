@@ -101,7 +101,7 @@ class Reporter:
         self.flush()
 
     def _send_all(self) -> None:
-        """With `_sending`."""
+        """Send all that waits, with `_sending` held."""
         if self._is_sending:
             return  # a finalizer reports in the midst of it: what it adds is sent below
         self._is_sending = True
@@ -124,7 +124,7 @@ class Reporter:
             )
 
     def _soon(self) -> None:
-        """Never waits for another thread: a finalizer may be called at any time."""
+        """Send now or in a moment, without waiting for another thread: finalizers come at any time."""
         if self._timer is not None:
             return
         wait_s = self._sent_at_s + SEND_EVERY_S - time.monotonic()

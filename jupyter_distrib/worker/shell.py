@@ -62,10 +62,10 @@ class RankShell:
     _magic_set_env = _magic_env
 
     def _magic_matplotlib(self, line: str) -> None:
-        """Accepted and ignored: there is no window on a rank."""
+        """Accept and ignore it: there is no window on a rank."""
 
     def _expand(self, command: str) -> str:
-        """`{expression}` and `$name` as IPython does, where they name something of the cell."""
+        """Expand `{expression}` and `$name` as IPython does, where they name something of the cell."""
         out, rest = "", command
         while "{" in rest:
             before, _, tail = rest.partition("{")

@@ -51,7 +51,7 @@ class StrategyRun:
 
 
 class Strategy:
-    """How the ranks of one run work together; one instance in each rank for each run."""
+    """The way in which the ranks of one run work together; one instance in each rank for each run."""
 
     options: ClassVar[tuple[Option, ...]] = ()
     """Its own options: they are part of the help, of completion and of the table in docs/options.md."""
@@ -138,7 +138,7 @@ class TrainingStrategy(Strategy):
 
 
 def load(name: str) -> type[Strategy]:
-    """The strategy of this name.
+    """Return the strategy of this name.
 
     Raises:
         DistributedError: There is none, or its package cannot be imported; says which and why.
@@ -173,7 +173,7 @@ def load_built_in() -> None:
 
 
 def declared() -> Declared:
-    """Every strategy with its own options, `none` first; one that cannot be loaded has none, and fails when used."""
+    """Return every strategy with its own options, `none` first; one that cannot be loaded has none, and fails later."""
     found = {name: load(name).options for name in _built_in()}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if point.name not in found:
@@ -186,7 +186,7 @@ def declared() -> Declared:
 
 @cache
 def _known(name: str) -> type[Strategy]:
-    """As `load`, without a look at all packages for each cell."""
+    """Load a strategy once, without a look at all packages for each cell."""
     return load(name)
 
 

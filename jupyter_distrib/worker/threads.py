@@ -23,7 +23,7 @@ _found: list[Any] = []
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """While libraries are loaded that may bring a BLAS: it keeps to one thread until `use`.
+    """Load libraries that may bring a BLAS, which keeps to one thread until `use`.
 
     Where threadpoolctl is missing, as it may be on a node of a cluster or under an interpreter of the user's, it does
     so for good.
@@ -43,7 +43,7 @@ def loading() -> Iterator[None]:
 
 
 def use(count: int, given: Mapping[str, str]) -> None:
-    """From now on this many threads, or as many as the variables say that have been given."""
+    """Use this many threads from now on, or as many as the variables say that have been given."""
     count = _number(given.get(ALL)) or count
     if framework.current is not None:
         framework.current.use_threads(count)
@@ -54,5 +54,5 @@ def use(count: int, given: Mapping[str, str]) -> None:
 
 
 def _number(text: str | None) -> int:
-    """0 for what is none."""
+    """Return the number, or 0 for a text that is none."""
     return int(text) if text is not None and text.isdigit() else 0

@@ -34,13 +34,13 @@ def follow() -> None:
 
 
 def _is_orphan(model: Any) -> bool:
-    """Its group is gone, and was one of all ranks: only that has a successor."""
+    """Return whether a model's group is gone, and was one of all ranks: only that has a successor."""
     group = model.process_group
     return not private.is_known(group) and group.size() == dist.get_world_size()
 
 
 def _synchronise_at_next_forward(model: Any) -> None:
-    """There, since all ranks come by at the same point of their program; collectives here might meet in any order."""
+    """Do it at the next forward, where all ranks come by: collectives here might meet in any order."""
 
     def synchronise(*_: object) -> None:
         hook.remove()

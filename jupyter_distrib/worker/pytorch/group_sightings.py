@@ -81,7 +81,7 @@ def _counts(group: Any) -> dict[str, int]:
 
 
 def _is_of(entry: dict[str, Any], name: str, backend: str) -> bool:
-    """Whether a collective was called in this group and backend; of a backend that does not count, in any."""
+    """Return whether a collective was called in this group and backend; any, if the backend does not count."""
     return entry["process_group"][0] == name and backend in ("", entry["profiling_name"].partition(":")[0])
 
 

@@ -36,7 +36,7 @@ _RAN_BEFORE = "jupyter_distrib: ran before"
 
 
 class Rendezvous:
-    """How this rank finds the others, and what is known of the group it shares with them."""
+    """The way of this rank to the others, and the state of the group that it shares with them."""
 
     def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
         self.rank, self.world_size, self._take_device = rank, world_size, take_device
@@ -86,7 +86,7 @@ class Rendezvous:
         self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
     def begin(self, run: str) -> None:
-        """Called before each cell: the group that a strategy made for an earlier one is there only if this one asks."""
+        """Begin a cell: the group that a strategy made for an earlier one is there only if this one asks."""
         self._run, self._inits, self.asked, self.apart = run, 0, False, False
         self._board, self._board_before = None, self._board
         self._runs += 1
@@ -119,7 +119,7 @@ class Rendezvous:
         return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
 
     def store(self) -> Any:
-        """The store under a prefix that no earlier group has used."""
+        """Return the store under a prefix that no earlier group has used."""
         if self._store is None:
             self._store = self._served or self._connect()
         self._inits += 1
@@ -132,8 +132,8 @@ class Rendezvous:
         return tuple(store.get(f"{rank}").decode() for rank in range(self.world_size))
 
     def board(self) -> StoreBoard | None:
-        """A place for words between the ranks of this run; None if they have never met, or are apart: torch would print
-        the stack of its C++ for each word."""
+        """Return a place for words between the ranks of this run; None if they have never met, or are apart: torch
+        would print the stack of its C++ for each word."""
         if self.apart:
             return None
         if self._board is None and self._store is not None:
@@ -141,7 +141,7 @@ class Rendezvous:
         return self._board
 
     def tidy(self) -> None:
-        """Between runs: wipe off what no rank will read any more, and free the groups that nobody uses any more."""
+        """Wipe off, between runs, what no rank will read any more, and free the groups that nobody uses any more."""
         self._destroyed, self._destroyed_before = [], self._destroyed
         before, self._board_before = self._board_before, None
         if before is not None and not self.apart:
@@ -149,7 +149,7 @@ class Rendezvous:
                 before.wipe_mine()
 
     def _connect(self, listen_fd: int | None = None) -> Any:
-        """The store of another rank, or with `listen_fd` one that this rank serves."""
+        """Return the store of another rank, or with `listen_fd` one that this rank serves."""
         if not self._port:
             raise RuntimeError(
                 "this rank was replaced a moment ago and has not met the others yet: run the cell again."
@@ -196,8 +196,8 @@ class Rendezvous:
             self._hidden = None
 
     def sequence(self) -> int:
-        """How many collectives the default group has seen; ranks that differ would not meet in the next one. -1: no
-        group."""
+        """Return how many collectives the default group has seen; ranks that differ would not meet in the next one.
+        -1: no group."""
         if not dist.is_initialized():
             return -1
         if not self.automatic:
@@ -257,12 +257,12 @@ def _daemon(call: Callable[[], None]) -> threading.Thread:
 
 
 def default_backend(device: torch.device) -> str:
-    """For a strategy's group: object collectives work with it on GPU ranks, too."""
+    """Return the backend of a strategy's group: object collectives work with it on GPU ranks, too."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:
-    """`env://`: RANK and WORLD_SIZE as set, the store ours whatever MASTER_ADDR and MASTER_PORT say."""
+    """Answer `env://`: RANK and WORLD_SIZE as set, the store ours whatever MASTER_ADDR and MASTER_PORT say."""
     rank = int(os.environ.get("RANK", current.rank))
     world_size = int(os.environ.get("WORLD_SIZE", current.world_size))
     store = current.store()

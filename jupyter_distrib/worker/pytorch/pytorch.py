@@ -30,7 +30,7 @@ class PyTorch:
     """Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
 
     def load(self) -> None:
-        """Nothing: torch came with this module."""
+        """Do nothing: torch came with this module."""
 
     def settle(self, order: WorkerOrder) -> None:
         """Draw random numbers, and replace the entry points of groups, of launchers and of `torch.save`."""

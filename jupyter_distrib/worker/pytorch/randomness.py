@@ -20,14 +20,14 @@ _mine: int | None = None
 
 
 def begin() -> None:
-    """Called when a process becomes a rank: a fork has the state of what it was forked from."""
+    """Draw new seeds when a process becomes a rank: a fork has the state of what it was forked from."""
     global _mine
     _mine = torch.default_generator.seed()
     _seed_others(None)
 
 
 def begin_alike() -> None:
-    """Called before each run in which the ranks train together, on all of them."""
+    """Begin with the seed of rank 0. Called before each run in which the ranks train together, on all of them."""
     global _mine
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:

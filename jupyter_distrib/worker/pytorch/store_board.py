@@ -19,7 +19,7 @@ class StoreBoard:
         self._mine: set[str] = set()
 
     def put(self, key: str, text: str) -> None:
-        """Sent, not waited for: a few microseconds."""
+        """Write a text without waiting for the store: a few microseconds."""
         self._mine.add(key)
         self._store.set(key, text)
 
@@ -29,7 +29,7 @@ class StoreBoard:
         return str(self._store.compare_set(key, "", text).decode())
 
     def count(self, key: str) -> int:
-        """How often this was called by any rank."""
+        """Return how often this was called by any rank."""
         self._mine.add(key)
         return int(self._store.add(key, 1))
 
@@ -40,11 +40,11 @@ class StoreBoard:
         return str(self._store.get(key).decode())
 
     def wait(self, keys: Iterable[str], timeout_s: float) -> None:
-        """Raises a RuntimeError if they do not come."""
+        """Wait for these keys. Raises a RuntimeError if they do not come."""
         self._store.wait(list(keys), timedelta(seconds=timeout_s))
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Somebody else wipes them off."""
+        """Leave these keys to somebody else, who wipes them off."""
         self._mine.difference_update(keys)
 
     def wipe(self, keys: Iterable[str]) -> None:

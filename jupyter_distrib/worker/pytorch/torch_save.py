@@ -54,7 +54,7 @@ def _saving(original: Any) -> Callable[..., Any]:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether anything in it is sharded over a mesh that a strategy has made; the cell's own meshes are its own
+    """Return whether anything in it is sharded over a mesh that a strategy has made; the cell's own meshes are its own
     matter."""
     meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.meshes")
     return meshes is not None and meshes.ours_among(lambda: payload.sharded_in(value))
