@@ -14,6 +14,7 @@ Any thread, but not two at once.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import pickle
 import reprlib
@@ -99,6 +100,31 @@ def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> P
         return _packed(partial(InputPickler, namespace), inputs_in_order(inputs), results=False)
     except Exception as error:  # foreign code
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
+
+
+class ModuleInput:
+    """A module that arrives with modules inside it imported, as far as the rank has them.
+
+    Args:
+        module: It is found by its name.
+        submodules: Their full names.
+    """
+
+    def __init__(self, module: object, submodules: Sequence[str]) -> None:
+        self._module, self._submodules = module, tuple(submodules)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_submodules, (self._module, self._submodules)
+
+
+def import_submodules(module: object, submodules: Sequence[str]) -> object:
+    """Import what lies inside a module; the cell says so itself if the rank does not have it. Pickles name this."""
+    for name in submodules:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001 - foreign code
+            break
+    return module
 
 
 def problem(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:

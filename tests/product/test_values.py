@@ -21,6 +21,27 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     shared_notebook.forget()
 
 
+# ---------------------------------------------------------------------------------------------------- names
+
+
+def test_a_module_inside_a_module_that_the_notebook_has_imported_is_there(book: Notebook) -> None:
+    """In a cell, and in one that a rank ran before it."""
+    book.ok("import logging.handlers, xml.dom.minidom")
+    outcome = book.ok(
+        "%%distributed --ranks 1\nlogging.handlers.QueueHandler.__name__, xml.dom.minidom.parseString('<a/>').nodeName"
+    )
+    assert outcome.result == "rank 0: ('QueueHandler', '#document')"
+
+
+@pytest.mark.parametrize("call", ["exit()", "quit()", "def leave():\n    exit(0)\nleave()"])
+def test_a_cell_may_leave_by_the_name_that_python_has_for_it(book: Notebook, call: str) -> None:
+    outcome = book.cell(f"%%distributed --ranks 1\nprint('before')\n{call}\nprint('after')")
+    assert "before" in outcome.view
+    assert "after" not in outcome.view.replace("before", "")
+    assert outcome.ename in ("", "SystemExit"), outcome.text
+    assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
+
+
 # ---------------------------------------------------------------------------------------------------- values
 
 

@@ -15,13 +15,14 @@ import re
 import string
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.names import Need, analyse
+from jupyter_distrib.kernel.capture.submodules import read_submodules
 from jupyter_distrib.wire.messages import Cell
 
 MODULE_NAMES = frozenset(
@@ -33,6 +34,7 @@ PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ip
 MAGICS = frozenset({"time", "cd", "env", "pwd", "matplotlib"})
 """Line magics that a rank's `get_ipython()` knows, besides `system` and `getoutput`."""
 
+_HIDDEN_BUILTINS = frozenset({"exit", "quit"})
 Transform = Callable[[str], str]
 
 
@@ -48,6 +50,8 @@ class Input:
     """Whether the cell is sure to read it; False in a function that may not run, or where the cell may have bound it by
     then."""
     reason: str
+    submodules: tuple[str, ...] = ()
+    """If it is a module: those modules inside it that the notebook has imported and the cell reads as attributes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,8 @@ def capture(
         program = _Magics(transform).visit(program)
     names = analyse(program, future_annotations=inherited)
     inputs = {need.name: _input(need, namespace) for need in names.needs if _travels(need.name, namespace, provided)}
+    for name, modules in read_submodules(program, {name: each.value for name, each in inputs.items()}).items():
+        inputs[name] = replace(inputs[name], submodules=modules)
     for name in with_names:
         inputs[name] = _named(name, namespace, inputs.get(name), dropped or {})
     known = {*inputs, *provided, *MODULE_NAMES}
@@ -125,7 +131,7 @@ def capture(
         missing=tuple(
             (need.name, need.line)
             for need in names.needs
-            if need.certain and need.name not in known and not hasattr(builtins, need.name)
+            if need.certain and need.name not in known and not _is_builtin(need.name)
         ),
     )
 
@@ -171,7 +177,12 @@ def reachable(inputs: Iterable[Input], namespace: Mapping[str, object]) -> dict[
 def _travels(name: str, namespace: Mapping[str, object], provided: Collection[str]) -> bool:
     if name not in namespace or name in MODULE_NAMES:
         return False
-    return not ((name in provided or hasattr(builtins, name)) and _is_ipythons(namespace[name]))
+    return not ((name in provided or _is_builtin(name)) and _is_ipythons(namespace[name]))
+
+
+def _is_builtin(name: str) -> bool:
+    """Whether Python itself has the name, also where IPython hides it while a cell is executed."""
+    return hasattr(builtins, name) or name in _HIDDEN_BUILTINS
 
 
 def _is_ipythons(value: object) -> bool:

@@ -47,7 +47,7 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInput
     left_out: dict[str, str] = {}
     while True:
         try:
-            packed = payload.pack_inputs(travelling, namespace)
+            packed = payload.pack_inputs(_with_submodules(travelling, by_name), namespace)
         except PayloadError as error:
             problem = payload.problem(travelling, namespace)
             if problem is None or problem.name not in travelling:
@@ -62,6 +62,14 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInput
                 sent = tuple(item for item in inputs if item.name in travelling)
                 print(input_sizes.warning(sent, namespace, packed.size_bytes))
             return PackedInputs(values=travelling, packed=packed, left_out=left_out)
+
+
+def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) -> dict[str, object]:
+    """Return the values, with modules that bring along the modules inside them which the cell reads."""
+    return {
+        name: payload.ModuleInput(value, inputs[name].submodules) if inputs[name].submodules else value
+        for name, value in values.items()
+    }
 
 
 def absent(

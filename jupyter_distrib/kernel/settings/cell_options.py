@@ -14,6 +14,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -170,7 +171,7 @@ def from_keywords(
     Raises:
         OptionsError: as `parse_line`, with the keyword's name.
     """
-    given = {name: value for name, value in keywords.items() if value is not None}
+    given = {name: _plain(value) for name, value in keywords.items() if value is not None}
     chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
     table = possible(strategies, pools, *chosen, as_keyword)
     known = {option.name: option for option in table.options}
@@ -234,7 +235,13 @@ def _texts(option: Option, value: object) -> list[str]:
         return [f"{key}={text}" for key, text in value.items()]
     if not isinstance(value, list | tuple | set | frozenset | range):
         return [str(value)]
-    return [str(item) for item in value] if option.repeatable else [",".join(map(str, value))]
+    texts = [str(_plain(item)) for item in value]
+    return texts if option.repeatable else [",".join(texts)]
+
+
+def _plain(value: object) -> object:
+    """Return the value of a member of an enumeration, such as those of other libraries; any other value as it is."""
+    return value.value if isinstance(value, Enum) else value
 
 
 # ------------------------------------------------------------------------------------------------ what is possible

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from enum import Enum
 
 import pytest
 
@@ -22,6 +23,14 @@ from jupyter_distrib.kernel.settings.cell_options import MAGIC, OPTIONS, Options
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.help import complete, help_text, markdown_table
 from jupyter_distrib.options import Option, count, parse_arguments
+
+
+class Named(Enum):
+    """Options of another library, as a configuration gives them."""
+
+    DDP = "ddp"
+    KEPT = "a"
+
 
 BATCH = Option(flag="--batch", metavar="N", meaning="samples a step | over all ranks", read=count, default="as loaded")
 STRATEGIES = {
@@ -86,6 +95,7 @@ ACCEPTED = [
         {"strategy": "fsdp", "fsdp_unit": "my Block", "precision": "bf16"},
         Options(strategy="fsdp", strategy_options={"fsdp_unit": "my Block", "precision": "bf16"}),
     ),
+    ("--strategy ddp --keep a", {"strategy": Named.DDP, "keep": [Named.KEPT]}, Options(strategy="ddp", keep=("a",))),
     (
         "--pool ray --address=-h:1",
         {"pool": "ray", "address": "-h:1"},
