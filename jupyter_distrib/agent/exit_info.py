@@ -6,7 +6,7 @@ import os
 import re
 import signal
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire.messages import Frame
 
 _CRASH_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
@@ -44,6 +44,6 @@ def frames_in(report: str) -> tuple[Frame, ...]:
     frames = [
         Frame(filename=found["file"], line=int(found["line"]), function=found["function"])
         for found in matches
-        if found and not found["file"].startswith((*process_environment.OWN, "<frozen "))
+        if found and not file_owner.is_own(found["file"]) and not found["file"].startswith("<frozen ")
     ]
     return tuple(reversed(frames))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from jupyter_distrib.checkpoints import contents, layout, optimizers
+from jupyter_distrib.checkpoints import contents, layout, meeting, optimizers
 from jupyter_distrib.checkpoints.folder import Writer, refusal_to_read, refusal_to_write
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
@@ -36,8 +36,8 @@ from jupyter_distrib.worker import identity
 def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
     """Write a checkpoint folder; an earlier checkpoint there stays whole until this one takes its place.
 
-    In a distributed cell every rank calls it, since each writes its own shards; what is not sharded is written as rank
-    0 has it.
+    In a distributed cell every rank calls it if anything is sharded, since each writes its own shards; what is not is
+    written as rank 0 has it, whether or not the other ranks call it, too.
 
     Args:
         path: The folder. Relative to the notebook's folder.
@@ -50,15 +50,29 @@ def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
     folder = Path(path)
     _check_callable_here("save", objects)
     state = {name: contents.state_of(name, value, objects) for name, value in objects.items()}
+    words = meeting.board()
+    if words is None:
+        return _write(folder, state, said_by_rank_0=_said_by_rank_0, together=dist.is_initialized())
+    key = meeting.number(words, str(folder))
+    if meeting.has_shards(state):
+        meeting.all_come(words, key)
+        return _write(folder, state, said_by_rank_0=_said_by_rank_0, together=True)
+    meeting.by_rank_0(words, key, lambda: _write(folder, state, said_by_rank_0=lambda text: text, together=False))
+
+
+def _write(
+    folder: Path, state: dict[str, Any], *, said_by_rank_0: Callable[[str | None], str | None], together: bool
+) -> None:
+    """Write the state; collective if the ranks do it `together`."""
     writer = Writer(folder)
     try:
-        if refusal := _said_by_rank_0(refusal_to_write(folder) if _leads() else None):
+        if refusal := said_by_rank_0(refusal_to_write(folder) if _leads() else None):
             raise DistributedError(refusal)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Not spread over the ranks: rank 0's buffers, for instance, belong together.
             planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-            save_sharded(state, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
+            save_sharded(state, storage_writer=writer, planner=planner, no_dist=not together)
     except CheckpointException as error:
         raise _told(error, f"{folder} could not be written") from None
     finally:

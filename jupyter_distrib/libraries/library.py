@@ -1,4 +1,4 @@
-"""What one file says of one library. Every field has a default: most libraries need few of them."""
+"""The form of what one file says of one library. Every field has a default: most libraries need few of them."""
 
 from __future__ import annotations
 

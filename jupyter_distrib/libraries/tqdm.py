@@ -15,7 +15,7 @@ from jupyter_distrib.libraries.library import Library
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """What a bar says."""
+    """The content of a bar."""
 
     label: str
     step: float

@@ -34,7 +34,7 @@ _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickleProblem:
-    """What stands in the way of a set of inputs."""
+    """The obstacle to pickling a set of inputs."""
 
     name: str
     """The input that cannot be pickled."""
@@ -47,7 +47,7 @@ class PickleProblem:
 
 
 def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
-    """The first thing that cannot be pickled; None if everything can."""
+    """Return the first thing that cannot be pickled; None if everything can."""
     pickler = InputPickler(namespace, NullFile(), Tensors(results=False), [])
     try:
         pickler.dump(inputs_in_order(inputs))
@@ -85,7 +85,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
         self._until_s = 0.0
 
     def way_to_failure(self, obj: object) -> list[Any] | None:
-        """The objects from `obj` down to the one that raises; None if that was not found in time."""
+        """Return the objects from `obj` down to the one that raises; None if that was not found in time."""
         self._until_s = time.monotonic() + _PATH_TIME_S
         try:
             self.dump(obj)
@@ -129,7 +129,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
 
 
 def _path(way: list[Any]) -> str:
-    """The way as text. Objects, containers and what reducers return alternate on it; only real steps are named."""
+    """Return the way as text. Objects, containers and what reducers return alternate on it; real steps are named."""
     path, index = "", 0
     while index < len(way) - 1:
         text, index = _step(way, index)
@@ -138,7 +138,7 @@ def _path(way: list[Any]) -> str:
 
 
 def _step(way: list[Any], index: int) -> tuple[str, int]:
-    """The text of one step from `way[index]`, and where it leads on the way."""
+    """Return the text of one step from `way[index]`, and where it leads on the way."""
     here, below = way[index], way[index + 1]
     if type(here) in (list, tuple):
         return next((f"[{position}]" for position, item in enumerate(here) if item is below), ""), index + 1

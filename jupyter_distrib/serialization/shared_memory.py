@@ -37,7 +37,7 @@ _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
 
 
 def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where buffers of these sizes lie, and how many bytes they take together."""
+    """Return where buffers of these sizes lie, and how many bytes they take together."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
@@ -174,7 +174,7 @@ class Unfinished:
             raise
 
     def duplicate(self) -> int:
-        """A descriptor, which the caller closes."""
+        """Return a descriptor, which the caller closes."""
         return os.dup(self._fd)
 
     def finish(self) -> int:

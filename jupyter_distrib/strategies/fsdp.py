@@ -70,7 +70,8 @@ class FullyShardedStrategy(TrainingStrategy):
 
         from jupyter_distrib.worker import identity
         from jupyter_distrib.worker.autoparallel import meshes
-        from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining, ShardingPlan
+        from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining
+        from jupyter_distrib.worker.autoparallel.sharding import ShardingPlan
         from jupyter_distrib.worker.pytorch import process_group, randomness
 
         if not run.everyone:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import types
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import file_owner
 
-FOLDERS = tuple(
-    {
-        os.path.realpath(folder) + os.sep
-        for folder in (*sysconfig.get_paths().values(), *process_environment.OWN)
-        if folder
-    }
-)
-"""The interpreter's own folders: a module outside of them is local."""
 _IMPORT = "<frozen importlib._bootstrap>"
 
 
@@ -28,11 +18,7 @@ def importing_library(frame: types.FrameType | None) -> bool:
     """
     while frame is not None and (outer := frame.f_back) is not None:
         code, name = frame.f_code, frame.f_code.co_filename
-        if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and _is_library(name):
+        if code.co_name == "<module>" and outer.f_code.co_filename == _IMPORT and file_owner.is_library(name):
             return True
         frame = outer
     return False
-
-
-def _is_library(path: str) -> bool:
-    return os.path.isabs(path) and os.path.realpath(path).startswith(FOLDERS)

@@ -1,11 +1,9 @@
-"""What makes a program distributed by hand, and whether something was wrapped or divided so: the one place that knows.
+"""The marks of a program that is distributed by hand, and whether something was wrapped or divided so.
 Read in ranks, of objects, and in the kernel (`--explain`), of names in a cell's text; torch is not imported."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from jupyter_distrib.libraries import known
 
 GROUP = "init_process_group"
 WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
@@ -30,6 +28,8 @@ _SPLIT_STREAM = "_distributed"
 
 def wraps_model(module: Any) -> bool:
     """Return whether a module looks after the gradients of the model in it."""
+    from jupyter_distrib.libraries import known  # a kernel asks for names only
+
     return _is_one_of(module, WRAPPERS) or known.wraps_model(module)
 
 
@@ -40,6 +40,8 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
         part: One of torch's, a library's or the user's.
         by_attributes: Also one whose attributes have the names of a rank and of the number of ranks.
     """
+    from jupyter_distrib.libraries import known
+
     if _is_one_of(part, SAMPLERS) or known.divides_data(part):
         return True
     names = getattr(part, "__dict__", {}).keys() if by_attributes else set()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import file_owner
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire.messages import Failure, Frame
@@ -117,7 +117,7 @@ def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
 def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     """Return the frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
-    theirs = [tb for tb in tracebacks if not tb.tb_frame.f_code.co_filename.startswith(process_environment.OWN)]
+    theirs = [tb for tb in tracebacks if not file_owner.is_own(tb.tb_frame.f_code.co_filename)]
     frames = [_frame(tb) for tb in theirs or tracebacks]  # ours only if the mistake is ours
     if len(frames) > _MAX_FRAMES:
         frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]

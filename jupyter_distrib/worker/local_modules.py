@@ -11,7 +11,7 @@ import sys
 from itertools import islice
 from typing import Any
 
-from jupyter_distrib.system.library_imports import FOLDERS
+from jupyter_distrib.system import file_owner
 
 _Stamp = tuple[int, int]
 
@@ -44,7 +44,7 @@ class LocalModules:
         self._looked_at = now
         for name in _since(self._last, sys.modules) - self._baseline - self._others - self._known.keys():
             path = getattr(sys.modules[name], "__file__", None)
-            if isinstance(path, str) and not os.path.realpath(path).startswith(FOLDERS):
+            if isinstance(path, str) and not file_owner.is_library(path):
                 self._known[name] = (path, _stamp(path))
             else:
                 self._others.add(name)
@@ -71,7 +71,7 @@ class LocalModules:
         if _size_and_newest(cache) == self._listed:
             return
         for path in _since(self._last_library, cache) - self._libraries:
-            if (os.path.realpath(path) + os.sep).startswith(FOLDERS):
+            if (os.path.realpath(path) + os.sep).startswith(file_owner.LIBRARY_FOLDERS):
                 self._libraries.add(path)
             else:
                 del cache[path]

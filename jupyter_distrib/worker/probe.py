@@ -14,7 +14,7 @@ import time
 import types
 from collections.abc import Iterator
 
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer
 from jupyter_distrib.worker.framework import Sightings
 
@@ -93,7 +93,7 @@ def _function(frames: list[types.FrameType], filename: str, communication: tuple
         code = frame.f_code
         if code.co_filename == filename:
             return called or ("" if code.co_name == "<module>" else f"{code.co_name}()")
-        if not code.co_filename.endswith(communication) and not code.co_filename.startswith(process_environment.OWN):
+        if not code.co_filename.endswith(communication) and not file_owner.is_own(code.co_filename):
             called = _named(frame, called)
     return called
 
@@ -113,6 +113,6 @@ def _call(frames: list[types.FrameType], communication: tuple[str, ...]) -> str:
         code = frame.f_code
         if code.co_filename.endswith(communication):
             called = called if code.co_name.startswith("_") or code.co_name == "wrapper" else code.co_name
-        elif not code.co_filename.startswith(process_environment.OWN):
+        elif not file_owner.is_own(code.co_filename):
             break
     return called

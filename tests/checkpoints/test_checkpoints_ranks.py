@@ -128,3 +128,26 @@ def test_a_save_that_is_interrupted_leaves_the_earlier_checkpoint_and_the_next_o
 
     assert book.ok("jupyter_distrib.load('often')['a'].sum().item()").result == "3.0"
     assert book.ok("import os; len(os.listdir('often'))").result == "2"  # .metadata, and rank 0's file
+
+
+def test_rank_0_alone_writes_what_is_not_sharded_and_ranks_that_call_it_too_find_it_written(book: Notebook) -> None:
+    line = "%%distributed --ranks 2 --strategy ddp\n"
+    body = "model = build()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+    call = 'jupyter_distrib.save("alone", model=model)'
+    look = "import os\nos.path.exists('alone/.metadata')"
+
+    assert book.ok(f"{line}{body}if rank == 0: {call}\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert book.ok(f"{line}{body}{call.replace('alone', 'both')}\n{look.replace('alone', 'both')}").result.endswith(
+        "True"
+    )
+    wrong = book.fails(f"{line}{body}if rank == 1: {call}")
+    assert "rank 0, which writes, has ended its cell without a call" in wrong.traceback
+
+
+def test_shards_that_only_rank_0_saves_are_named_at_once(book: Notebook) -> None:
+    body = "model = build()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+    wrong = book.fails(
+        f'%%distributed --ranks 2 --strategy fsdp\n{body}if rank == 0: jupyter_distrib.save("part", model=model)'
+    )
+    assert "jupyter_distrib.save() was called on rank 0, and not on rank 1" in wrong.traceback
+    assert "if rank == 0: jupyter_distrib.save" in wrong.traceback

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker/pytorch": {"errors", "libraries", "serialization", "wire", "worker"},
     "worker/autoparallel": {"errors", "libraries", "options", "serialization", "system", "worker", "worker/pytorch"},
     "strategies": {"errors", "options", "worker", "worker/autoparallel", "worker/pytorch"},
-    "checkpoints": {"errors", "worker"},
+    "checkpoints": {"errors", "worker", "worker/pytorch"},
     # a node, and several nodes
     "server": {"system", "wire"},
     "agent": {"server", "system", "wire"},

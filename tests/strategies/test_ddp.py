@@ -380,6 +380,14 @@ def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
     assert "for itself" not in shown
 
 
+IN_BACKWARD = """
+model = Net()
+each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+for p in each:
+    p.register_post_accumulate_grad_hook(lambda p: (each[p].step(), each[p].zero_grad()))
+for x, y in loader:
+    F.mse_loss(model(x), y).backward()
+"""
 REFUSED = {
     "a batch that does not divide": (
         DDP.replace("2", "3", 1) + "--batch global",
@@ -395,6 +403,11 @@ REFUSED = {
         DDP,
         "torch.optim.SGD(nn.ReLU().parameters(), lr=1)",
         "optimizer got an empty parameter list",
+    ),
+    "an optimizer that steps inside the backward pass": (
+        DDP,
+        IN_BACKWARD,
+        "SGD steps inside backward(), when its gradients are not averaged over the ranks yet: step after backward()",
     ),
     "prepare() on some of the ranks": (
         f"{DDP}--on 0",

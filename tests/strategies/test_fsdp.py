@@ -394,8 +394,8 @@ NEW_PART = "model.more = nn.Linear(16, 3)\ntorch.optim.SGD(model.parameters(), l
 
 def test_a_new_part_of_a_model_that_is_sharded_already_is_refused(book: Notebook) -> None:
     here = book.fails(f"%%distributed --ranks 2 --strategy fsdp\n{PLAIN}{NEW_PART}")
-    assert "SGD (line 5) trains more.weight, which was added to " in here.traceback
+    assert "SGD (line 6) trains more.weight, which was added to " in here.traceback
 
     run(book, f"{PLAIN}None", "--strategy fsdp --keep model")
     later = book.fails(f"%%distributed --ranks 2 --strategy fsdp\n{NEW_PART}")
-    assert "SGD (line 2) trains more.weight, which was added to " in later.traceback
+    assert "SGD (line 3) trains more.weight, which was added to " in later.traceback

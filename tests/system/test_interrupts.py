@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.system import interrupts, library_imports
+from jupyter_distrib.system import file_owner, interrupts
 
 
 class Deaf(queue.SimpleQueue[int]):
@@ -119,7 +119,7 @@ def imported(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, librar
     """Import a module in whose midst Stop is pressed; afterwards it has the name `whole`."""
     (folder / f"{name}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(library_imports, "FOLDERS", (f"{folder}{os.sep}",) if library else ())
+    monkeypatch.setattr(file_owner, "LIBRARY_FOLDERS", (f"{folder}{os.sep}",) if library else ())
     with interrupts.WholeImports():
         importlib.import_module(name)
 

@@ -1,4 +1,4 @@
-"""What was done to an unchanged cell, as one line for the head of the run."""
+"""A summary of what was done to an unchanged cell, as one line for the head of the run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership, weight_sync
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
 from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
-from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, TrainingHooks, is_sharded
+from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.replica_registry import ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
@@ -45,32 +45,33 @@ class DataParallel:
         )
         self._summary = ChangeSummary(part.size)
         self._loaders = Loaders(self, part, run, self._summary)
-        self._conversion = TrainingHooks(run, self, self._loaders)
+        self._hooks = TrainingHooks(run, self, self._loaders)
         self._reducers = ReplicaRegistry()
         self._unverified: list[GradientReducer] = []
         self._undo: Callable[[], None] = lambda: None
+        self._in_backward = False
 
     def begin(self, *, met_again: bool) -> None:
         """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
         if met_again and self._run.everyone:
             self._rejoin()
-        self._conversion.begin()
+        self._hooks.begin()
         self._undo = register_optimizer_step_pre_hook(self._about_to_step).remove
 
     def end(self, *, ok: bool) -> None:
         self._undo()
-        self._conversion.end()
+        self._hooks.end()
         try:
             if ok:
                 self._tell()
-                self._conversion.tell_if_apart()
+                self._hooks.tell_if_apart()
         finally:
             self._reducers.clear()
 
     # ------------------------------------------------------------------------------------------------ prepare()
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
-        """The objects, ready for training.
+        """Return the objects, ready for training.
 
         Raises:
             DistributedError: One of them cannot be made ready; nothing of it has been changed.
@@ -94,17 +95,17 @@ class DataParallel:
         if isinstance(item, DataLoader):
             return self._loaders.divided(item)
         if isinstance(item, Optimizer):
-            self._conversion.adopt(item, fresh=True)
+            self._hooks.adopt(item, fresh=True)
             return item
         return item  # schedulers and scalers follow their optimizer
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
-        return self._conversion.own_device.adapted(code)
+        return self._hooks.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
-        return self._conversion.total(values)
+        return self._hooks.total(values)
 
     # ------------------------------------------------------------------------------------------------ Spread
 
@@ -153,6 +154,7 @@ class DataParallel:
             private.at_end_of_backward(finish)
 
         handle = beginning.register_hook(begun)  # type: ignore[no-untyped-call]
+        self._in_backward = True
         try:
             run()
         except BaseException:
@@ -160,6 +162,7 @@ class DataParallel:
                 reducer.drop()  # half of it is done: it is made anew
             raise
         finally:
+            self._in_backward = False
             handle.remove()
         reached = [reducer.settle() for reducer in announced]
         return any(reached)
@@ -169,7 +172,13 @@ class DataParallel:
             reducer.share_buffers()
 
     def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
-        for reducer in self._reducers.of(optimizer):
+        reducers = self._reducers.of(optimizer)
+        if reducers and self._in_backward:
+            raise DistributedError(
+                f"{type(optimizer).__name__} steps inside backward(), when its gradients are not averaged over the "
+                "ranks yet: step after backward(), or take --strategy none."
+            )
+        for reducer in reducers:
             reducer.resolve()
 
     # ------------------------------------------------------------------------------------------------ what is told
@@ -188,7 +197,7 @@ class DataParallel:
         *,
         fresh: bool,
     ) -> list[GradientReducer]:
-        """The replicas that hold these modules and tensors: those that there are, and new ones."""
+        """Return the reducers of these modules and tensors: those that there are, and new ones."""
         found: list[GradientReducer] = []
         for root in roots:
             found.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
@@ -249,7 +258,7 @@ class DataParallel:
         Every rank takes part, also one that has none.
         """
         optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
-        optimizers = [each for each in optimizers if not any(map(is_sharded, ownership.parameters_of(each)))]
+        optimizers = [each for each in optimizers if not any(map(ownership.is_sharded, ownership.parameters_of(each)))]
         trained = [self._trained_by(each) for each in optimizers]
         every = weight_sync.fingerprints_of_sets(trained)
         if not all(map(weight_sync.same_form, zip(*every, strict=False))) or len({len(each) for each in every}) > 1:

@@ -31,7 +31,7 @@ DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
 
 
 def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a rank that has ended already holds other weights than this one."""
+    """Return whether a rank that has ended already holds other weights than this one."""
     mine = _sums(tensors)
     board.put(f"weights/{rank}", json.dumps(mine))
     others = range(1, size) if rank == 0 else (0,)
@@ -67,7 +67,7 @@ class LossComparison:
             board.put(_losses_of(identity.rank()), json.dumps([float(each.read()) for each in self._mine]))
 
     def are_the_same(self) -> bool:
-        """Whether all ranks have had the same losses, as far as rank 0 can know by now. True once at most."""
+        """Return whether all ranks have had the same losses, as far as rank 0 can know by now. True once at most."""
         if not self._open or identity.rank() != 0 or not self._published:
             return False
         keys = [_losses_of(rank) for rank in range(identity.world_size())]

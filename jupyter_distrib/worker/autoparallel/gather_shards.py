@@ -35,7 +35,7 @@ def absent() -> None:
 
 
 def of(value: object) -> object:
-    """The value, gathered; called on all ranks at once, by a cell of its own for `handle[rank]`."""
+    """Return the value, gathered; called on all ranks at once, by a cell of its own for `handle[rank]`."""
     process_group.current.ensure(process_group.default_backend(identity.device()))
     meshes.follow()
     _gather(payload.sharded_in(value))

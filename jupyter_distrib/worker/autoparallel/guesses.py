@@ -1,4 +1,4 @@
-"""What is guessed of a cell, because nothing says it: each guess has an entry here, is pinned by a test, and can be
+"""The guesses about a cell, where nothing says what is meant: each has an entry here, is pinned by a test, and can be
 switched off by `--no-guess NAME`. Read in the kernel, too, so without torch."""
 
 from __future__ import annotations

@@ -9,27 +9,24 @@ else                                            a share of equal length on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import replace
-from typing import Any, Literal, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from jupyter_distrib.worker.autoparallel import guesses, source_location
+from jupyter_distrib.worker.autoparallel import source_location
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
-from jupyter_distrib.worker.autoparallel.data_fingerprint import DataFingerprints
+from jupyter_distrib.worker.autoparallel.division_by_others import DivisionByOthers
+from jupyter_distrib.worker.autoparallel.loader_shares import LoaderShares, Reading
 from jupyter_distrib.worker.autoparallel.patches import Patches
-from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice, is_divided_by_others, share
-from jupyter_distrib.worker.pytorch import data_loaders
+from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
 from jupyter_distrib.worker.strategy import StrategyRun
-
-Reading = Literal["whole", "divided", "evaluated"]
 
 
 class LoaderState(Protocol):
-    """What the decision depends on; a `Spread` is one."""
+    """The state that the decision depends on; a `Spread` is one."""
 
     @property
     def active(self) -> bool: ...
@@ -44,26 +41,19 @@ class Loaders:
         state: Whether anything is trained.
         part: This rank's share.
         run: The run.
-        deeds: Told of each loader that is divided.
+        summary: Told of each loader that is divided.
     """
 
     def __init__(self, state: LoaderState, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
-        self._state, self._part, self._run, self._summary = state, part, run, summary
+        self._state, self._run = state, run
         self.shard_eval = "shard_eval" in run.options
         """What is read for an evaluation is divided as well."""
-        self._guesses = guesses.made(run.options)
-        self._contents = DataFingerprints(run.filename, ordered="order" in self._guesses)
-        self._by_hand: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
-        self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
-        self._shares = WeakKeyDictionary()
-        """By what they are read for, and by the length of the data set, which may have grown."""
+        self._shares = LoaderShares(part, run, summary)
+        self._others = DivisionByOthers(run, alone=part.size == 1)
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
-        self._ours: WeakSet[DataLoader[Any]] = WeakSet()
         self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
         """Loaders whose length was asked for before anything was trained, and where."""
         self._look_around: Callable[[], None] = lambda: None
-        self.divides = False
-        """A loader was divided, by this rank or by somebody before it."""
         self.read_last: Reading = "whole"
         """How the loader was read that was begun last."""
         self.backwards = 0
@@ -71,42 +61,47 @@ class Loaders:
         self.device: torch.device | None = None
         """Where batches are put; None leaves them where the loader has made them."""
 
+    @property
+    def divides(self) -> bool:
+        """Return whether a loader was divided, by this rank or by somebody before it."""
+        return self._shares.divides or self._others.divides
+
     def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
-        """Have every loader ask here; `look_around` is called before it is decided."""
+        """Make every loader ask here; `look_around` is called before it is decided."""
         self._look_around = look_around
         patches.replace(DataLoader, "__iter__", self._reading)
         patches.replace(DataLoader, "__len__", self._measuring)
 
     def close(self) -> None:
         """End the workers of all shares; no rank has to wait for this one."""
-        self._contents.end()
-        data_loaders.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
+        self._others.end()
+        self._shares.close()
 
     def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """This rank's share, or the loader itself if somebody has divided it already."""
-        return loader if self._is_divided(loader) else self._share(loader, "divided")
+        """Return this rank's share, or the loader itself if somebody has divided it already."""
+        return loader if self._others.has_divided(loader) else self._shares.of(loader, "divided")
 
     def goes_backward(self) -> None:
-        """A backward pass begins."""
+        """Note that a backward pass begins."""
         self.backwards += 1
         if self.backwards == 1:
-            self._contents.look()
+            self._others.look()
 
     def meets(self) -> None:
-        """A collective begins in which every rank takes part, so that no rank waits elsewhere for this one."""
-        self._contents.meets()
+        """Note that a collective begins in which every rank takes part: no rank has to wait elsewhere for this one."""
+        self._others.meets()
 
     def _reading(self, original: Any) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
-            if loader in self._ours:
+            if loader in self._shares:
                 return self._placed(original(loader))
             self._look_around()
             how = self._last[loader] = self.read_last = self._decided(loader)
             if how != "whole":
-                mine = iter(self._share(loader, how))
+                mine = iter(self._shares.of(loader, how))
                 return self._watched_share(loader, mine) if how == "divided" else mine
             batches = self._placed(original(loader))
-            if self._state.active and torch.is_grad_enabled() and not self._is_divided(loader):
+            if self._state.active and torch.is_grad_enabled() and not self._others.has_divided(loader):
                 return self._watched_whole(batches)
             return batches
 
@@ -114,14 +109,14 @@ class Loaders:
 
     def _measuring(self, original: Any) -> Any:
         def __len__(loader: DataLoader[Any]) -> int:  # noqa: N807
-            if loader in self._ours:
+            if loader in self._shares:
                 return int(original(loader))
             self._look_around()
             # The length belongs to what was read: `total / len(loader)` often stands behind the loop.
             how = self._last.get(loader) or self._decided(loader)
             if how == "whole" and not self._state.active and loader not in self._measured:
                 self._measured[loader] = source_location.here(self._run.filename)
-            return int(original(loader)) if how == "whole" else len(self._share(loader, how))
+            return int(original(loader)) if how == "whole" else len(self._shares.of(loader, how))
 
         return __len__
 
@@ -129,36 +124,8 @@ class Loaders:
         if not self._state.active:
             return "whole"
         if torch.is_grad_enabled() and self._state.in_training:
-            return "whole" if self._is_divided(loader) else "divided"
-        return "evaluated" if self.shard_eval and not self._is_divided(loader) else "whole"
-
-    def _is_divided(self, loader: DataLoader[Any]) -> bool:
-        """Whether somebody else has divided it among the ranks."""
-        if loader not in self._by_hand:
-            self._by_hand[loader] = is_divided_by_others(loader, self._guesses) or self._differs(loader)
-            self.divides = self.divides or self._by_hand[loader]
-        return self._by_hand[loader]
-
-    def _differs(self, loader: DataLoader[Any]) -> bool:
-        if self._part.size == 1 or not self._run.everyone or "divided-data" not in self._guesses:
-            return False
-        found = self._contents.compared(loader, source_location.here(self._run.filename))
-        if found.note:
-            self._run.note(found.note)
-        return found.by_hand
-
-    def _share(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
-        shares = self._shares.setdefault(loader, {})
-        key = how, _length(loader.dataset)
-        if key not in shares:
-            part = self._part
-            mine = share(loader, replace(part, exact=how == "evaluated"))
-            self._ours.add(mine)
-            shares[key] = mine
-            if how == "divided":
-                self.divides = True
-                self._summary.divided(loader, mine, source_location.here(self._run.filename))
-        return shares[key]
+            return "whole" if self._others.has_divided(loader) else "divided"
+        return "evaluated" if self.shard_eval and not self._others.has_divided(loader) else "whole"
 
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         where, before = source_location.here(self._run.filename), self.backwards
@@ -190,12 +157,8 @@ class Loaders:
         return batches if self.device is None else (moved(batch, self.device) for batch in batches)
 
 
-def _length(dataset: Any) -> int:
-    return 0 if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) else len(dataset)
-
-
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; containers of other kinds than the usual ones are left alone."""
+    """Return the batch with its tensors on the device; containers of other kinds than the usual ones are left alone."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):

@@ -28,7 +28,7 @@ _world: Any = None
 
 
 def mesh(shape: Shape) -> DeviceMesh:
-    """The mesh of this shape over all ranks. Collective when it is asked for the first time.
+    """Return the mesh of this shape over all ranks. Collective when it is asked for the first time.
 
     Raises:
         DistributedError: It does not have as many places as there are ranks.
@@ -46,7 +46,7 @@ def mesh(shape: Shape) -> DeviceMesh:
 
 
 def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
-    """Whether any of these sharded tensors is spread over one of these meshes, or what was cut out of one.
+    """Return whether any of these sharded tensors is spread over one of these meshes, or what was cut out of one.
 
     Args:
         tensors: Called only if there are meshes.
@@ -56,7 +56,7 @@ def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
 
 
 def follow() -> bool:
-    """Have all meshes use the groups that there are now; True if any rank had others before. Collective then."""
+    """Point all meshes to the groups that there are now; return True if any rank had others before. Collective then."""
     global _world
     before, _world = _world, dist.group.WORLD
     if before is _world:  # on all ranks or on none

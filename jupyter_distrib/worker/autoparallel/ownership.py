@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.system import file_owner
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
     wanted, found = {id(thing) for thing in things}, set[int]()
     # A function's globals lead to all of its library, where things of earlier cells may lie, on one rank or another.
     loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
-    libraries = {id(names) for names in loaded if source_location.in_library(str(names.get("__file__")))}
+    libraries = {id(names) for names in loaded if file_owner.is_library(str(names.get("__file__")))}
     seen, edge = libraries | {id(start)}, [start]
     most = len(seen) + REACH
     while edge and len(found) < len(wanted):
@@ -96,6 +96,12 @@ def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
         return []
     originals = {id(unwrapped(each)) for each in alive(nn.Module) if unwrapped(each) is not each}
     return [each for each in modules if id(each) in originals or getattr(each, "_compiled_call_impl", None) is not None]
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether it is a part of what `fully_shard`, or a plan for tensor parallelism, has spread."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # a second of imports, if nobody has used it
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

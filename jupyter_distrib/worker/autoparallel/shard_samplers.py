@@ -35,7 +35,7 @@ _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardChoice:
-    """Which share."""
+    """The choice of a share."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class ShardChoice:
 
 
 def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
-    """This rank's part of a loader, as a loader of its own.
+    """Return this rank's part of a loader, as a loader of its own.
 
     Raises:
         DistributedError: The batch size cannot be split.
@@ -85,7 +85,7 @@ _SETTINGS = tuple(
 
 
 def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
-    """The batch size of one rank."""
+    """Return the batch size of one rank."""
     if part.batch == "per-rank":
         return loader.batch_size
     if loader.batch_size is None:
@@ -103,7 +103,7 @@ def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
 
 
 def is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether it reads its data set in order, or shuffled as a whole."""
+    """Return whether it reads its data set in order, or shuffled as a whole."""
     sampler = loader.sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:
 
 
 def is_divided_by_others(loader: DataLoader[Any], guesses: Guesses) -> bool:
-    """Whether the user or a framework has divided it among the ranks already."""
+    """Return whether the user or a library has divided it among the ranks already."""
     parts = (
         loader,
         loader.sampler,

@@ -16,11 +16,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -41,30 +40,22 @@ from jupyter_distrib.worker.autoparallel.data_parallel import check_together
 from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
+from jupyter_distrib.worker.autoparallel.sharding import (
+    ShardingPlan,
+    begin_alike,
+    callable_parts,
+    check,
+    offloads,
+    place,
+    shard,
+    shard_state,
+)
 from jupyter_distrib.worker.autoparallel.state_dict_loading import listen, reshard
-from jupyter_distrib.worker.autoparallel.units import has_forward, units_of
-from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.autoparallel.units import units_of
 from jupyter_distrib.worker.strategy import StrategyRun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingPlan:
-    """What was asked for."""
-
-    data: DeviceMesh | None
-    """One dimension: the ranks that see different data, among which parameters are divided. None: all see the same."""
-    model: bool = False
-    """The user spreads parameters over other dimensions of the mesh."""
-    unit: str = ""
-    compute: torch.dtype | None = None
-    """Computes in this type; None: in that of the weights."""
-    offload: bool = False
-
 
 _MIXED = "got mixed torch.Tensor and DTensor"
 """What torch (2.13) says if a module is called whose parameters are not gathered."""
-New = dict[int, tuple[Any, Any]]
-"""Old parameter and new one, by the `id` of the old one."""
 
 
 @dataclass(slots=True)
@@ -84,17 +75,17 @@ steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
 class ShardedTraining:
     """A `Spread` that shards; see there for what the methods are called for."""
 
-    def __init__(self, run: StrategyRun, how: ShardingPlan) -> None:
-        self._run, self._how, self._guesses = run, how, guesses.made(run.options)
+    def __init__(self, run: StrategyRun, plan: ShardingPlan) -> None:
+        self._run, self._plan, self._guesses = run, plan, guesses.made(run.options)
         part = ShardChoice(
-            rank=how.data.get_local_rank() if how.data is not None else 0,
-            size=how.data.size() if how.data is not None else 1,
+            rank=plan.data.get_local_rank() if plan.data is not None else 0,
+            size=plan.data.size() if plan.data is not None else 1,
             batch="global" if run.options.get("batch") == "global" else "per-rank",
             together=True,
         )
         self._summary = ChangeSummary(part.size)
         self._loaders = Loaders(self, part, run, self._summary)
-        self._conversion = TrainingHooks(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
+        self._hooks = TrainingHooks(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
         self._undo: Callable[[], None] = lambda: None
         self._roots: list[nn.Module] = []
         """Those that this run trains."""
@@ -102,13 +93,13 @@ class ShardedTraining:
         """A backward pass has computed gradients of them."""
 
     def begin(self, *, groups_reset: bool) -> None:
-        """Watch the cell. `regrouped`: an interrupt, for instance, has cost the ranks the groups they had."""
+        """Watch the cell. `groups_reset`: an interrupt, for instance, has cost the ranks the groups they had."""
         if groups_reset:
             self._compare_steps()
-        self._conversion.begin()
+        self._hooks.begin()
         stepping = register_optimizer_step_pre_hook(lambda optimizer, *_: self._about_to_step(optimizer))
         self._undo = stepping.remove
-        self._conversion.look_around()  # a captured optimizer's model has to be sharded before its first batch
+        self._hooks.look_around()  # a captured optimizer's model has to be sharded before its first batch
 
     def returning(self, value: object) -> None:
         """Make the sharded parts of the cell's value whole on rank 0."""
@@ -119,11 +110,11 @@ class ShardedTraining:
     def end(self, *, ok: bool) -> None:
         if isinstance(sys.exception(), SystemExit):
             gather_shards.absent()  # after any other exception the ranks are stopped together
-        self._conversion.end()
+        self._hooks.end()
         self._undo()
         if ok:
             self._tell()
-            self._conversion.tell_if_apart()
+            self._hooks.tell_if_apart()
         elif _MIXED in str(sys.exception()):
             self._run.note(
                 "a part or a method of a sharded model was called, and FSDP gathers the parameters when the model "
@@ -132,11 +123,11 @@ class ShardedTraining:
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the cell's code with this rank's device in place of the first one."""
-        return self._conversion.own_device.adapted(code)
+        return self._hooks.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
-        return self._conversion.total(values)
+        return self._hooks.total(values)
 
     def _tell(self) -> None:
         if (news := self._summary.news()) and identity.rank() == 0:
@@ -145,7 +136,7 @@ class ShardedTraining:
     # ------------------------------------------------------------------------------------------------ prepare()
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
-        """The objects, ready for training.
+        """Return the objects, ready for training.
 
         Raises:
             DistributedError: One of them cannot be made ready; nothing of it has been changed.
@@ -156,7 +147,7 @@ class ShardedTraining:
                 self._train([ownership.unwrapped(item)])
         for item in objects:
             if isinstance(item, Optimizer):
-                self._conversion.adopt(item, fresh=True)
+                self._hooks.adopt(item, fresh=True)
         return tuple(self._loaders.divided(item) if isinstance(item, DataLoader) else item for item in objects)
 
     # ------------------------------------------------------------------------------------------------ Spread
@@ -200,7 +191,7 @@ class ShardedTraining:
     def recognise(self, optimizer: Optimizer) -> None:
         listen(optimizer)
         theirs = ownership.parameters_of(optimizer)
-        if self._how.model:
+        if self._plan.model:
             return self._train(ownership.owners_of(theirs).roots, optimizer)
         for root in list(steps):
             if _has_any(root, theirs):
@@ -255,20 +246,20 @@ class ShardedTraining:
         new = [part for part in parts if part not in steps and not isinstance(part, FSDPModule)]
         for root in new:
             check(root)
-        guessed = "units" in self._guesses or bool(self._how.unit)
+        guessed = "units" in self._guesses or bool(self._plan.unit)
         units = [
-            units_of(root, self._how.unit) if guessed else [] for root in new
+            units_of(root, self._plan.unit) if guessed else [] for root in new
         ]  # nothing is sharded before all of it can be
         for root, inside in zip(new, units, strict=True):
-            begin_alike(root, self._how.data)
-            if self._how.data is not None:
+            begin_alike(root, self._plan.data)
+            if self._plan.data is not None:
                 self._shard(root, inside, optimizer)
         for root in parts:
             self._note_root(root)
 
     def _shard(self, root: nn.Module, units: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
-        assert self._how.data is not None
-        new_of = shard(root, units, self._how)
+        assert self._plan.data is not None
+        new_of = shard(root, units, self._plan)
         replace_references.replace(new_of, local_variables="local-variables" in self._guesses)
         if optimizer is not None:
             shard_state(optimizer, new_of)
@@ -283,14 +274,14 @@ class ShardedTraining:
             self._roots.append(root)
         device = identity.device()
         if device.type != "cpu":
-            place(root, device, offload=_offloads(self._how))
+            place(root, device, offload=offloads(self._plan))
             self._loaders.device = device
 
     def _say_if_nothing_is_spread(self, root: nn.Module) -> None:
         if (
-            self._how.model
+            self._plan.model
             and steps[root].count == 1
-            and not any(_is_spread(each, self._how.data) for each in root.parameters())
+            and not any(_is_spread(each, self._plan.data) for each in root.parameters())
         ):
             self._run.note(
                 f"no parameter of {ownership.named_plainly([root])} is spread over the mesh, so all ranks do the same: "
@@ -305,121 +296,3 @@ def _has_any(root: nn.Module, parameters: Sequence[torch.Tensor]) -> bool:
 
 def _is_spread(parameter: torch.Tensor, data: DeviceMesh | None) -> bool:
     return isinstance(parameter, DTensor) and (data is None or parameter.device_mesh.ndim > 1)
-
-
-def callable_parts(module: nn.Module) -> list[nn.Module]:
-    """The module, or what a container without a `forward` holds: FSDP acts when a module is called."""
-    if has_forward(module):
-        return [module]
-    if own := next(module.parameters(recurse=False), None):
-        raise DistributedError(
-            f"{type(module).__name__} has no forward(), but a parameter of its own, of shape {tuple(own.shape)}: "
-            "nobody calls it, so that cannot be gathered. Put the parameter into a module that is called."
-        )
-    return [
-        part for child in module.children() if any(True for _ in child.parameters()) for part in callable_parts(child)
-    ]
-
-
-def check(root: nn.Module) -> None:
-    """Refuse what `fully_shard` would refuse when half of the model is sharded."""
-    name = type(root).__name__
-    for key, parameter in root.named_parameters():
-        if parameter.dim() == 0:
-            raise DistributedError(
-                f"{name}.{key} is a single number without a dimension, which cannot be sharded: give it the shape (1,)."
-            )
-        if not parameter.is_contiguous() and not isinstance(parameter, DTensor):
-            parameter.data = parameter.data.contiguous()
-
-
-def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
-    """The weights of rank 0; of what is spread over other dimensions of the mesh, those of the first rank of ours."""
-    tensors = [each for each in ownership.tensors_of([root], []) if not isinstance(each, DTensor) and not each.is_meta]
-    every = weight_sync.fingerprints_of_all(tensors)
-    if not weight_sync.same_form(every):
-        raise DistributedError(
-            f"{type(root).__name__} has other parameters on one rank than on another: build it alike on all of them."
-        )
-    if any(each != every[0] for each in every):
-        weight_sync.take_from_rank_0(tensors)
-    for each in root.parameters():
-        if data is not None and isinstance(each, DTensor):
-            dist.broadcast(each.to_local().detach(), group=data.get_group(), group_src=0)
-
-
-def shard(root: nn.Module, units: Sequence[nn.Module], how: ShardingPlan) -> New:
-    """Shard in place, and tell which parameters have become which."""
-    before = [
-        (module, name, parameter)
-        for module in root.modules()
-        for name, parameter in private.own_parameters(module).items()
-        if parameter is not None
-    ]
-    grads = {id(parameter): parameter.grad for _, _, parameter in before}
-    normalizing = _in_full_precision(root) if how.compute else []
-    for module in normalizing:
-        for name, buffer in module.named_buffers(recurse=False):
-            private.set_buffer(module, name, buffer.float() if buffer.is_floating_point() else buffer)
-    for module in (*normalizing, *units, root):
-        if not isinstance(module, FSDPModule):
-            policy = MixedPrecisionPolicy() if how.compute is None else _precision(module, root, how.compute)
-            fully_shard(module, mesh=how.data, mp_policy=policy, offload_policy=_offload(how))
-    root.register_forward_hook(_reshard_after_evaluation)
-    for module in (*units, root):
-        listen(module)
-    new_of: New = {id(old): (old, private.own_parameters(module)[name]) for module, name, old in before}
-    for old, new in new_of.values():
-        if (grad := grads[id(old)]) is not None:
-            new.grad = _sharded_like(grad, new)
-    return new_of
-
-
-def _in_full_precision(root: nn.Module) -> list[nn.Module]:
-    """Batch normalization, which sums over a batch, as torch's autocast treats it."""
-    return [module for module in root.modules() if isinstance(module, private.BatchNorm) and module is not root]
-
-
-def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
-    if isinstance(module, private.BatchNorm):
-        return MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=compute)
-    output = torch.float32 if module is root else None
-    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=output)
-
-
-def _reshard_after_evaluation(root: Any, *_: object) -> None:
-    """FSDP (2.13) leaves the model's own parameters whole until a backward pass."""
-    if not torch.is_grad_enabled():
-        root.reshard()
-
-
-def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
-    """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP keeps shards on the CPU
-    and refuses others."""
-    if not offload:
-        root.to(device)
-        return
-    for module in root.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            private.set_buffer(module, name, buffer.to(device))
-
-
-def _offload(how: ShardingPlan) -> OffloadPolicy:
-    return CPUOffloadPolicy() if _offloads(how) else OffloadPolicy()
-
-
-def _offloads(how: ShardingPlan) -> bool:
-    return how.offload and how.data is not None and how.data.device_type != "cpu"
-
-
-def shard_state(optimizer: Optimizer, new_of: New) -> None:
-    """What an optimizer has gathered for a parameter is divided as the parameter is."""
-    for _, new in new_of.values():
-        for key, value in optimizer.state.get(new, {}).items():
-            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == new.shape:
-                optimizer.state[new][key] = _sharded_like(value, new)
-
-
-def _sharded_like(value: torch.Tensor, like: DTensor) -> torch.Tensor:
-    local = like.to_local()
-    return distribute_tensor(value.to(local.device), like.device_mesh, like.placements)

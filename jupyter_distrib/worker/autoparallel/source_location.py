@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from types import FrameType
 
-from jupyter_distrib.system import process_environment
-
-_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")]
-_LIBRARIES = tuple({folder + os.sep for each in _FOLDERS for folder in (each, os.path.realpath(each))})
+from jupyter_distrib.system import file_owner
 
 
 def here(cell: str) -> str:
@@ -24,16 +20,7 @@ def here(cell: str) -> str:
         name = frame.f_code.co_filename
         if name == cell:
             return f"line {frame.f_lineno}"
-        if not theirs and _is_users(name):
+        if not theirs and file_owner.is_users(name):
             theirs = f"{os.path.basename(name)}, line {frame.f_lineno}"
         frame = frame.f_back
     return theirs
-
-
-def in_library(filename: str) -> bool:
-    """Whether the file is one of this package, of Python or of an installed package, as far as its name tells."""
-    return filename.startswith((*process_environment.OWN, *_LIBRARIES))
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith(("<", *process_environment.OWN)) and not in_library(os.path.realpath(filename))

@@ -21,7 +21,7 @@ LEAST_PARAMETERS = 1_000_000
 
 
 def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS) -> list[nn.Module]:
-    """The modules inside `root` that become units, inner ones before those they are in.
+    """Return the modules inside `root` that become units, inner ones before those they are in.
 
     Args:
         root: The model.
@@ -82,13 +82,13 @@ def _can_be_one(module: nn.Module) -> bool:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether it can be called; `ModuleList` and other containers cannot."""
+    """Return whether it can be called; `ModuleList` and other containers cannot."""
     return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
 
 
 def _shares(module: nn.Module, root: nn.Module) -> bool:
-    """Whether it has a parameter in common with the rest of the model, as tied embeddings do: those have to be gathered
-    together, with the model itself."""
+    """Return whether it has a parameter in common with the rest of the model, as tied embeddings do: they have to be
+    gathered together, with the model itself."""
     inside = {id(part) for part in module.modules()}
     own = {id(parameter) for parameter in module.parameters()}
     others = (part for part in root.modules() if id(part) not in inside)

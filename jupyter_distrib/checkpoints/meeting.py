@@ -1,0 +1,118 @@
+"""Which ranks write a checkpoint, and how the others know that it is there. Rank's main thread; through the store,
+since a rank that does not come would leave the others in a collective for ever.
+
+nothing is sharded    rank 0 writes, whoever else calls; the others wait until it has
+shards                every rank writes its own: all have to come, and one that has ended its cell does not
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.pytorch import process_group
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+from jupyter_distrib.worker.strategy import TrainingStrategy
+
+_LOOK_UP_S = 0.02
+_WAIT_S = 1.0
+"""An interrupt is noticed between two waits."""
+_saves: WeakKeyDictionary[StoreBoard, Counter[str]] = WeakKeyDictionary()
+"""How often each folder was saved to in a run; every rank counts its own calls."""
+
+
+def board() -> StoreBoard | None:
+    """Return where the ranks of this run leave words for one another; None if no training strategy runs the cell, since
+    then nobody says when a rank has ended."""
+    trains = isinstance(identity.strategy, TrainingStrategy)
+    return process_group.current.board() if trains and dist.is_initialized() else None
+
+
+def has_shards(value: Any) -> bool:
+    """Return whether a rank holds only its part of something in this state."""
+    if isinstance(value, dict):
+        return any(map(has_shards, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(has_shards, value))
+    return isinstance(value, DTensor)
+
+
+def number(words: StoreBoard, folder: str) -> str:
+    """Return a key for one more save to this folder."""
+    counts = _saves.setdefault(words, Counter())
+    counts[folder] += 1
+    return f"save/{folder}/{counts[folder]}"
+
+
+def by_rank_0(words: StoreBoard, key: str, write: Callable[[], None]) -> None:
+    """Let rank 0 write, and every other rank that calls wait for it.
+
+    Raises:
+        DistributedError: It was not written, and why; on every rank that calls.
+    """
+    if identity.rank() != 0:
+        if refusal := _heard(words, key):
+            raise DistributedError(refusal)
+        return
+    said = "rank 0 has stopped while it wrote the checkpoint."
+    try:
+        write()
+        said = ""
+    except DistributedError as error:
+        said = str(error)
+        raise
+    finally:
+        words.put(key, said or _WRITTEN)
+
+
+_WRITTEN = "written"
+
+
+def _heard(words: StoreBoard, key: str) -> str:
+    """Return why rank 0 has not written; empty if it has."""
+    while not words.has([key]):
+        if words.has([_ended(0)]):
+            return (
+                f"jupyter_distrib.save() was called on rank {identity.rank()}, and rank 0, which writes, has ended its "
+                "cell without a call: call it on every rank, or on rank 0."
+            )
+        with suppress(RuntimeError):  # not yet; a store that is gone raises in `has`
+            words.wait([key], _WAIT_S)
+    said = words.get(key)
+    return "" if said == _WRITTEN else said
+
+
+def all_come(words: StoreBoard, key: str) -> None:
+    """Wait for every rank.
+
+    Raises:
+        DistributedError: One of them does not come.
+    """
+    words.put(f"{key}/{identity.rank()}", "")
+    while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
+        if gone := [rank for rank in missing if words.has([_ended(rank)]) or words.has([_returns(rank)])]:
+            raise DistributedError(
+                f"jupyter_distrib.save() was called on rank {identity.rank()}, and not on rank {gone[0]}, which has "
+                "come to the end of its cell: every rank writes its own shards, so call it on all of them, and not "
+                "under `if rank == 0`."
+            )
+        time.sleep(_LOOK_UP_S)
+
+
+def _ended(rank: int) -> str:
+    """Return the key that a training strategy leaves at the end of a cell (`autoparallel/data_consensus.py`)."""
+    return f"ended/{rank}"
+
+
+def _returns(rank: int) -> str:
+    """Return the key that a rank leaves before its value is gathered (`autoparallel/gather_shards.py`)."""
+    return f"whole/{rank}"

@@ -1,0 +1,33 @@
+"""Whose a file of this process is: this package's, Python's or an installed package's, or the user's. On any side; the
+kernel asks about files of other machines by `kernel/record/frame_owner.py`."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+
+from jupyter_distrib.system import process_environment
+
+LIBRARY_FOLDERS = tuple(
+    {
+        os.path.realpath(folder) + os.sep
+        for folder in (*sysconfig.get_paths().values(), *process_environment.OWN)
+        if folder
+    }
+)
+"""The interpreter's own folders, and this package's."""
+
+
+def is_own(filename: str) -> bool:
+    """Return whether code with this file name is this package's."""
+    return filename.startswith(process_environment.OWN)
+
+
+def is_library(path: str) -> bool:
+    """Return whether a file is this package's, Python's or an installed package's."""
+    return os.path.isabs(path) and (is_own(path) or os.path.realpath(path).startswith(LIBRARY_FOLDERS))
+
+
+def is_users(path: str) -> bool:
+    """Return whether a file is the user's: neither a library's nor code without a file."""
+    return not path.startswith("<") and not is_library(path)

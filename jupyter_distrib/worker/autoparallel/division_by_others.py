@@ -1,0 +1,58 @@
+"""Whether somebody else has divided a data loader among the ranks: a library, the user's sampler, or the cell before
+the loader was made. Decided once for each loader of a run; rank's main thread."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader
+
+from jupyter_distrib.worker.autoparallel import guesses, source_location
+from jupyter_distrib.worker.autoparallel.data_fingerprint import DataFingerprints
+from jupyter_distrib.worker.autoparallel.shard_samplers import is_divided_by_others
+from jupyter_distrib.worker.strategy import StrategyRun
+
+
+class DivisionByOthers:
+    """The findings on the loaders of one run.
+
+    Args:
+        run: The run.
+        alone: There is nobody to divide data with.
+    """
+
+    def __init__(self, run: StrategyRun, *, alone: bool) -> None:
+        self._run, self._guesses = run, guesses.made(run.options)
+        self._compares = not alone and run.everyone and "divided-data" in self._guesses
+        self._fingerprints = DataFingerprints(run.filename, ordered="order" in self._guesses)
+        self._decided: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
+        self.divides = False
+        """Some loader was divided."""
+
+    def has_divided(self, loader: DataLoader[Any]) -> bool:
+        """Return whether somebody else has divided it among the ranks."""
+        if loader not in self._decided:
+            self._decided[loader] = is_divided_by_others(loader, self._guesses) or self._differs(loader)
+            self.divides = self.divides or self._decided[loader]
+        return self._decided[loader]
+
+    def look(self) -> None:
+        """Look at the cell's code, while it is being executed."""
+        self._fingerprints.look()
+
+    def meets(self) -> None:
+        """Note that a collective begins in which every rank takes part; in any thread."""
+        self._fingerprints.meets()
+
+    def end(self) -> None:
+        """End, because the cell has ended: no rank has to wait for this one."""
+        self._fingerprints.end()
+
+    def _differs(self, loader: DataLoader[Any]) -> bool:
+        if not self._compares:
+            return False
+        found = self._fingerprints.compared(loader, source_location.here(self._run.filename))
+        if found.note:
+            self._run.note(found.note)
+        return found.by_hand

@@ -1,0 +1,61 @@
+"""The shares of data loaders that this rank reads in one run, made when they are asked for. Rank's main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from jupyter_distrib.worker.autoparallel import source_location
+from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
+from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice, share
+from jupyter_distrib.worker.pytorch import data_loaders
+from jupyter_distrib.worker.strategy import StrategyRun
+
+Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
+
+
+class LoaderShares:
+    """The shares of this rank, by the loaders of the cell.
+
+    Args:
+        part: Which share it is.
+        run: The run.
+        summary: Told of each loader that is divided.
+    """
+
+    def __init__(self, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
+        self._part, self._run, self._summary = part, run, summary
+        self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
+        self._shares = WeakKeyDictionary()
+        """By what they are read for, and by the length of the data set, which may have grown."""
+        self._ours: WeakSet[DataLoader[Any]] = WeakSet()
+        self.divides = False
+        """A loader was divided for a training."""
+
+    def __contains__(self, loader: DataLoader[Any]) -> bool:
+        """Return whether this loader is a share itself."""
+        return loader in self._ours
+
+    def of(self, loader: DataLoader[Any], how: Reading) -> DataLoader[Any]:
+        """Return this rank's share of a loader."""
+        shares = self._shares.setdefault(loader, {})
+        key = how, _length(loader.dataset)
+        if key not in shares:
+            shares[key] = mine = share(loader, replace(self._part, exact=how == "evaluated"))
+            self._ours.add(mine)
+            if how == "divided":
+                self.divides = True
+                self._summary.divided(loader, mine, source_location.here(self._run.filename))
+        return shares[key]
+
+    def close(self) -> None:
+        """End the workers of all shares."""
+        data_loaders.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
+
+
+def _length(dataset: Any) -> int:
+    return 0 if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) else len(dataset)

@@ -1,0 +1,200 @@
+"""The checks whether a cell has trained as it was meant, and what is said if not: that the ranks have not trained
+together, say. One for each run; rank's main thread. No check fails a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+from weakref import WeakSet, ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.autoparallel import loss_reduction, ownership, source_location
+from jupyter_distrib.worker.autoparallel.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.loaders import Loaders
+from jupyter_distrib.worker.pytorch import private, process_group
+from jupyter_distrib.worker.strategy import StrategyRun
+
+LOOKS = 20
+"""Backward passes after which nobody looks at the losses any more."""
+END_WAIT_S = 1.0
+"""How long the end of a cell waits for the first losses, if its device is that far behind."""
+
+
+class SpreadState(Protocol):
+    """The part of a `Spread` that the checks need."""
+
+    @property
+    def active(self) -> bool: ...
+
+
+class TrainingChecks:
+    """The checks of one run.
+
+    Args:
+        run: The run.
+        spread: Whether a model is spread over the ranks.
+        loaders: Its data loaders.
+        by_hand: Whether the cell looks after its ranks itself.
+        sees_a_share: Every rank is to train with other data than the others.
+    """
+
+    def __init__(
+        self,
+        run: StrategyRun,
+        spread: SpreadState,
+        loaders: Loaders,
+        *,
+        by_hand: Callable[[], bool],
+        sees_a_share: bool,
+    ) -> None:
+        self._run, self._spread, self._loaders = run, spread, loaders
+        self._by_hand, self._sees_a_share = by_hand, sees_a_share
+        self._losses = LossComparison()
+        self._alone = False
+        """A backward pass has run for which the spread had nothing to do."""
+        self._together = False
+        """A backward pass has run that the spread has reached."""
+        self._fed: WeakSet[Optimizer] = WeakSet()
+        """Optimizers that have stepped with a gradient, or of which it was said that they never do."""
+        self._trained: list[ref[torch.Tensor]] = []
+        """Their parameters; the optimizers themselves may be gone by the end."""
+        self._versions: list[tuple[ref[torch.Tensor], int]] = []
+        """What the first backward pass that it has not reached has given a gradient, as it was then."""
+        self._met_before = -1
+        """How many collectives there had been before the cell."""
+
+    def begin(self) -> None:
+        """Begin, before the cell."""
+        self._met_before = process_group.current.sequence()
+
+    def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """Look at what a backward pass begins at."""
+        if self._loaders.backwards <= LOOKS:
+            self._compared(lambda: self._losses.before(losses))
+        self._tell_if_summed(losses)
+
+    def after_backward(self, reached: bool) -> None:
+        """Note that a backward pass has ended.
+
+        Args:
+            reached: It was one of a model that is spread over the ranks.
+        """
+        self._together = self._together or reached
+        if not reached and not self._alone:
+            self._alone = True
+            self._versions = [(ref(each), private.version_of(each)) for each in _with_gradient()]
+        if self._loaders.backwards <= LOOKS:
+            self._compared(self._tell_if_same_losses)
+
+    def stepped(self, optimizer: Optimizer, *, is_known: bool) -> None:
+        """Note that an optimizer has stepped.
+
+        Args:
+            optimizer: The optimizer.
+            is_known: Whether its model was looked for.
+        """
+        if optimizer in self._fed:
+            return
+        hungry = all(each.grad is None for each in ownership.parameters_of(optimizer))
+        if hungry and self._alone and is_known:
+            line = _at(source_location.here(self._run.filename))
+            self._run.note(
+                f"{type(optimizer).__name__} has stepped{line} without a gradient: "
+                "backward() has computed those of other parameters than its own. Build it from the parameters of the "
+                "model that is trained"
+            )
+        if self._alone or not hungry:
+            self._fed.add(optimizer)
+            self._trained += map(ref, ownership.parameters_of(optimizer))
+
+    def end(self) -> None:
+        """Say so if the ranks have not trained together; called when the cell has ended well, which it stays."""
+        self._compared(self._tell_if_same_losses, END_WAIT_S)
+        self._compared(self._tell_if_other_weights)
+
+    def _compared(self, comparison: Callable[..., None], *args: float) -> None:
+        """Make a comparison, whose own failure is no failure of the cell."""
+        try:
+            comparison(*args)
+        except DEVICE_ERROR:
+            raise
+        except Exception as error:  # noqa: BLE001 - memory that is full, a store that is gone
+            reason = str(error).partition("\n")[0]
+            self._run.note(
+                f"whether the ranks have trained together could not be found out: {type(error).__name__}: {reason}"
+            )
+
+    def _tell_if_other_weights(self) -> None:
+        trained = self._found_trained()
+        if trained and not self._run.everyone:
+            return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
+        board = process_group.current.board()
+        if not trained or board is None or identity.world_size() == 1:
+            return
+        if differs(board, identity.rank(), identity.world_size(), trained):
+            self._run.note(f"the ranks have trained different weights: {self._why_apart}")
+        elif not self._together and self._was_changed() and self._has_not_met():
+            self._run.note(f"each rank has trained for itself, all of them the same: {self._why_apart}")
+
+    def _tell_if_same_losses(self, wait_s: float = 0.0) -> None:
+        self._losses.publish(wait_s)
+        if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
+            self._run.note(
+                f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
+                "faster than one: read the data from a DataLoader, which is divided, or have each rank take a share by "
+                "itself (data[rank::world_size])"
+            )
+
+    def _tell_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
+        """Say so if a loss is a sum over a batch that `--batch global` has split over the ranks."""
+        if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
+            size = identity.world_size()
+            if any(map(loss_reduction.is_sum, losses)):
+                self._run.note(
+                    f"the loss is a sum over the batch, of which each rank has 1/{size} with --batch global, and "
+                    f"gradients are averaged over ranks: they are 1/{size} of those of one device. Take "
+                    "reduction='mean', or multiply the loss by world_size"
+                )
+
+    def _found_trained(self) -> list[torch.Tensor]:
+        """Return the tensors that were trained in this run as far as it can be known, ours or not."""
+        found = [each for weak in self._trained if (each := weak()) is not None]
+        if self._alone:
+            found += _with_gradient()
+        return list({id(each): each for each in found if not ownership.is_sharded(each)}.values())
+
+    def _was_changed(self) -> bool:
+        """Return whether anything was changed, by an optimizer or by hand behind a backward pass."""
+        by_hand = ((weak(), version) for weak, version in self._versions)
+        return bool(self._trained) or any(each is not None and private.version_of(each) != old for each, old in by_hand)
+
+    def _has_not_met(self) -> bool:
+        """Return whether this cell has called no collective, so that it cannot have averaged anything by itself."""
+        return process_group.current.automatic and process_group.current.sequence() == self._met_before
+
+    @property
+    def _why_apart(self) -> str:
+        """Return what may have kept gradients from being averaged, for ranks that end with different weights."""
+        if self._by_hand():
+            return (
+                "this cell calls init_process_group, so it was left as it is. Wrap its model in "
+                "DistributedDataParallel, or leave out the call"
+            )
+        if self._spread.active:
+            return "they were changed in another way than by the gradients of backward() and a step of the optimizer"
+        return (
+            "gradients were not averaged, since no torch.optim optimizer was found for them. Use one, or give the "
+            "model to jupyter_distrib.prepare()"
+        )
+
+
+def _with_gradient() -> list[torch.Tensor]:
+    return [each for module in ownership.alive(nn.Module) for each in module.parameters() if each.grad is not None]
+
+
+def _at(place: str) -> str:
+    return f" on {place}" if place else ""
