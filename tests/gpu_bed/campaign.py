@@ -1,6 +1,6 @@
 """Random cells and faults in two notebooks on a machine with 8 feigned GPUs, and what must hold after each.
 
-    python -m tests.gpu_bed.campaign --minutes 10 [--seed 7]
+    python -m tests.gpu_bed.campaign --minutes 10 [--seed 7] [--two-agents]
 
 After each step: every rank that lives has a GPU of its own, which is leased; nobody was refused GPUs that were free or
 could be; no step took longer than it may. In the end: no rank and no lease is left. The seed repeats the steps, if not
@@ -54,11 +54,14 @@ class Campaign:
     Args:
         bed: The machine; 8 GPUs.
         seed: For the choice of steps.
+        two_agents: Whether each notebook has an agent of its own, as notebooks of two environments have.
         log: Takes a line for each step.
     """
 
-    def __init__(self, bed: GpuBed, seed: int, log: Callable[[str], None] = lambda line: None) -> None:
-        self._bed, self._random, self._log = bed, random.Random(seed), log
+    def __init__(
+        self, bed: GpuBed, seed: int, *, two_agents: bool = False, log: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._bed, self._random, self._log, self._two_agents = bed, random.Random(seed), log, two_agents
         self._books = [self._new_book(name) for name in "AB"]
         self.steps = 0
         self._line = ""
@@ -134,7 +137,7 @@ class Campaign:
         try:
             book.notebook.until("it has begun", STEP_LIMIT_S)
         except AssertionError:  # it has ended: refused, or its ranks are gone
-            self._judge(book, book.notebook._outcome, self._pinned())
+            self._judge(book, book.notebook._outcome, self._pinned(book))
             book.notebook.cell("")
         else:
             book.running = True
@@ -210,12 +213,12 @@ class Campaign:
         return self._random.choice((1, 2, 2, 3, 4, 4, 6, 8))
 
     def _distributed(self, book: Book, options: str, code: str) -> None:
-        pinned = self._pinned()
+        pinned = self._pinned(book)
         outcome = self._finish(book, f"%%distributed {options}\n{code}")
         self._judge(book, outcome, pinned)
 
     def _pool(self, book: Book, line: str) -> None:
-        pinned = self._pinned()
+        pinned = self._pinned(book)
         self._judge(book, self._finish(book, line), pinned)
 
     def _finish(self, book: Book, code: str) -> Outcome:
@@ -233,7 +236,7 @@ class Campaign:
         if refused is None:
             raise Broken(f"{self._line}: {outcome.text}")
         lost = sum(gpu["lost"] for gpu in self._bed.gpus)
-        if int(refused[1]) <= 8 - lost - len(pinned | self._pinned()):
+        if int(refused[1]) <= 8 - lost - len(pinned | self._pinned(book)):
             raise Broken(f"{self._line}: refused, but only GPUs {pinned} are at work or keep anything")
 
     def _excused(self, book: Book, outcome: Outcome) -> bool:
@@ -272,22 +275,31 @@ class Campaign:
     def _of_groups(self) -> set[int]:
         return {number for group in self._groups() for number in _gpus_of(group)}
 
-    def _pinned(self) -> set[int]:
-        """Return the GPUs of ranks that run or keep something: they do not yield."""
-        return {number for group in self._groups() if group["run"] or group["kept"] for number in _gpus_of(group)}
+    def _pinned(self, book: Book) -> set[int]:
+        """Return the GPUs of ranks that do not yield to this notebook: they run, keep something, or are another
+        agent's."""
+        groups = [
+            group
+            for group in self._groups()
+            if group["run"] or group["kept"] or (self._two_agents and not self._is_of(group, book))
+        ]
+        return {number for group in groups for number in _gpus_of(group)}
 
     def _holders(self) -> dict[int, str]:
         return {gpu["index"]: gpu["holder"] for answer in self._bed.status() for gpu in answer["gpus"] if gpu["holder"]}
 
     def _pids(self, book: Book, *, running: bool = False) -> list[int]:
         """Return the ranks of a notebook; with `running`, those that execute its cell."""
-        mine = f"(kernel {book.notebook.pid})", f"kernel {book.notebook.pid}"
-        groups = [group for group in self._groups() if group["holder"].endswith(mine)]
+        groups = [group for group in self._groups() if self._is_of(group, book)]
         return [worker.pid for group in groups if group["run"] or not running for worker in group["workers"]]
+
+    def _is_of(self, group: dict[str, Any], book: Book) -> bool:
+        return bool(re.search(rf"\bkernel {book.notebook.pid}\b", group["holder"]))
 
     def _new_book(self, name: str) -> Book:
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._bed.folder))
-        notebook = Notebook(folder, self._bed.environment)
+        own = {"OMP_DISPLAY_ENV": "FALSE"} if self._two_agents and name == "B" else {}
+        notebook = Notebook(folder, {**self._bed.environment, **own})
         notebook.ok("%load_ext jupyter_distrib")
         return Book(name=name, notebook=notebook)
 
@@ -300,12 +312,13 @@ def main() -> None:
     """Run a campaign by itself, with a line for each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--two-agents", action="store_true")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="jd-") as runtime, GpuBed(count=8) as bed:
         os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = runtime
         print(f"seed {options.seed}", flush=True)
-        campaign = Campaign(bed, options.seed, lambda line: print(line, flush=True))
+        campaign = Campaign(bed, options.seed, two_agents=options.two_agents, log=lambda line: print(line, flush=True))
         try:
             campaign.run(60 * options.minutes)
         except BaseException:

@@ -8,10 +8,14 @@ from tests.gpu_bed import GpuBed
 from tests.gpu_bed.campaign import Campaign
 
 pytestmark = pytest.mark.slow
+STEPS = 25
 
 
-def test_no_lease_is_lost_or_given_twice_and_no_rank_is_left(bed: GpuBed) -> None:
-    campaign = Campaign(bed, seed=11)
-    campaign.run(12.0)
+@pytest.mark.parametrize("two_agents", [False, True])
+def test_no_lease_is_lost_or_given_twice_and_no_rank_is_left(bed: GpuBed, two_agents: bool) -> None:
+    campaign = Campaign(bed, seed=11, two_agents=two_agents)
+    for _ in range(STEPS):
+        campaign.step()
+    campaign.end()
 
-    assert campaign.steps > 5
+    assert bed.violations() == []
