@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session import trusted_files
 from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.group_size import GroupSize
@@ -110,12 +109,18 @@ class Choices:
     def trust(self, pool: str) -> None:
         """Remember for all notebooks that the user trusts the file which defines this pool."""
         if (file := self.settings.pools[pool].project_file) is not None:
+            from jupyter_distrib.kernel.session import trusted_files
+
             trusted_files.trust(file)
 
     def check_trusted(self, pool: NamedPool) -> None:
         """Raise `PoolError` for a pool whose program or machine nobody but a project's file has named."""
         file = pool.project_file
-        if file is None or file in self._named or trusted_files.is_trusted(file):
+        if file is None or file in self._named:
+            return
+        from jupyter_distrib.kernel.session import trusted_files  # few notebooks need it
+
+        if trusted_files.is_trusted(file):
             return
         naming = f", or name it in the cell (--pool {pool.name})" if file.only else ""
         raise PoolError(

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -93,6 +92,8 @@ def _with_default(settings: Settings, key: str, value: str, origin: str) -> Sett
 @lru_cache(maxsize=8)
 def _read(file: File) -> tuple[str, dict[str, Any]]:
     """Text and content."""
+    import tomllib  # most notebooks have no file
+
     path = Path(file.path)
     try:
         text = path.read_text("utf-8")
