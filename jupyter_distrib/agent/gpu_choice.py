@@ -44,8 +44,9 @@ def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) ->
         GpusRefused: The notebook has asked for what is not there, or for GPUs that cannot be used.
     """
     if problem := problem_of(inventory, build):
-        if command.size:
-            raise GpusRefused(f"--gpus {command.size}, but {problem}")
+        if command.size or command.gpu_type:
+            asked = f"--gpus {command.size}" if command.size else f"--gpu-type {command.gpu_type}"
+            raise GpusRefused(f"{asked}, but {problem}")
         return Choice(size=DEFAULT_CPU_RANKS, notes=(f"CPU ranks: {problem}",))
     seen = _visible(command, inventory)
     if command.gpu_type:

@@ -551,8 +551,8 @@ def test_a_kernel_that_comes_as_the_name_goes_is_kept(tmp_path: Path, monkeypatc
         server._retire()
         assert not server.loop._running
         assert path.read_text() == "the next agent's", "the name is not its own any more"
-        server.loop._selector.close()
         agent._calls.close()
+        server.loop._selector.close()
         agent._forkservers._log.close()
 
 

@@ -76,10 +76,13 @@ def test_on_cpu_ranks_nothing_is_replaced(book: Notebook) -> None:
 
 @pytest.mark.slow
 def test_on_a_machine_without_gpus_the_first_ranks_stay(notebook: Notebook) -> None:
-    cell = "%%distributed\nimport os\nos.getpid()"
+    groups = "[group.name for group in _s.current().pools.groups()]"
     notebook.ok(SET.format(value="expandable_segments:True"))
 
-    assert notebook.ok(cell).result == notebook.ok(cell).result
+    notebook.ok("%%distributed\nrank")
+    first = notebook.ok(groups).result
+    notebook.ok("%%distributed\nrank")
+    assert notebook.ok(groups).result == first
 
 
 @pytest.mark.parametrize(
