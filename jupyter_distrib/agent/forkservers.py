@@ -5,167 +5,157 @@ orders wait until it has imported torch."""
 
 from __future__ import annotations
 
-import os
+import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from jupyter_distrib.agent.fork_orders import ForkOrder, ForkOrders
+from jupyter_distrib.server.watched_link import WatchedLink
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.launch import Launched, launch, new_log
-from jupyter_distrib.wire.link import Link, encode
-from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
+from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.messages import Forked, ForkFailed, ForkserverReady, Message, Preload, WorkerOrder
 
 PRELOAD_AFTER_S = 0.2
 """Seconds in which the first ranks and their first cell have the processor for themselves."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Order:
-    orders: tuple[WorkerOrder, ...]
-    fds: list[int]
-    """Three descriptors for each rank; ours to close once sent."""
-    forked: Callable[[tuple[int, ...]], None]
-    failed: Callable[[str], None]
+class _Generation:
+    """A forkserver that was exec'd, and the preloaded one that it forks."""
 
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds = []
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        process.returncode = 0  # the loop reaps it, not subprocess
+        self.serving: WatchedLink | None = None
+        self.coming: list[WatchedLink] = []
+        self.preloaded = False
+        self.proved = False
+        """Whether one of them has been ready, so that torch can be imported: if it dies, another will do."""
+
+    @property
+    def links(self) -> list[WatchedLink]:
+        return [*([self.serving] if self.serving else ()), *self.coming]
+
+    def remove(self, link: WatchedLink) -> None:
+        if link in self.coming:
+            self.coming.remove(link)
+        if link is self.serving:
+            self.serving = None
 
 
 class Forkservers:
     """At most two forkservers: the base one, and the preloaded one that replaces it.
 
     Args:
-        on_fuller: Called when it has.
+        on_preloaded: Called when it has.
         launched: The first, if it is on its way already.
     """
 
     def __init__(self, loop: Loop, on_preloaded: Callable[[], None], launched: Launched | None = None) -> None:
         self._loop, self._on_preloaded, self._launched = loop, on_preloaded, launched
-        self._waiting: deque[_Order] = deque()
-        self._forking: deque[tuple[Link, _Order]] = deque()
-        self._link: Link | None = None
-        self._pending: list[Link] = []
-        self._process: subprocess.Popen[bytes] | None = None
         self._log = launched[2] if launched else new_log()
+        self._orders = ForkOrders()
+        self._generation: _Generation | None = None
+        self._preload_timer: Timer | None = None
         self.growing = True
         """Whether a preloaded forkserver is wanted."""
-        self._preload_timer: Timer | None = None
         self.session = 0
         """Session of the forkservers and of what they have just forked."""
-
-        self.preloaded = False
-        self._proved = False
-        """Whether a forkserver of this process has been ready, so that torch can be imported: if it dies, another will
-        do."""
 
     @property
     def busy(self) -> bool:
         """Return whether ranks are being forked: children may be ours that we do not know yet."""
-        return bool(self._forking)
+        return self._orders.sent
+
+    @property
+    def preloaded(self) -> bool:
+        """Whether the preloaded forkserver serves."""
+        return self._generation is not None and self._generation.preloaded
 
     @property
     def state(self) -> str:
-        if self._link is None:
-            return "importing torch" if self._process else "not running"
+        if self._generation is None:
+            return "not running"
+        if self._generation.serving is None:
+            return "importing torch"
         return "ready" if self.preloaded or not self.growing else "ready (still importing)"
 
     def start(self) -> None:
         """Exec the forkserver, unless one is up or on its way."""
-        if self._process is not None:
+        if self._generation is not None:
             return
-        self._process, links, _ = self._launched or launch(self._log)
+        try:
+            process, socks, _ = self._launched or launch(self._log)
+        except OSError as error:
+            return self._orders.fail_all(f"the process that starts ranks could not be started: {error}.")
         self._launched = None
-        self.session = self._process.pid
-        for mine in links:
-            mine.setblocking(False)
-            link = Link(mine)
-            self._pending.append(link)
-            self._watch(link)
+        self.session = process.pid
+        self._generation = _Generation(process)
+        self._generation.coming += [self._watched(sock) for sock in socks]
 
     def stop(self) -> None:
-        """End the forkserver; the next order, or `start`, makes another one."""
-        for link in [link for link in (self._link, *self._pending) if link is not None]:
-            self._drop(link)
-        self._link, self._pending = None, []
-        self._forget()
+        """End the forkserver, and fail what it was asked for; the next order, or `start`, makes another one."""
+        if self._generation is not None:
+            self._close(self._generation)
+        self._orders.fail_all("the process that starts ranks was stopped.")
 
     def fork(
         self,
         orders: tuple[WorkerOrder, ...],
-        fds: list[int],
-        forked: Callable[[tuple[int, ...]], None],
-        failed: Callable[[str], None],
+        descriptors: Descriptors,
+        on_forked: Callable[[tuple[int, ...]], None],
+        on_failed: Callable[[str], None],
     ) -> None:
         """Fork ranks, now or when the forkserver is ready; one of the two callbacks follows."""
+        self._orders.add(ForkOrder(orders=orders, descriptors=descriptors, on_forked=on_forked, on_failed=on_failed))
         self.start()
-        self._waiting.append(_Order(orders=orders, fds=fds, forked=forked, failed=failed))
         self._send()
 
     def ended(self, pid: int) -> None:
         """Handle the end of any child: if the first forkserver ends before it was ever ready, torch cannot be
         imported."""
-        if self._process is not None and pid == self._process.pid and not self._proved:
-            self._fail()
+        if self._generation is not None and pid == self._generation.pid and not self._generation.proved:
+            self._fail(self._generation)
 
-    def _watch(self, link: Link) -> None:
-        self._loop.watch(
-            link.fileno(), lambda: self._readable(link), (lambda: self._flush(link)) if link.unsent else None
+    def _watched(self, sock: socket.socket) -> WatchedLink:
+        link: WatchedLink = WatchedLink(
+            self._loop,
+            sock,
+            on_message=lambda message, _: self._take_message(link, message),
+            on_end=lambda: self._take_end(link),
         )
-
-    def _flush(self, link: Link) -> None:
-        try:
-            link.flush()
-        except OSError:
-            return self._closed(link)
-        self._watch(link)
+        return link
 
     def _send(self) -> None:
-        while self._waiting and (link := self._link) is not None:
-            order = self._waiting[0]
-            link.post(encode(Fork(orders=order.orders), len(order.fds)), order.fds)
-            try:
-                link.flush()
-            except OSError:  # the forkserver has died; the order is for the next one
-                self._closed(link)
-                continue
-            self._waiting.popleft()
-            order.close()
-            self._forking.append((link, order))
-            self._watch(link)
+        if self._generation is not None and self._generation.serving is not None:
+            self._orders.send(self._generation.serving)
 
-    def _readable(self, link: Link) -> None:
-        try:
-            for message, _ in link.read():
-                match message:
-                    case ForkserverReady():
-                        self._ready(link, early=message.early)
-                    case Forked():
-                        self._forked(link, message.pids)
-        except (EOFError, OSError):
-            self._closed(link)
+    def _take_message(self, link: WatchedLink, message: Message) -> None:
+        match message:
+            case ForkserverReady():
+                self._take_ready(link, early=message.early)
+            case Forked() | ForkFailed():
+                self._take_answer(link, message)
 
-    def _ready(self, link: Link, *, early: bool) -> None:
-        old, self._link, self._proved = self._link, link, True
-        self._pending.remove(link)
+    def _take_ready(self, link: WatchedLink, *, early: bool) -> None:
+        generation = self._generation
+        if generation is None or link not in generation.coming:
+            return
+        before = generation.serving
+        generation.remove(link)
+        generation.serving, generation.proved = link, True
         self._send()
         if early:
-            self._preload_soon()
-        else:
-            self.preloaded = True
-            if old is not None:
-                self._drop_unless_forking(old)
-            self._on_preloaded()
+            return self._preload_soon()
+        generation.preloaded = True
+        if before is not None:
+            self._close_unless_forking(before)
+        self._on_preloaded()
 
-    def _forked(self, link: Link, pids: tuple[int, ...]) -> None:
-        """Complete the oldest order of this forkserver; the other forkserver may have newer ones."""
-        entry = next(entry for entry in self._forking if entry[0] is link)
-        self._forking.remove(entry)
-        entry[1].forked(pids)
-        if link is not self._link:
-            self._drop_unless_forking(link)
+    def _take_answer(self, link: WatchedLink, answer: Forked | ForkFailed) -> None:
+        self._orders.answer(answer)
+        if self._generation is not None and link is not self._generation.serving:
+            self._close_unless_forking(link)
         elif self._preload_timer is not None:
             self._preload_soon()
 
@@ -176,51 +166,40 @@ class Forkservers:
 
     def _preload(self) -> None:
         self._preload_timer = None
-        if self._link is not None and self._pending and self.growing:
-            self._link.post(encode(Preload()))
-            self._flush(self._link)
+        generation = self._generation
+        if generation is not None and generation.serving is not None and generation.coming and self.growing:
+            generation.serving.post(Preload())
 
-    def _drop_unless_forking(self, link: Link) -> None:
-        if not any(other is link for other, _ in self._forking):
-            self._drop(link)
+    def _close_unless_forking(self, link: WatchedLink) -> None:
+        if not self._orders.are_with(link):
+            link.close()
 
-    def _closed(self, link: Link) -> None:
-        self._drop(link)
-        if link in self._pending:
-            self._pending.remove(link)
-        if link is self._link:
-            self._link = None
-        cut = [order for other, order in self._forking if other is link]
-        self._forking = deque(entry for entry in self._forking if entry[0] is not link)
-        for order in cut:
-            order.failed("the process that starts ranks has ended; try again.")
-        if self._link is not None or self._pending or self._process is None:
+    def _take_end(self, link: WatchedLink) -> None:
+        """Handle the end of a forkserver: the other one, or a new one, is given its orders."""
+        link.close()
+        self._orders.take_back(link)
+        generation = self._generation
+        if generation is None:
             return
-        if self._proved:
-            self._forget()
-            if self._waiting:
-                self.start()
-        else:
-            self._fail()
+        generation.remove(link)
+        if generation.links:
+            return self._send()
+        if not generation.proved:
+            return self._fail(generation)
+        self._generation = None
+        if self._orders.waiting:
+            self.start()
 
-    def _fail(self) -> None:
+    def _fail(self, generation: _Generation) -> None:
         """Give up on a forkserver: tell all waiting orders why, and try anew next time."""
-        self._forget()
+        self._close(generation)
         self._log.seek(0)
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]
         self._log.seek(0)
         self._log.truncate()
-        orders = [*(order for _, order in self._forking), *self._waiting]
-        self._forking.clear()
-        self._waiting.clear()
-        for order in orders:
-            order.close()
-            order.failed(f"the ranks could not be started:\n{reason}")
+        self._orders.fail_all(f"the ranks could not be started:\n{reason}")
 
-    def _forget(self) -> None:
-        self._process, self._proved, self.preloaded = None, False, False
-
-    def _drop(self, link: Link) -> None:
-        if link.fileno() >= 0:
-            self._loop.watch(link.fileno(), None)
+    def _close(self, generation: _Generation) -> None:
+        for link in generation.links:
             link.close()
+        self._generation = None

@@ -11,6 +11,7 @@ from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.launch import AGENT
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
 
 
@@ -59,11 +60,13 @@ def _device(local_rank: int, gpus: Sequence[Gpu]) -> str:
 
 def as_program(rank: Rank, load_env: dict[str, str]) -> int:
     """Start a rank as a program of its own, for variables that are read when a program loads; return its process id."""
-    fds, env = rank.descriptors, {**os.environ, **load_env}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_distrib.worker.standalone", *map(str, fds)], pass_fds=fds, env=env, cwd="/"
-    )
+    env = {**os.environ, **load_env}
+    with Descriptors(rank.descriptors.take()) as fds:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_distrib.worker.standalone", *map(str, fds)],
+            pass_fds=tuple(fds),
+            env=env,
+            cwd="/",
+        )
     process.returncode = 0  # the loop reaps it, not subprocess
-    for fd in fds:
-        os.close(fd)
     return process.pid

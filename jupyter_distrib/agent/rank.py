@@ -13,6 +13,7 @@ from jupyter_distrib.agent.rank_streams import RankStreams
 from jupyter_distrib.server.watched_link import WatchedLink
 from jupyter_distrib.system import reap
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     Leave,
     Message,
@@ -62,8 +63,8 @@ class Rank:
         ours, theirs = socket.socketpair()
         self._loop, self._owner = loop, owner
         self._link = WatchedLink(loop, ours, on_message=self._take_message, on_end=self._hung_up)
-        self.descriptors = [theirs.detach(), *self.streams.write_ends, self.notes.descriptor()]
-        """What the process needs: link, standard output, standard error, crash notes; whoever starts it closes them."""
+        self.descriptors = Descriptors([theirs.detach(), *self.streams.write_ends, self.notes.descriptor()])
+        """What the process needs: link, standard output, standard error, crash notes. Whoever starts it takes them."""
 
     @property
     def has_device(self) -> bool:
@@ -134,6 +135,7 @@ class Rank:
     def end(self) -> None:
         """Kill it, if it lives, and (a moment later) everything it started; close its descriptors."""
         self.process.end()
+        self.descriptors.close()
         self.streams.close()
         self.notes.close()
         self._link.close()

@@ -21,6 +21,8 @@ class RankProcess:
         self.mark = mark
         self.pid = 0
         """0 until it is started."""
+        self.expected = False
+        """Whether it is being started, so that there may be a process already."""
         self.reaped = False
         """Whether the system has forgotten the pid, so that it must not be signalled any more."""
         self.ended = False
@@ -30,11 +32,12 @@ class RankProcess:
 
     @property
     def living(self) -> bool:
-        return bool(self.pid) and not self.reaped
+        """Whether there is a process: a killed one has its GPU and its memory until the system tells of its end."""
+        return self.expected or (bool(self.pid) and not self.reaped)
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:
         """Send a signal to the process, or to the process group that it leads."""
-        if self.living:
+        if self.pid and not self.reaped:
             with suppress(ProcessLookupError):
                 os.kill(-self.pid if whole_group else self.pid, number)
 

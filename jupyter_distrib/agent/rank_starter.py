@@ -10,6 +10,7 @@ from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.rank import Rank, RankOwner
 from jupyter_distrib.system import reap
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Fork, OpenWorkerGroup
 
 FORK_AT_ONCE = 60
@@ -24,7 +25,7 @@ class RankStarter:
         gpus: The worker group's, one for each local rank; none for CPU ranks.
         owner: The worker group.
         on_started: Called with each rank that has a process.
-        on_failed: Called with the reason why ranks could not be started.
+        on_failed: Called with ranks that have none, and the reason.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class RankStarter:
         forkservers: Forkservers,
         owner: RankOwner,
         on_started: Callable[[Rank], None],
-        on_failed: Callable[[str], None],
+        on_failed: Callable[[Sequence[Rank], str], None],
     ) -> None:
         self._command, self._gpus, self._loop, self._forkservers = command, tuple(gpus), loop, forkservers
         self._owner, self._on_started, self._on_failed = owner, on_started, on_failed
@@ -54,22 +55,36 @@ class RankStarter:
 
     def start(self, ranks: Sequence[Rank]) -> None:
         """Start the processes of prepared ranks; one of the two callbacks follows for each."""
+        for rank in ranks:
+            rank.process.expected = True
         if self._command.load_env:
             for rank in ranks:
-                self._started([rank], (launch_rank.as_program(rank, self._command.load_env),))
+                self._start_program(rank)
             return
         for first in range(0, len(ranks), FORK_AT_ONCE):
             self._fork(ranks[first : first + FORK_AT_ONCE])
 
+    def _start_program(self, rank: Rank) -> None:
+        try:
+            pid = launch_rank.as_program(rank, self._command.load_env)
+        except OSError as error:
+            return self._failed([rank], f"rank {rank.number} could not be started: {error}.")
+        self._started([rank], (pid,))
+
     def _fork(self, ranks: Sequence[Rank]) -> None:
         self._forkservers.fork(
             tuple(rank.order for rank in ranks),
-            [fd for rank in ranks for fd in rank.descriptors],
+            Descriptors(fd for rank in ranks for fd in rank.descriptors.take()),
             lambda pids: self._started(ranks, pids),
-            self._on_failed,
+            lambda reason: self._failed(ranks, reason),
         )
 
     def _started(self, ranks: Sequence[Rank], pids: tuple[int, ...]) -> None:
-        for rank, pid in zip(ranks, pids, strict=True):
-            rank.process.pid = pid
+        for rank, pid in zip(ranks, pids, strict=True):  # one message has both: see `Fork` and `Forked`
+            rank.process.pid, rank.process.expected = pid, False
             self._on_started(rank)
+
+    def _failed(self, ranks: Sequence[Rank], reason: str) -> None:
+        for rank in ranks:
+            rank.process.expected = False
+        self._on_failed(ranks, reason)

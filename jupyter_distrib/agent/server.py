@@ -48,8 +48,9 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupRefused,
 )
 
-LEAVING_S = 5.0
-"""Ranks that have been told to leave are gone within this, or never."""
+LEAVING_S = 15.0
+"""Ranks that have been told to leave, or were killed, are gone within this: a driver takes seconds to free a large
+memory."""
 ANSWER_LIMIT_S = 1.0
 """Seconds after which the status shows what the GPU driver said last."""
 EARLY_RAN_S = 2.0
@@ -165,9 +166,15 @@ class Agent:
     def _open_on(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory, given_back: int) -> None:
         """Open a worker group that is to have GPUs, as far as there are any."""
         if self._opening.pop(command.group, None) is not client:
-            return None
+            return
         if given_back != self._gpu_allocation.given_back:
             return self.open(client, command)
+        try:
+            self._open_on_gpus(client, command, inventory)
+        except Exception as error:  # noqa: BLE001 - called by the loop: the ranks of others live on
+            self.server.fail_command(client, command, error)
+
+    def _open_on_gpus(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory) -> None:
         try:
             choice = gpu_choice.choose(command, inventory, torch_build())
         except gpu_choice.GpusRefused as error:
@@ -209,7 +216,8 @@ class Agent:
             tell=lambda event, fds: self.server.tell(client, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
-        group.on_refused = lambda: self.server.close(group, force=True)
+        group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
+        group.on_unstarted = lambda: self._loop.soon(self._release_closed)
         self.server.add(client, group)
         self._idle_gpus.watch(group, client.hello.idle_s if client.hello else 0.0)
         group.open()
@@ -226,22 +234,27 @@ class Agent:
 
     def closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
         self._closing[group] = time.monotonic()
-        if force or not group.ranks.living:
-            self._give_back(group)
+        self._release_closed()
 
-    def _give_back(self, group: NodeWorkerGroup) -> None:
-        """Free its GPUs for others: the ranks are gone, or have been killed this moment."""
-        self._gpu_allocation.give_back(group.gpus)
-        group.gpus = []
-        self._waiting.some_are_free()
+    def _release_closed(self) -> None:
+        """Give back the GPUs of closed groups whose ranks are gone: one that was killed has its GPU until it is
+        reaped."""
+        for group in [group for group in self._closing if not group.ranks.living]:
+            del self._closing[group]
+            self._gpu_allocation.give_back(group.gpus)
+            group.gpus = []
+            self._waiting.some_are_free()
 
     # ------------------------------------------------------------------------------------------------ better ranks
 
     def _exchange_early(self) -> None:
         """Give groups that nobody will miss the better ranks of the preloaded forkserver, which is ready."""
-        for group in self.server.groups:
+        for group in tuple(self.server.groups):
             if group.has_early_ranks and group.idle and not group.kept and group.ran_s < EARLY_RAN_S:
-                group.replace_all()
+                try:
+                    group.replace_all()
+                except Exception as error:  # noqa: BLE001 - the ranks of others live on
+                    group.fail_for(error)
 
     def _run_ended(self, client: KernelClient, group: NodeWorkerGroup, run: NodeRun) -> None:
         self.server.run_ended(client, group, run.command)
@@ -270,7 +283,5 @@ class Agent:
                     ended = True
                     group.lost(rank, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         if ended:
-            for group in [group for group in self._closing if not group.ranks.living]:
-                del self._closing[group]
-                self._give_back(group)
+            self._release_closed()
             self._adopted.kill()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from jupyter_distrib.agent.leftovers import BackgroundJobs
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_starter import RankStarter
 from jupyter_distrib.agent.rank_table import RankTable
+from jupyter_distrib.agent.restarts import Restarts
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
@@ -42,6 +44,7 @@ from jupyter_distrib.wire.messages import (
     Ready,
     Returned,
     WorkerGroupChanged,
+    WorkerGroupClosed,
     WorkerGroupOpened,
     WorkerGroupRefused,
     WorkerInfo,
@@ -74,8 +77,10 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         super().__init__(command, tell)
         self.gpus = gpus
         self._node_has_gpus, self._notes = node_has_gpus, notes
-        self.on_refused: Callable[[], None] = lambda: None
+        self.on_failed: Callable[[str], None] = lambda reason: None
         """Called to close the worker group."""
+        self.on_unstarted: Callable[[], None] = lambda: None
+        """Called when ranks of a closed worker group will not have a process after all."""
         self.ranks = RankTable()
         self.store = GroupStore(command, self.ranks, tell)
         self._loop = loop
@@ -86,8 +91,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             forkservers=forkservers,
             owner=self,
             on_started=self._started,
-            on_failed=self.refuse,
+            on_failed=self._not_started,
         )
+        self._restarts = Restarts()
         self._output = GroupOutput(loop, logs)
         self._background_jobs = BackgroundJobs()
         self._oom_kills = OutOfMemoryKills()
@@ -100,9 +106,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     @property
     def has_early_ranks(self) -> bool:
-        """Whether its ranks may be exchanged for better ones; not one node's alone, whose group the other nodes are
-        in."""
-        return not self.store.spans_nodes and any(rank.early for rank in self.ranks)
+        """Whether its ranks may be exchanged for better ones.
+
+        Not one node's alone, whose group the other nodes are in; nor ranks with GPUs, where a second CUDA context takes
+        memory beside the first, or cannot be made.
+        """
+        return not self.gpus and not self.store.spans_nodes and any(rank.early for rank in self.ranks)
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         def device(rank: Rank) -> str:
@@ -137,15 +146,45 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if self.closed or not self.ranks.is_current(rank):
             rank.end()
 
-    def refuse(self, reason: str) -> None:
-        """Starting failed: end what there is and say why. Once."""
+    def _not_started(self, ranks: Sequence[Rank], reason: str) -> None:
+        for rank in ranks:
+            rank.end()
+            if self.ranks.is_current(rank):
+                self._start_again(rank, reason)
+        if self.closed:
+            self.on_unstarted()
+
+    def _start_again(self, rank: Rank, reason: str) -> None:
+        """Start another process in place of a rank that has ended while it started, unless there were enough; none in
+        a worker group that was never open."""
+        wait_s = self._restarts.wait_after_failure(rank.number) if self.opened else None
+        if wait_s is None:
+            return self.fail(reason)
+        rank.state = "starting"  # a cell waits for the next process
+        self._loop.later(wait_s, lambda: self._replace(rank))
+
+    def _replace(self, rank: Rank) -> None:
+        if not self.closed and self.ranks.is_current(rank):
+            self._start([rank.order.local_rank])
+
+    def fail(self, reason: str) -> None:
+        """Close the worker group, which is of no use, and say why to the kernel and for a cell that waits. Once."""
         if self.closed:
             return
-        self.on_refused()
-        self.tell(WorkerGroupRefused(group=self.name, reason=reason), ())
+        if (pending := self.take_pending()) is not None:
+            pending.fail(reason)
+        self.on_failed(reason)
+        cls = WorkerGroupClosed if self.opened else WorkerGroupRefused
+        self.tell(cls(group=self.name, reason=reason), ())
+
+    def fail_for(self, error: Exception) -> None:
+        """Close the worker group because of an error of ours."""
+        traceback.print_exc()  # into the agent's log
+        self.fail(f"the agent failed at this worker group ({type(error).__name__}: {error}).")
 
     def _take_ready(self, rank: Rank, event: Ready) -> None:
         rank.state, rank.early = "idle", event.early
+        self._restarts.forget(rank.number)
         self._go_on_if_ready()
 
     def _take_settled(self, rank: Rank) -> None:
@@ -220,6 +259,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     # ------------------------------------------------------------------------------------------------ what ranks say
 
     def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
+        try:
+            self._take_message(rank, message, fds)
+        except Exception as error:  # noqa: BLE001 - the ranks of others live on
+            self.fail_for(error)
+
+    def _take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
         match message:
             case Ready():
                 self._take_ready(rank, message)
@@ -237,6 +282,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                     self.run.tell(message, tuple(fds))  # type: ignore[arg-type]
 
     def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
+        """Take what the rank writes."""
         run = self.run
         if run is not None and rank.number in run.command.ranks:
             run.output.write(rank.number, stream, data, show=rank.number in run.pending)
@@ -298,6 +344,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
         """A rank's process has ended by itself: tell the run, stop the others, replace it."""
+        try:
+            self._lost(rank, code, peak_rss_bytes)
+        except Exception as error:  # noqa: BLE001 - the ranks of others live on
+            self.fail_for(error)
+
+    def _lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
         rank.process.reaped = True
         self.ranks.remove_replaced(rank)
         if not rank.process.ended:
@@ -305,9 +357,11 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         rank.end()
         if not self.ranks.is_current(rank) or self.closed:
             return
-        if rank.state == "starting" and not self.opened:
-            lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail))
-            return self.refuse(f"rank {rank.number} ended before it was ready (exit code {code}).\n{lines}".rstrip())
+        was_starting = rank.state == "starting"
+        lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail)) if was_starting else ""
+        reason = f"rank {rank.number} ended before it was ready (exit code {code}).\n{lines}".rstrip()
+        if was_starting and not self.opened:
+            return self.fail(reason)
         rank.state = "gone"
         self.ranks.note_lost(rank.number)
         run = self.run
@@ -316,8 +370,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.stop()
             self._finish_if_over(run)
         elif run is None:
-            self._start([rank.order.local_rank])
-            if self.store.spans_nodes:  # the next cell has to wait until all have met anew, and must know beforehand
+            if was_starting:
+                self._start_again(rank, reason)
+            else:
+                self._start([rank.order.local_rank])
+            # The next cell has to wait until the ranks of all nodes have met anew, and must know beforehand.
+            if self.store.spans_nodes and not self.closed:
                 lost = (rank.number,)
                 self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
 

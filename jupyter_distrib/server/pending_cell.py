@@ -4,11 +4,11 @@ coordinator."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jupyter_distrib.wire import endings
-from jupyter_distrib.wire.messages import Event, Execute
+from jupyter_distrib.wire.messages import Event, Execute, Failure, RunEvent
 
 Tell = Callable[[Event, tuple[int, ...]], None]
 
@@ -24,7 +24,15 @@ class PendingCell:
 
     def cancel(self) -> None:
         """Tell that it was stopped before it began."""
+        self._end(endings.interrupted(self.command.run, self.command.ranks))
+
+    def fail(self, reason: str) -> None:
+        """Tell why it cannot begin."""
+        failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
+        self._end(endings.failed(self.command.run, self.command.ranks, failure))
+
+    def _end(self, events: Sequence[RunEvent]) -> None:
         for fd in self.fds:
             os.close(fd)
-        for event in endings.interrupted(self.command.run, self.command.ranks):
+        for event in events:
             self.tell(event, ())

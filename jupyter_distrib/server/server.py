@@ -44,6 +44,7 @@ from jupyter_distrib.wire.messages import (
     Stop,
     Welcomed,
     WorkerGroupClosed,
+    WorkerGroupRefused,
 )
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
@@ -95,7 +96,7 @@ class Server(Generic[G]):
     def __init__(self, service: Service[G], listener: socket.socket, directory: Path, name: str) -> None:
         self._service = service
         self._listener, self._lock, self._socket = listener, directory / f"{name}.lock", directory / f"{name}.sock"
-        self.loop = Loop()
+        self.loop = Loop(on_error=traceback.print_exception)  # into the process's log
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
         self._detached = DetachedRuns(self.tell, directory, name)
@@ -166,12 +167,30 @@ class Server(Generic[G]):
     def _readable(self, client: Client[G]) -> None:
         try:
             for message, fds in client.link.read():
-                self._obey(client, message, fds)
+                try:
+                    self._obey(client, message, fds)
+                except Exception as error:  # noqa: BLE001 - whatever one kernel sends, the ranks of the others live on
+                    self.fail_command(client, message, error)
         except (EOFError, OSError, LinkError):
             self._gone(client)
-        except Exception:  # noqa: BLE001 - whatever one kernel sends, the ranks of the others live on
-            traceback.print_exc()  # into the process's log
-            self._gone(client)
+
+    def fail_command(self, client: Client[G], command: Message, error: Exception) -> None:
+        """Tell a kernel that a command of its has met an error of ours; one that expects no answer loses its link."""
+        traceback.print_exception(error)  # into the process's log
+        reason = f"this command failed ({type(error).__name__}: {error})."
+        match command:
+            case OpenWorkerGroup():
+                if (group := client.groups.get(command.group)) is not None:
+                    self.close(group, force=True, reason=reason)
+                self.tell(client, WorkerGroupRefused(group=command.group, reason=reason))
+            case Execute():
+                if (group := client.groups.get(command.group)) is not None:
+                    self.close(group, force=True, reason=reason)
+                    self.tell(client, WorkerGroupClosed(group=command.group, reason=reason))
+                for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
+                    self.tell(client, event)
+            case _:
+                self._gone(client)
 
     def _gone(self, client: Client[G]) -> None:
         """End the ranks of a kernel that has left or died, so that its GPU memory is free."""
@@ -242,7 +261,11 @@ class Server(Generic[G]):
         """Close a worker group, if it is not closed yet."""
         if group.closed:
             return
-        group.close(force=force, reason=reason)
+        try:
+            group.close(force=force, reason=reason)
+        except Exception:  # noqa: BLE001 - it is closed as far as possible, and the others live on
+            traceback.print_exc()  # into the process's log
+            group.closed = True
         self.groups.remove(group)
         for client in self.clients:
             client.groups.pop(group.name, None)

@@ -27,7 +27,7 @@ class CallSoon:
         with suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
         while not self._queue.empty():
-            self._queue.get()()
+            self._loop.call(self._queue.get())
 
     def close(self) -> None:
         """Handle nothing more."""

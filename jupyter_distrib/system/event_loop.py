@@ -45,9 +45,14 @@ class Timers:
 
 
 class Loop:
-    """A loop that waits for everything at once and calls what was registered for it."""
+    """A loop that waits for everything at once and calls what was registered for it.
 
-    def __init__(self) -> None:
+    Args:
+        on_error: Takes what a callback raises, and the loop goes on; without it, the loop ends with the exception.
+    """
+
+    def __init__(self, on_error: Callable[[Exception], None] | None = None) -> None:
+        self._on_error = on_error
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
@@ -101,7 +106,18 @@ class Loop:
             while self._soon:
                 calls, self._soon = self._soon, []
                 for call in calls:
-                    call()
+                    self.call(call)
+
+    def call(self, call: Callback, fd: int | None = None) -> None:
+        """Call back. A descriptor whose callback raises is watched no more: it would be called again at once."""
+        try:
+            call()
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
+            if fd is not None and self._selector.get_map().get(fd) is not None:
+                self._selector.unregister(fd)
 
     def _dispatch(self, fd: int, calls: Any, mask: int) -> None:
         known = self._selector.get_map().get(fd)
@@ -109,13 +125,13 @@ class Loop:
             return  # an earlier callback of this round has changed it
         on_readable, on_writable = calls
         if mask & selectors.EVENT_WRITE and on_writable:
-            on_writable()
+            self.call(on_writable, fd)
         if mask & selectors.EVENT_READ and on_readable:
-            on_readable()
+            self.call(on_readable, fd)
 
     def _woken(self, fd: int) -> None:
         os.read(fd, 4096)
-        self.on_child_ended()
+        self.call(self.on_child_ended)  # with an error of which this descriptor has nothing to do
 
     def _wait_s(self) -> float | None:
         while self._timers and self._timers[0][2].call is None:
@@ -127,7 +143,7 @@ class Loop:
         while self._timers and self._timers[0][0] <= now:
             call = heapq.heappop(self._timers)[2].call
             if call is not None:
-                call()
+                self.call(call)
 
 
 def pipe() -> tuple[int, int]:

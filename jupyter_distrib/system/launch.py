@@ -60,16 +60,20 @@ def launch(log: IO[bytes] | None = None) -> Launched:
     log = log or new_log()
     (early, its), (preloaded, their) = socket.socketpair(), socket.socketpair()
     fds = its.fileno(), their.fileno()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), *map(str, fds)],
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    its.close()
-    their.close()
+    with its, their:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError:
+            early.close()
+            preloaded.close()
+            raise
     return process, (early, preloaded), log
 
 

@@ -10,6 +10,7 @@ machine), when the agent says so; it changes over when that one is ready.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -17,10 +18,11 @@ import signal
 import socket
 import sys
 import weakref
+from typing import NoReturn
 
 from jupyter_distrib.system import process
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
+from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
 from jupyter_distrib.worker import framework, local_modules, threads
 
 
@@ -73,7 +75,7 @@ def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) ->
                 return preload(agent_pid, preloaded)
             preloaded.close()
         elif isinstance(command, Fork):
-            _fork_ranks(link, preloaded, command.orders, fds, early)
+            _fork_ranks(link, preloaded, command, fds, early)
 
 
 def _leave_libraries_in_place() -> None:
@@ -82,27 +84,59 @@ def _leave_libraries_in_place() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to all of them
 
 
-def _fork_ranks(
-    link: Link, preloaded: socket.socket | None, orders: tuple[WorkerOrder, ...], fds: list[int], early: bool
-) -> None:
-    helper = os.fork()
-    if helper == 0:
-        pids = []
-        gone, here = os.pipe()
-        for index, order in enumerate(orders):
+def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[int], early: bool) -> None:
+    """Fork the ranks by a helper, which answers and ends; if it cannot, the forkserver answers."""
+    try:
+        helper = os.fork()
+        if helper == 0:
+            _help(link, preloaded, command, fds, early)
+        _, status = os.waitpid(helper, 0)
+        code = os.waitstatus_to_exitcode(status)
+        reason = f"the process that forks them ended (exit code {code})." if code else ""
+    except OSError as error:
+        reason = _cannot_fork(error)
+    for fd in fds:
+        os.close(fd)
+    if reason:
+        link.send(ForkFailed(number=command.number, reason=f"the ranks could not be started: {reason}"))
+
+
+def _help(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[int], early: bool) -> NoReturn:
+    """Fork all of the ranks, or none. Never returns."""
+    status = 1
+    pids: list[int] = []
+    try:
+        gone, alive = os.pipe()
+        for index, order in enumerate(command.orders):
             pid = os.fork()
             if pid == 0:
                 link.sock.close()
                 if preloaded is not None:
                     preloaded.close()
-                os.close(here)
+                os.close(alive)
                 _become_rank(order, fds, index, early=early, gone=gone)
             pids.append(pid)
-        link.send(Forked(pids=tuple(pids)))
-        os._exit(0)
-    for fd in fds:
-        os.close(fd)
-    os.waitpid(helper, 0)
+        link.send(Forked(number=command.number, pids=tuple(pids)))
+        status = 0
+    except OSError as error:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        reason = f"rank {command.orders[len(pids)].rank} could not be started: {_cannot_fork(error)}"
+        link.send(ForkFailed(number=command.number, reason=reason))
+        status = 0
+    except Exception:  # noqa: BLE001 - a helper must never fall back into the forkserver's loop
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _cannot_fork(error: OSError) -> str:
+    if error.errno == errno.EAGAIN:
+        return (
+            "the system lets this user have no more processes (ulimit -u, or the pids.max of a container): "
+            "raise the limit, or use fewer ranks."
+        )
+    return f"the system cannot fork: {error.strerror}."
 
 
 def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:

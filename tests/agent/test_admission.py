@@ -12,7 +12,6 @@ from jupyter_distrib.agent.devices import Gpu
 from tests.agent.lease_holder import Holder
 from tests.gpu_bed import GpuBed
 from tests.notebook import Notebook
-from tests.processes import wait_until
 
 
 @pytest.fixture
@@ -46,17 +45,6 @@ def test_fresh_ranks_get_the_gpus_of_those_that_leave(book: Notebook, tmp_path: 
             pids.append(found[1])
     assert len(set(pids)) == len(pids)
     assert {path.name for path in tmp_path.glob("left *")} == {f"left {pid}" for pid in pids[:-1]}
-
-
-def test_fresh_ranks_get_the_gpus_of_those_that_were_exchanged_and_leave(book: Notebook, tmp_path: Path) -> None:
-    """As the first ones of an agent are, as soon as it has better ones."""
-    book.ok(
-        "%%distributed --gpus 1\nimport atexit, pathlib, time\n"
-        "def leave():\n    pathlib.Path('leaving').touch()\n    time.sleep(0.6)\n    pathlib.Path('left').touch()\n"
-        "atexit.register(leave)"
-    )
-    assert wait_until((tmp_path / "leaving").exists, 30)
-    assert book.ok("%%distributed --gpus 1 --fresh\nimport os\nos.path.exists('left')").result == "rank 0: True"
 
 
 def test_a_cell_sees_the_gpus_that_the_notebook_wants_seen_now(book: Notebook) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -238,6 +239,46 @@ def test_a_group_that_ends_gives_its_gpus_back(stage: Stage) -> None:
     assert group.closed
     assert indices(stage.open(stage.client("b"), "c2", 4)) == [0, 1, 2, 3]
     assert os.listdir(stage.folder)
+
+
+def rank(number: int, *, early: bool = False) -> Any:
+    """A rank whose process lives until it is reaped."""
+    process = SimpleNamespace(living=True, mark="")
+    return SimpleNamespace(number=number, pid=number + 1, state="idle", early=early, process=process, end=lambda: None)
+
+
+def test_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(stage: Stage) -> None:
+    """The driver takes seconds to free a large memory after SIGKILL."""
+    me = stage.client("a")
+    group = stage.open(me, "c1", 4)
+    assert isinstance(group, NodeWorkerGroup)
+    killed = rank(0)
+    group.ranks.put(killed)
+    stage.agent.server._gone(me)
+    second = stage.client("b")
+    stage.agent.open(second, OpenWorkerGroup(group="c2", size=4, gpus=True))
+    assert not second.groups, "it waits"
+    assert not stage.told, "and is not refused"
+    killed.process.living = False
+    stage.agent._release_closed()
+    for call in stage.agent.server.loop._soon:
+        call()
+    assert indices(second.groups["c2"]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("gpus", "exchanged"), [(True, []), (False, ["c1"])])
+def test_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, gpus: bool, exchanged: list[str]
+) -> None:
+    """A second CUDA context would take memory beside the first, and the second cell would wait for it."""
+    names: list[str] = []
+    monkeypatch.setattr(NodeWorkerGroup, "replace_all", lambda group: names.append(group.name))
+    group = stage.open(stage.client("a"), "c1", 1, gpus=gpus)
+    assert isinstance(group, NodeWorkerGroup)
+    group.ranks.put(rank(0, early=True))
+    stage.agent._exchange_early()
+    assert names == exchanged
+    group.ranks._current.clear()
 
 
 # ---------------------------------------------------------------------------------------------------- types, waiting

@@ -5,6 +5,7 @@ The forkserver is a socket in the test's hand.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 from jupyter_distrib.agent import forkservers as module
 from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Fork, Forked, ForkserverReady, Preload, WorkerOrder
+from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
 
 
 class Stage:
@@ -58,13 +60,18 @@ class Stage:
             )
             for rank in ranks
         )
-        self.forkservers.fork(orders, fds, self.pids.append, self.failures.append)
+        self.forkservers.fork(orders, Descriptors(fds), self.pids.append, self.failures.append)
         return fds
 
     def turn(self) -> None:
         """Let everything happen that is due."""
         for key, mask in self.loop._selector.select(0.05):
             self.loop._dispatch(key.fd, key.data, mask)
+
+    def answer(self, link: Link, fork: Fork, *pids: int) -> None:
+        """Answer as a forkserver does, and let the agent take it in."""
+        link.send(Forked(number=fork.number, pids=pids))
+        self.turn()
 
     def take(self, link: Link) -> Fork:
         message, fds = link.receive()
@@ -75,6 +82,7 @@ class Stage:
         return message
 
     def close(self) -> None:
+        self.forkservers.stop()
         for links in self.started:
             for link in links:
                 link.close()
@@ -100,12 +108,12 @@ def test_orders_wait_for_the_forkserver(stage: Stage) -> None:
     assert stage.forkservers.state == "importing torch"
     stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
-    assert [order.rank for order in stage.take(stage.early).orders] == [0, 1]
-    assert [order.rank for order in stage.take(stage.early).orders] == [2]
+    first, second = stage.take(stage.early), stage.take(stage.early)
+    assert [order.rank for order in first.orders] == [0, 1]
+    assert [order.rank for order in second.orders] == [2]
     assert stage.forkservers.busy
-    stage.early.send(Forked(pids=(10, 11)))
-    stage.early.send(Forked(pids=(12,)))
-    stage.turn()
+    stage.answer(stage.early, first, 10, 11)
+    stage.answer(stage.early, second, 12)
     assert stage.pids == [(10, 11), (12,)]
     assert not stage.forkservers.busy
 
@@ -129,15 +137,11 @@ def test_the_preloaded_forkserver_is_forked_when_ranks_have_been(stage: Stage, m
     stage.order(0)
     stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
-    assert [order.rank for order in stage.take(stage.early).orders] == [0]
-    stage.early.send(Forked(pids=(10,)))
-    stage.turn()
+    stage.answer(stage.early, stage.take(stage.early), 10)
     stage.loop._fire()
     assert stage.early.receive() == (Preload(), [])
     stage.order(1)
-    assert [order.rank for order in stage.take(stage.early).orders] == [1]
-    stage.early.send(Forked(pids=(11,)))
-    stage.turn()
+    stage.answer(stage.early, stage.take(stage.early), 11)
     stage.loop._fire()
     assert not stage.early.wait(0), "once is enough"
 
@@ -158,15 +162,12 @@ def test_answers_of_two_forkservers_are_not_mixed_up(stage: Stage) -> None:
     stage.order(0, 1)
     stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
-    stage.take(stage.early)
+    first = stage.take(stage.early)
     stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()
     stage.order(2)
-    stage.take(stage.preloaded)
-    stage.preloaded.send(Forked(pids=(12,)))
-    stage.turn()
-    stage.early.send(Forked(pids=(10, 11)))
-    stage.turn()
+    stage.answer(stage.preloaded, stage.take(stage.preloaded), 12)
+    stage.answer(stage.early, first, 10, 11)
     assert stage.pids == [(12,), (10, 11)]
     with pytest.raises(EOFError):  # and then it is not needed any more
         stage.early.receive()
@@ -176,7 +177,7 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     stage.log = b"ImportError: torch is broken\n"
     stage.order(0)
     stage.order(1)
-    stage.forkservers.ended(stage.forkservers._process.pid)  # type: ignore[union-attr]
+    stage.forkservers.ended(stage.forkservers.session)
     assert len(stage.failures) == 2
     assert "ImportError: torch is broken" in stage.failures[0]
     stage.log = b""
@@ -191,20 +192,50 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     assert len(stage.failures) == 2
 
 
-def test_an_order_that_dies_with_its_forkserver_fails(stage: Stage) -> None:
-    """Although the preloaded forkserver is still on its way."""
+def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage: Stage) -> None:
     stage.order(0)
     stage.early.send(ForkserverReady(pid=1, early=True))
     stage.turn()
     stage.take(stage.early)
     stage.early.close()
     stage.turn()
-    assert len(stage.failures) == 1
     assert not stage.forkservers.busy
-    stage.order(1)
     stage.preloaded.send(ForkserverReady(pid=2, early=False))
     stage.turn()
-    stage.take(stage.preloaded)
+    assert [order.rank for order in stage.take(stage.preloaded).orders] == [0]
+    assert not stage.failures
+    stage.preloaded.close()
+    stage.turn()
+    assert stage.failures == ["the process that starts ranks has ended 2 times while it started them; try again."]
+    assert not stage.forkservers.busy
+
+
+def test_ranks_that_cannot_be_forked_fail_for_the_reason_that_the_forkserver_gives(stage: Stage) -> None:
+    """Later orders, and their answers, are not mixed up with theirs."""
+    stage.order(0, 1)
+    stage.order(2)
+    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.turn()
+    first, second = stage.take(stage.early), stage.take(stage.early)
+    stage.answer(stage.early, second, 12)
+    stage.early.send(ForkFailed(number=first.number, reason="no more processes."))
+    stage.turn()
+    assert stage.pids == [(12,)]
+    assert stage.failures == ["no more processes."]
+    assert not stage.forkservers.busy
+
+
+def test_a_forkserver_that_cannot_be_started_fails_its_orders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(*arguments: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as context:
+        context.setattr(module.subprocess, "Popen", no_more)
+        stage.order(0)
+    assert len(stage.failures) == 1
+    assert "could not be started: [Errno 11] Resource temporarily unavailable" in stage.failures[0]
+    stage.order(1)
+    assert len(stage.started) == 1, "the next order starts one"
 
 
 def test_an_order_for_a_forkserver_that_has_just_died_goes_to_the_next(stage: Stage) -> None:

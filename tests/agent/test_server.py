@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,11 +33,13 @@ from jupyter_distrib.wire.messages import (
     Attached,
     CloseWorkerGroup,
     Exited,
+    Failed,
     Interrupted,
     OpenWorkerGroup,
     Started,
     Stop,
     WorkerGroupChanged,
+    WorkerGroupClosed,
     WorkerGroupRefused,
     Wrote,
 )
@@ -405,6 +406,85 @@ def test_a_program_that_cannot_start_is_said(client: PoolClient) -> None:
     assert client.run(client.group(1), "rank").values == {0: 0}
 
 
+FAULTS = """
+import errno, os, signal, sys
+folder, base, fork, set_handler, forks = {folder!r}, os.getpid(), os.fork, signal.signal, 0
+
+def limited_fork():
+    global forks
+    if os.path.exists(folder + "/no-forks") and os.getpid() != base:
+        forks += 1
+        if forks > 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+
+def failing_signal(number, handler):
+    if number == signal.SIGINT and handler is not signal.SIG_IGN and os.path.exists(folder + "/no-starts"):
+        with open(folder + "/starts", "a") as file:
+            file.write(f"{{os.getpid()}} ")
+        raise RuntimeError("the GPU has fallen off the bus")
+    return set_handler(number, handler)
+
+if "jupyter_distrib.worker.forkserver" in sys.orig_argv:
+    os.fork, signal.signal = limited_fork, failing_signal
+"""
+"""A `sitecustomize` that has a forkserver fail while files of these names are there."""
+
+
+@pytest.fixture
+def faults(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "sitecustomize.py").write_text(FAULTS.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    return tmp_path
+
+
+def test_ranks_for_which_there_are_no_processes_are_refused_and_no_other_notebook_notices(faults: Path) -> None:
+    client, other = PoolClient(LocalPool()), PoolClient(LocalPool())
+    group = other.group(1)
+    family = set(tree(agent_of(client)))
+    (faults / "no-forks").touch()
+    refused = client.open(4)
+    assert isinstance(refused, WorkerGroupRefused)
+    assert refused.reason == (
+        "rank 2 could not be started: the system lets this user have no more processes "
+        "(ulimit -u, or the pids.max of a container): raise the limit, or use fewer ranks."
+    )
+    assert wait_until(lambda: set(tree(agent_of(client))) <= family, 5), "ranks 0 and 1 are left"
+    (faults / "no-forks").unlink()
+    assert client.run(client.group(4), "rank").values == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert other.run(group, "rank").values == {0: 0}
+    client.close()
+    other.close()
+
+
+def test_a_rank_that_dies_while_it_is_replaced_is_started_three_times_and_then_said(faults: Path) -> None:
+    client = PoolClient(LocalPool())
+    group = client.group(2)
+    (faults / "no-starts").touch()
+    os.kill(group.workers[1].pid, signal.SIGKILL)
+    wait_until((faults / "starts").exists, 5)
+    client.start(group, "rank")
+    reason = client.wait(Failed).failure.message
+    assert reason.startswith("rank 1 ended before it was ready (exit code 1).")
+    assert "the GPU has fallen off the bus" in reason
+    assert client.wait(WorkerGroupClosed).reason == reason
+    assert len((faults / "starts").read_text().split()) == 3
+    (faults / "no-starts").unlink()
+    assert client.run(client.group(2), "rank").values == {0: 0, 1: 1}
+    client.close()
+
+
+def test_a_rank_that_can_be_replaced_at_the_second_attempt_is_not_missed(faults: Path) -> None:
+    client = PoolClient(LocalPool())
+    group = client.group(1)
+    (faults / "no-starts").touch()
+    os.kill(group.workers[0].pid, signal.SIGKILL)
+    wait_until((faults / "starts").exists, 5)
+    (faults / "no-starts").unlink()
+    assert client.run(group, "rank").values == {0: 0}
+    client.close()
+
+
 # ---------------------------------------------------------------------------------------------------- ending
 
 
@@ -508,12 +588,14 @@ def test_without_a_name_a_notebook_gets_its_own_newest_detached_run(
     assert attached_to("") == others
 
 
-def test_a_kernel_that_sends_nonsense_loses_its_link_and_nobody_else(client: PoolClient) -> None:
+def test_a_command_that_fails_is_told_to_its_kernel_and_harms_nobody(client: PoolClient) -> None:
     group = client.group(1)
-    lost = threading.Event()
-    other = LocalPool().connect(client._hello(), lambda *_: None, lambda _: lost.set())
-    other.send(OpenWorkerGroup(group="c", size="two", gpus=None))  # type: ignore[arg-type]
-    assert lost.wait(10)
+    other = PoolClient(LocalPool())
+    other.send(OpenWorkerGroup(group="c", size="two", gpus=False))  # type: ignore[arg-type]
+    refused = other.wait(WorkerGroupRefused)
+    assert refused.group == "c"
+    assert refused.reason.startswith("this command failed (TypeError: ")
+    assert other.run(other.group(1), "rank").values == {0: 0}
     assert client.run(group, "rank").values == {0: 0}
     other.close()
 

@@ -77,6 +77,7 @@ from jupyter_distrib.wire.messages.worker import (
     DeviceSettled,
     Fork,
     Forked,
+    ForkFailed,
     ForkserverReady,
     Leave,
     Preload,
@@ -114,6 +115,7 @@ __all__ = [
     "Failure",
     "Forget",
     "Fork",
+    "ForkFailed",
     "Forked",
     "ForkserverReady",
     "Frame",
@@ -207,6 +209,7 @@ Event = (
     | DeviceSettled
     | ForkserverReady
     | Forked
+    | ForkFailed
     | Ready
     | StreamsReplaced
     | ProbeAnswer

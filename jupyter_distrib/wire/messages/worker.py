@@ -32,10 +32,14 @@ class WorkerOrder:
 
 @message
 class Fork:
-    """Agent to forkserver: fork one worker per rank. The frame carries four descriptors for each: its link, its
-    standard output and its standard error. Answered by `Forked`."""
+    """Agent to forkserver: fork one worker per rank. Answered by `Forked` or `ForkFailed`.
+
+    The frame carries four descriptors for each worker: link, standard output, standard error, crash notes.
+    """
 
     orders: tuple[WorkerOrder, ...]
+    number: int = 0
+    """A number of this order's own, which the answer has too."""
 
 
 @message
@@ -137,7 +141,16 @@ class ForkserverReady:
 class Forked:
     """Forkserver to agent: the pids, in the order asked for."""
 
+    number: int
     pids: tuple[int, ...]
+
+
+@message
+class ForkFailed:
+    """Forkserver to agent: none of the workers of an order was forked, or all of them were ended."""
+
+    number: int
+    reason: str
 
 
 @message

@@ -1,0 +1,53 @@
+"""Owns file descriptors until somebody takes them, and closes those that nobody took. Any process.
+
+Who is given `Descriptors` owns them: it takes them out, gives them on, or closes them. Who is given a plain sequence of
+numbers borrows them for the call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+
+class Descriptors:
+    """Open file descriptors with one owner."""
+
+    __slots__ = ("_fds",)
+
+    def __init__(self, fds: Iterable[int] = ()) -> None:
+        self._fds = tuple(fds)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._fds)
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def duplicates(cls, fds: Iterable[int]) -> Descriptors:
+        """Own duplicates of descriptors that are borrowed."""
+        owned = cls()
+        try:
+            for fd in fds:
+                owned._fds += (os.dup(fd),)
+        except OSError:
+            owned.close()
+            raise
+        return owned
+
+    def take(self) -> tuple[int, ...]:
+        """Return the descriptors, which are the caller's from now on."""
+        fds, self._fds = self._fds, ()
+        return fds
+
+    def close(self) -> None:
+        """Close those that nobody took; nothing happens the second time."""
+        for fd in self.take():
+            os.close(fd)
