@@ -42,6 +42,12 @@ class RankStreams:
         for pipe in self._pipes.values():
             pipe.drain()
 
+    def begin_run(self) -> None:
+        """Take in what was written before a cell begins; its death is not to be told with lines of earlier ones."""
+        for pipe in self._pipes.values():
+            pipe.drain()
+            pipe.tail.clear()
+
     def assign_to(self, run: str) -> None:
         """Treat what comes from now on as late output of that run."""
         for name, pipe in self._pipes.items():

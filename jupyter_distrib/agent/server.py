@@ -71,6 +71,7 @@ class Agent:
     def __init__(self, listener: socket.socket, directory: Path, name: str, launched: Launched | None = None) -> None:
         self.server: Server[NodeWorkerGroup] = Server(self, listener, directory, name)
         self._loop = self.server.loop
+        self._logs = paths.log_directory(otherwise=directory)
         self._forkservers = Forkservers(self._loop, self._exchange_early, launched)
         self._calls = CallSoon(self._loop)
         self._gpus = GpuInventory(self._loop, self._calls, nvml.session)
@@ -99,7 +100,7 @@ class Agent:
         """Serve until nobody needs this node's ranks any more."""
         self._forkservers.start()
         self._gpus.ask(lambda inventory: None)  # while the forkserver imports torch
-        prune(paths.log_directory())
+        prune(self._logs)
         self.server.serve()
 
     def stop(self) -> None:
@@ -212,7 +213,7 @@ class Agent:
             gpus=list(gpus),
             node_has_gpus=lambda: gpu_choice.outlook(command, self._gpus.latest, torch_build()),
             notes=choice.notes,
-            logs=paths.log_directory(),
+            logs=self._logs,
             tell=lambda event, fds: self.server.tell(client, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)

@@ -222,7 +222,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.pending = PendingCell(command=command, fds=fds, tell=tell)
             return
         for rank in self.ranks:
-            rank.streams.drain()  # what has come so far is of the run before
+            rank.streams.begin_run()  # what has come so far is of the run before
         frame = frame or encode(command, len(fds))
         ranks = self.ranks.current
         for number in ranks.keys() & command.ranks:

@@ -95,7 +95,7 @@ class Coordinator:
             command,
             loop=self.loop,
             place=self.find_nodes(client, command),
-            logs=paths.log_directory(),
+            logs=paths.log_directory(otherwise=paths.runtime_directory()),
             tell=lambda event, fds: self._tell(client, group, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)

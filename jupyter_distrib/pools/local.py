@@ -318,10 +318,8 @@ def fingerprint(*more: object) -> str:
         process_environment.version("cloudpickle"),
         *_sources(),
         *sorted(_load_time_environment()),
-        *(
-            resource.getrlimit(getattr(resource, name))
-            for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_MEMLOCK")
-        ),
+        *(resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")),
+        os.getpriority(os.PRIO_PROCESS, 0),
         sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -26,12 +26,20 @@ def runtime_directory() -> Path:
     return private(Path(folder) / f"jupyter_distrib-{os.getuid()}")
 
 
-def log_directory() -> Path:
-    """Return the folder for what ranks print. `JUPYTER_DISTRIB_LOG_DIR` overrides it."""
+def log_directory(otherwise: Path | None = None) -> Path:
+    """Return the folder for what ranks print. `JUPYTER_DISTRIB_LOG_DIR` overrides it.
+
+    Args:
+        otherwise: A private folder; where the usual folder cannot be made, one in it is returned. A run matters more
+            than the place of its log.
+    """
     chosen = os.environ.get("JUPYTER_DISTRIB_LOG_DIR")
-    if chosen:
-        return private(Path(chosen))
-    return private(state_directory() / "runs")
+    try:
+        return private(Path(chosen)) if chosen else private(state_directory() / "runs")
+    except PoolError:
+        if otherwise is None:
+            raise
+        return private(otherwise / "runs")
 
 
 def state_directory() -> Path:

@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -200,3 +201,12 @@ def shut_sockets(inodes: frozenset[int]) -> None:
                     sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             continue  # closed meanwhile, or not connected any more
+
+
+def umask() -> int:
+    """Return this process's umask, without changing it where the system tells it (proc_pid_status(5))."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/status", "rb") as file:
+        return int(file.read(256).partition(b"\nUmask:")[2].split()[0], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

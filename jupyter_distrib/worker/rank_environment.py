@@ -31,6 +31,8 @@ def take(setting: Setting, env: dict[str, str]) -> None:
                 os.environ[name] = value
         if here.get("TZ") != env.get("TZ"):
             time.tzset()
+    if setting.umask is not None:
+        os.umask(setting.umask)
     os.chdir(setting.directory or ".")
     sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
     sys.argv[:] = [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -32,6 +33,7 @@ from jupyter_distrib.wire.messages import (
     Attach,
     Attached,
     CloseWorkerGroup,
+    Ended,
     Exited,
     Failed,
     Interrupted,
@@ -483,6 +485,45 @@ def test_a_rank_that_can_be_replaced_at_the_second_attempt_is_not_missed(faults:
     (faults / "no-starts").unlink()
     assert client.run(group, "rank").values == {0: 0}
     client.close()
+
+
+def test_a_death_is_told_without_what_earlier_cells_wrote(client: PoolClient) -> None:
+    group = client.group(1)
+    client.run(group, "import sys\nprint('the password is 1234', file=sys.stderr)")
+    outcome = client.run(
+        group, "import os, sys\nprint('about to go', file=sys.stderr)\nsys.stderr.flush()\nos._exit(3)"
+    )
+    (exited,) = outcome.of(Exited)
+    assert exited.last_lines == ("about to go",)
+
+
+def test_logs_are_in_the_agents_folder_where_their_own_cannot_be_made(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that is read-only, for one."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("JUPYTER_DISTRIB_LOG_DIR", raising=False)
+    client = PoolClient(LocalPool())
+    outcome = client.run(client.group(1), "print('kept')\nrank")
+    assert outcome.values == {0: 0}
+    (ended,) = outcome.of(Ended)
+    assert Path(ended.log_directory).parent == folder / "runs"
+    assert (Path(ended.log_directory) / "rank0.log").read_text() == "kept\n"
+    client.close()
+
+
+def test_kernels_of_another_niceness_or_with_other_limits_have_an_agent_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose ranks have what the kernel has."""
+    mine = local.fingerprint()
+    assert local.fingerprint() == mine
+    with monkeypatch.context() as context:
+        context.setattr(os, "getpriority", lambda which, who: 7)
+        assert local.fingerprint() != mine
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
+    assert local.fingerprint() != mine
 
 
 # ---------------------------------------------------------------------------------------------------- ending

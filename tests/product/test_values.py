@@ -565,3 +565,14 @@ def test_a_detached_run_leaves_alone_what_was_bound_meanwhile(book: Notebook, tm
     book.ok("job.result(timeout_s=20)")
 
     assert book.ok("value").result == "'the notebook went on'"
+
+
+def test_files_that_ranks_write_have_the_modes_that_the_notebook_wants(book: Notebook) -> None:
+    cell = (
+        "%%distributed --ranks 1\nimport os\nfrom pathlib import Path\npath = Path(f'written {name}')\npath.touch()\n"
+    )
+    for name, mask, mode in (("a", "0o027", "0o100640"), ("b", "0o022", "0o100644")):
+        book.ok(f"import os\nname = {name!r}\nbefore = os.umask({mask})")
+        outcome = book.ok(f"{cell}oct(path.stat().st_mode)")
+        book.ok("_ = os.umask(before)")
+        assert outcome.result == f"rank 0: '{mode}'"

@@ -33,7 +33,7 @@ from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.serialization import payload, shared_memory
-from jupyter_distrib.system import interrupts, library_settings, process_environment
+from jupyter_distrib.system import interrupts, library_settings, process, process_environment
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Attached, Cell, Ended, Execute, NotAttached, Noted, Parcel, Setting, Stop
 
@@ -214,6 +214,7 @@ class Session:
             },
             own_environment=connection.remote,
             directory=directory,
+            umask=process.umask(),
             path=travelling_environment.without_own(path) if connection.elsewhere else path,
             own_libraries=connection.elsewhere,
             libraries=library_settings.read(),

@@ -64,7 +64,8 @@ class InlineRun:
         self._group, self._sink, self._fds = group, sink, fds
         self._interrupts = _Interrupts()
         self._clock = _Clock()
-        self._output = RunOutput(command.run, paths.log_directory() / command.run, self._clock, self._tell)
+        logs = paths.log_directory(otherwise=paths.runtime_directory())
+        self._output = RunOutput(command.run, logs / command.run, self._clock, self._tell)
         self._lock = threading.RLock()
         self._over = False
 

@@ -104,6 +104,8 @@ class Setting:
     directory: str = ""
     path: tuple[str, ...] = ()
     """The kernel's `sys.path`, notebook folder first."""
+    umask: int | None = None
+    """The kernel's umask, for the files that a cell writes; None: the agent's, which keeps them private."""
     own_libraries: bool = False
     """Whether the ranks run under another interpreter than the kernel: its own library folders follow `path`."""
     own_environment: bool = False
