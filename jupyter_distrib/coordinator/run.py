@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from jupyter_distrib.coordinator.log_collection import LogCollection, LogSource
 from jupyter_distrib.coordinator.watch import SpreadWatch
@@ -121,7 +121,7 @@ class SpreadRun:
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         """Something of this run came from a node."""
-        _set_clock(event)
+        event = _on_our_clock(event)
         match event:
             case Connected():
                 for other in self._going - {node}:
@@ -193,10 +193,12 @@ class SpreadRun:
         self.ranks[node].clear()
 
 
-def _set_clock(event: Event) -> None:
-    """Nodes have clocks of their own; the record wants one. In place, since nobody else has this event."""
-    if (there_s := getattr(event, "at_s", None)) is not None:
-        now_s = time.monotonic()
-        object.__setattr__(event, "at_s", now_s)
-        if isinstance(event, Returned) and event.started is not None:
-            object.__setattr__(event.started, "at_s", event.started.at_s + now_s - there_s)
+def _on_our_clock(event: Event) -> Event:
+    """Return an event of a node, which has a clock of its own, with the time at which it came here."""
+    if (node_s := getattr(event, "at_s", None)) is None:
+        return event
+    now_s = time.monotonic()
+    if isinstance(event, Returned) and event.started is not None:
+        started = replace(event.started, at_s=event.started.at_s + now_s - node_s)
+        return replace(event, at_s=now_s, started=started)
+    return cast("Event", replace(cast("Returned", event), at_s=now_s))
