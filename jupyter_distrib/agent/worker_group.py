@@ -9,7 +9,6 @@ forkserver while the notebook already has its answer.
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,7 @@ from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
 from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
@@ -211,25 +211,23 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if lost := self.ranks.take_lost():
             self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
         if (pending := self.take_pending()) is not None:
-            self.execute(pending.command, pending.fds, pending.tell)
+            self.execute(pending.command, pending.descriptors, pending.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
-    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
-        """Hand the cell to its ranks, now or when all of them are up. Takes `fds`; `frame` is the command as it
-        came."""
+    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+        """Hand the cell to its ranks, now or when all of them are up; `frame` is the command as it came."""
         if self.ranks.starting:
-            self.pending = PendingCell(command=command, fds=fds, tell=tell)
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             return
         for rank in self.ranks:
             rank.streams.begin_run()  # what has come so far is of the run before
-        frame = frame or encode(command, len(fds))
+        frame = frame or encode(command, len(descriptors))
         ranks = self.ranks.current
-        for number in ranks.keys() & command.ranks:
-            ranks[number].state = "running"
-            ranks[number].post_frame(frame, fds)
-        for fd in fds:
-            os.close(fd)
+        with descriptors:
+            for number in ranks.keys() & command.ranks:
+                ranks[number].state = "running"
+                ranks[number].post_frame(frame, tuple(descriptors))
         # The rest while they are at it already.
         self.run = run = NodeRun(
             command,

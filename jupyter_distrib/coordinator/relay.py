@@ -27,6 +27,7 @@ from jupyter_distrib.coordinator.node_agent import NodeAgent
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
 from jupyter_distrib.system import network_interfaces, process_environment
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of
 from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
 
@@ -166,9 +167,8 @@ class Relay:
                 frame, fds = self._link.receive_frame()
             except (EOFError, OSError):
                 return self._inbox.end()
-            content = self._content_of(fds[0]) if fds else None
-            for fd in fds:
-                os.close(fd)
+            with Descriptors(fds):
+                content = self._content_of(fds[0]) if fds else None
             self._inbox.put(frame, content)
 
     def _content_of(self, fd: int) -> Any:

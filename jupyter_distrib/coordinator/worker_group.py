@@ -10,7 +10,6 @@ events, one end of each run. What only somebody who sees all nodes can do is don
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     CloseWorkerGroup,
     Ended,
@@ -192,14 +192,14 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             self._store_timer.cancel()
             self._store_timer = None
         if (pending := self.take_pending()) is not None:
-            self.execute(pending.command, pending.fds, pending.tell)
+            self.execute(pending.command, pending.descriptors, pending.tell)
 
     # ------------------------------------------------------------------------------------------------ running
 
-    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
-        """Hand the cell to the nodes of its ranks. Takes `fds`."""
+    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+        """Hand the cell to the nodes of its ranks."""
         if self._store_timer is not None:
-            self.pending = PendingCell(command=command, fds=fds, tell=tell)
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             return
         ranks = {
             node: mine
@@ -215,9 +215,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             logs=self._logs,
             on_over=self._over,
         )
-        self.run.start(fds)
-        for fd in fds:
-            os.close(fd)
+        with descriptors:
+            self.run.start(tuple(descriptors))
 
     def stop(self, *, force: bool = False) -> None:
         if (pending := self.take_pending()) is not None:

@@ -1,13 +1,12 @@
-"""A cell that has come while its ranks are not ready for it. In the loop of whoever holds them: agent or
-coordinator."""
+"""A cell that has come while its ranks are not ready for it. Runs in the loop of the agent, or of the coordinator."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jupyter_distrib.wire import endings
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Event, Execute, Failure, RunEvent
 
 Tell = Callable[[Event, tuple[int, ...]], None]
@@ -15,11 +14,10 @@ Tell = Callable[[Event, tuple[int, ...]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCell:
-    """Executed in the end, or cancelled."""
+    """A cell that is executed in the end, or cancelled, or fails."""
 
     command: Execute
-    fds: list[int]
-    """Its own."""
+    descriptors: Descriptors
     tell: Tell
 
     def cancel(self) -> None:
@@ -32,7 +30,6 @@ class PendingCell:
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
 
     def _end(self, events: Sequence[RunEvent]) -> None:
-        for fd in self.fds:
-            os.close(fd)
+        self.descriptors.close()
         for event in events:
             self.tell(event, ())

@@ -28,6 +28,7 @@ from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode, peer_uid
 from jupyter_distrib.wire.messages import (
     PROTOCOL,
@@ -168,7 +169,8 @@ class Server(Generic[G]):
         try:
             for message, fds in client.link.read():
                 try:
-                    self._obey(client, message, fds)
+                    with Descriptors(fds) as descriptors:
+                        self._obey(client, message, descriptors)
                 except Exception as error:  # noqa: BLE001 - whatever one kernel sends, the ranks of the others live on
                     self.fail_command(client, message, error)
         except (EOFError, OSError, LinkError):
@@ -208,10 +210,7 @@ class Server(Generic[G]):
                 self.close(group, force=True)
         self.count_idle()
 
-    def _obey(self, client: Client[G], command: Message, fds: list[int]) -> None:
-        if not isinstance(command, Execute) or client.hello is None:
-            for fd in fds:  # only a cell comes with any
-                os.close(fd)
+    def _obey(self, client: Client[G], command: Message, descriptors: Descriptors) -> None:
         if client.hello is None and not isinstance(command, Hello):
             return self._gone(client)
         match command:
@@ -220,7 +219,7 @@ class Server(Generic[G]):
             case OpenWorkerGroup():
                 self._service.open(client, command)
             case Execute():
-                self._execute(client, command, fds)
+                self._execute(client, command, descriptors)
             case Stop():
                 self._stop_run(command)
             case Forget():
@@ -274,20 +273,18 @@ class Server(Generic[G]):
 
     # ------------------------------------------------------------------------------------------------ runs
 
-    def _execute(self, client: Client[G], command: Execute, fds: list[int]) -> None:
+    def _execute(self, client: Client[G], command: Execute, descriptors: Descriptors) -> None:
         self._service.before_cell()
         group = client.groups.get(command.group)
         if group is None:  # it went away while the cell was on its way
-            for fd in fds:
-                os.close(fd)
             for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
                 self.tell(client, event)
             return
         if command.detached:
             size = group.command.world_size or group.command.size
-            group.execute(command, fds, self._detached.begin(client, command, size, gpus=group.command.gpus))
+            group.execute(command, descriptors, self._detached.begin(client, command, size, gpus=group.command.gpus))
         else:
-            group.execute(command, fds, lambda event, out: self.tell(client, event, out), client.link.frame)
+            group.execute(command, descriptors, lambda event, out: self.tell(client, event, out), client.link.frame)
 
     def _stop_run(self, command: Stop) -> None:
         for group in list(self.groups):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode
 from jupyter_distrib.wire.messages import Message
 
@@ -82,9 +82,8 @@ class WatchedLink:
         """Hand over what has arrived; False when the other end is closed."""
         try:
             for message, fds in self._link.read():
-                self._on_message(message, fds)
-                for fd in fds:
-                    os.close(fd)
+                with Descriptors(fds):
+                    self._on_message(message, fds)
         except (EOFError, OSError, LinkError):
             return False
         return True

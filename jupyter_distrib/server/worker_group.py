@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Execute, Forget, OpenWorkerGroup, WorkerInfo
 
 
@@ -49,8 +50,8 @@ class ServedWorkerGroup(Protocol):
     def infos(self) -> tuple[WorkerInfo, ...]:
         """Describe the ranks, in their order."""
 
-    def execute(self, command: Execute, fds: list[int], tell: Tell, frame: bytes = b"") -> None:
-        """Execute a cell, now or when its ranks are ready. Takes `fds`; `frame` is the command as it came."""
+    def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+        """Execute a cell, now or when its ranks are ready; `frame` is the command as it came."""
 
     def stop(self, *, force: bool = False) -> None:
         """Stop the current cell: step by step, or with `force` by killing its ranks."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import select
 import socket
 import struct
@@ -23,6 +22,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 from jupyter_distrib.wire import messages
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Message
 
 _PREFIX = struct.Struct("!IHH")
@@ -45,6 +45,7 @@ _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
 _SIMPLE = frozenset({str, int, float, bool, type(None)})
 """Types that JSON has itself."""
 _CLASS = b'"$":"'
+_NO_DESCRIPTORS = Descriptors()
 _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
@@ -59,7 +60,7 @@ class Link:
         self.sock = sock
         self._incoming = bytearray()
         self._fds: deque[int] = deque()
-        self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
+        self._outgoing: deque[tuple[memoryview, Descriptors]] = deque()
         self.frame = b""
         """The last message that `read` gave, as it came: a relay sends it on without encoding it again."""
         self._send_lock = threading.Lock()
@@ -69,9 +70,10 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and every descriptor that was received and not yet taken, or posted and not yet sent."""
-        for fd in (*self._fds, *(fd for _, fds in self._outgoing for fd in fds)):
-            os.close(fd)
+        Descriptors(self._fds).close()
         self._fds.clear()
+        for _, descriptors in self._outgoing:
+            descriptors.close()
         self._outgoing.clear()
         self.sock.close()
 
@@ -112,23 +114,22 @@ class Link:
         poll.register(self.sock, select.POLLIN)
         return bool(self._incoming or poll.poll(timeout_s * 1000))
 
-    def post(self, frame: bytes, fds: Iterable[int] = ()) -> None:
+    def post(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         """Queue a frame for `flush`; `fds` are duplicated."""
-        self._outgoing.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        self._outgoing.append((memoryview(frame), Descriptors.duplicates(fds) if fds else _NO_DESCRIPTORS))
 
     def flush(self) -> None:
         """Send as much as the socket takes now."""
         while self._outgoing:
-            data, fds = self._outgoing[0]
+            data, descriptors = self._outgoing[0]
             try:
-                if fds:
-                    sent = socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT)
+                if descriptors:
+                    sent = socket.send_fds(self.sock, [data], tuple(descriptors), socket.MSG_DONTWAIT)
                 else:
                     sent = self.sock.sendmsg(self._plain_run(), (), socket.MSG_DONTWAIT)
             except (BlockingIOError, InterruptedError):
                 return
-            for fd in fds:
-                os.close(fd)
+            descriptors.close()
             self._sent(sent)
 
     def _plain_run(self) -> list[memoryview]:
@@ -140,7 +141,7 @@ class Link:
         while count:
             data, _ = self._outgoing.popleft()
             if count < len(data):
-                self._outgoing.appendleft((data[count:], []))
+                self._outgoing.appendleft((data[count:], _NO_DESCRIPTORS))
             count -= min(count, len(data))
 
     @property

@@ -20,6 +20,7 @@ from jupyter_distrib.agent.torch_build import TorchBuild
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     PROTOCOL,
@@ -354,5 +355,5 @@ def test_who_leaves_does_not_wait_any_more(stage: Stage) -> None:
     ask(stage, gone, "c2", 60)
     ask(stage, stopped, "c3", 60)
     stage.agent.server._gone(gone)
-    stage.agent.server._obey(stopped, CloseWorkerGroup(group="c3"), [])
+    stage.agent.server._obey(stopped, CloseWorkerGroup(group="c3"), Descriptors())
     assert len(stage.agent._waiting) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     Cell,
     Command,
@@ -138,7 +139,7 @@ class Gathering:
             setting=Setting(),
             **more,
         )
-        self.group.execute(command, [], lambda event, fds: self.told.append(event))
+        self.group.execute(command, Descriptors(), lambda event, fds: self.told.append(event))
 
     def end(self, node: int, **more: Any) -> None:
         self.group.heard(node, Ended(run="r", at_s=0.0, **more))
