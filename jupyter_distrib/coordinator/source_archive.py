@@ -1,7 +1,7 @@
 """This package as one file, for nodes that do not have it or have another version.
 
 Python imports the file as it is: to make files of it takes a third of a second where the disk is busy. What Python has
-compiled goes along, which the benchmark row `ray-first` (a first cell on new nodes) defends.
+compiled goes along, which the benchmark row of a first cell on new nodes defends.
 """
 
 from __future__ import annotations
