@@ -129,8 +129,11 @@ def _built_in() -> Mapping[str, str]:
 
 
 def _class_of(kind: str) -> Any:
-    if kind not in _built_in():
-        return _brought()[kind]
+    return _built_in_class(kind) if kind in _built_in() else _brought()[kind]
+
+
+@cache
+def _built_in_class(kind: str) -> Any:
     module = importlib.import_module(_built_in()[kind])
     return next(value for value in vars(module).values() if getattr(value, "kind", None) == kind)
 

@@ -330,10 +330,10 @@ def _with_variables(options: Options) -> Options:
 
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
     """Return the cell's options that change nothing where it runs."""
+    ignored = connection.capabilities.ignored_options
     for option in OPTIONS:
-        if option.name in connection.capabilities.ignored_options and getattr(options, option.name):
-            why = connection.capabilities.ignored_options[option.name]
-            yield f"{option.flag} has no meaning on the {connection.kind} pool: {why}"
+        if option.name in ignored and getattr(options, option.name):
+            yield f"{option.flag} has no meaning on the {connection.kind} pool: {ignored[option.name]}"
 
 
 _current: Session | None = None
