@@ -25,7 +25,7 @@ def is_own(filename: str) -> bool:
 
 def is_library(path: str) -> bool:
     """Return whether a file is this package's, Python's or an installed package's."""
-    return os.path.isabs(path) and (is_own(path) or os.path.realpath(path).startswith(LIBRARY_FOLDERS))
+    return is_own(path) or (os.path.isabs(path) and os.path.realpath(path).startswith(LIBRARY_FOLDERS))
 
 
 def is_users(path: str) -> bool:

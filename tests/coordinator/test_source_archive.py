@@ -48,11 +48,11 @@ def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewh
     shutil.rmtree(there)
     look = (
         "import sys\nsys.path.insert(0, sys.argv[1])\n"
-        "from jupyter_distrib.serialization import payload\nfrom jupyter_distrib.system import process_environment\n"
-        "from jupyter_distrib.worker import failure\nfrom jupyter_distrib.worker.autoparallel import source_location\n"
+        "from jupyter_distrib.serialization import payload\nfrom jupyter_distrib.worker import failure\n"
+        "from jupyter_distrib.system import file_owner, process_environment\n"
         "code, file = process_environment.variables.__code__.co_filename, process_environment.__file__\n"
-        "print(code, source_location._is_users(code), file)\n"
-        "print(source_location._is_users(file), source_location.in_library(file))\n"
+        "print(code, file_owner.is_users(code), file)\n"
+        "print(file_owner.is_users(file), file_owner.is_library(file))\n"
         "try:\n    payload.from_parcel(None, None)\nexcept AttributeError as error:\n"
         "    print([frame.filename for frame in failure.frames_of(error.__traceback__)])"
     )
