@@ -73,8 +73,9 @@ def test_no_driver_means_cpu_ranks(bed: GpuBed, book: Notebook) -> None:
     assert "no GPU here: 2 CPU ranks (gloo)" in outcome.view
 
 
+@pytest.mark.slow
 def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:
-    bed.state["init"]["seconds"] = 3.0
+    bed.state["init"]["seconds"] = driver_s = 12.0
     bed.write()
     with bed.notebook() as book:
         cpu = book.ok("%%distributed --ranks 2\n1")
@@ -82,9 +83,8 @@ def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:
         book.ok("%%distributed --gpus 8\n1")
         warm = book.ok("%distributed_status")
 
-        assert cpu.wall_s < 2.5
-        assert status.wall_s < 2.0
-        assert warm.wall_s < 0.5
+        assert cpu.wall_s + status.wall_s < driver_s, "they waited for it"
+        assert warm.wall_s < driver_s, "it was opened once more"
 
 
 def test_the_driver_is_opened_once_and_asked_for_gpus_only(bed: GpuBed, book: Notebook) -> None:
