@@ -7,6 +7,7 @@ import queue
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -71,9 +72,10 @@ class Outcome:
 class Notebook:
     """One kernel. `cell` runs a cell and waits for its end; `start`, `until` and `finish` do the same in steps."""
 
-    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, env: dict[str, str] | None = None, *, below: Sequence[str] = ()) -> None:
+        kernel = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager.kernel_spec.argv = [*below, *kernel]
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": path, **(env or {})})
         self.client: Any = self.manager.client()

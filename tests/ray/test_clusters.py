@@ -142,6 +142,17 @@ def test_ranks_get_their_own_python_and_runtime_environment(cluster: Cluster, tm
         assert outcome.result == "rank 0: ['ours', 'yes', 'eth7']", outcome.text
 
 
+def test_a_notebook_below_uv_run_has_ranks_with_the_python_of_the_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """Ray would start their processes by the command line of `uv run`, which another machine does not have."""
+    (tmp_path / "run").write_text('"$@"\n')
+    uv = ["bash", "-c", 'exec -a uv bash run "$@"', "-"]
+    with Notebook(tmp_path, below=uv) as book:
+        assert "uv run" in book.ok("import os\nopen(f'/proc/{os.getppid()}/cmdline').read().replace('\\0', ' ')").result
+        book.ok("%load_ext jupyter_distrib")
+        line = f"--pool ray --insecure --address {cluster.address} --ranks 1"
+        assert book.cell(f"%%distributed {line}\nrank", timeout_s=100).result == "rank 0: 0"
+
+
 def node_with(folder: Path, name: str, version: str) -> str:
     """A runtime environment in which another version of a package is found; nobody imports it."""
     about = folder / name / f"{name}-{version}.dist-info"

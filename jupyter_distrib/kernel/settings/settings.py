@@ -105,8 +105,8 @@ class Settings:
         missing = {name: value for name, value in pool.defaults.items() if not getattr(options, name)}
         missing["strategy"] = options.strategy or self.strategy_for(pool.name)
         if not options.sized:
-            gpu_type = options.gpu_type or pool.size.gpu_type
-            options = options.resized(replace(pool.size, gpu_type=gpu_type))
+            size = replace(pool.size, gpus=True, gpu_type=options.gpu_type) if options.gpu_type else pool.size
+            options = options.resized(size)
         return replace(options, **missing, pool=pool.name, pool_options={**pool.options, **options.pool_options})
 
     def size_of(self, pool: str) -> GroupSize:

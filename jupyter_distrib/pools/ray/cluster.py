@@ -79,9 +79,10 @@ def join(looking: Future[Looked]) -> Address:
 
 
 def _import(mode: str) -> None:
-    """Ray reads these when it is imported. Unless told otherwise, a call that comes after the connection was lost
-    joins or starts another cluster (`ray._private.auto_init_hook`)."""
-    os.environ.update(RAY_AUTH_MODE=mode, RAY_ENABLE_AUTO_CONNECT="0")
+    """Import Ray, which reads these variables then. Unless told otherwise, a call that comes after the connection was
+    lost joins or starts another cluster (`ray._private.auto_init_hook`), and below `uv run` the command line of that
+    process starts the processes of all nodes (`ray._private.runtime_env.uv_runtime_env_hook`)."""
+    os.environ.update(RAY_AUTH_MODE=mode, RAY_ENABLE_AUTO_CONNECT="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
     import ray  # noqa: F401
 
 

@@ -191,7 +191,7 @@ def test_a_program_that_only_a_projects_file_names_is_not_run(tmp_path: Path) ->
     _, trace = evil_folder(tmp_path)
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
-        for cell in ("%distributed_status", "%%distributed\nrank", "%distributed_pool start", "%distributed_attach"):
+        for cell in ("%distributed_status", "%%distributed\nrank", "%distributed_pool start"):
             refused = book.fails(cell).traceback
             assert refused.startswith("PoolError: the pool lab is not used yet: jupyter_distrib.toml sets python")
             assert refused.endswith("run %distributed_pool trust lab, or name it in the cell (--pool lab).")
