@@ -28,6 +28,7 @@ from jupyter_distrib.wire.messages import (
 from jupyter_distrib.worker import (
     cell,
     displaying,
+    forked_child,
     identity,
     local_modules,
     process_reset,
@@ -39,7 +40,6 @@ from jupyter_distrib.worker.cell_environment import CellEnvironment
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread
 from jupyter_distrib.worker.device_check import DeviceCheck, give_up
-from jupyter_distrib.worker.forked_child import children_leave
 from jupyter_distrib.worker.framework import Framework
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.late_output import LateThreads
@@ -125,12 +125,13 @@ class CellRunner:
                 strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
-                with children_leave(self._pid):
-                    value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                value = cell.execute(command.cell, module.__dict__, strategy.adapted)
+                forked_child.leave(self._pid)
                 strategy.returning(value)
                 ok = True
             finally:
-                self._interrupts.allowed = False
+                self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
+                forked_child.leave(self._pid, sys.exception())
                 if strategy is not None:
                     strategy.end(ok=ok)
             return value, None

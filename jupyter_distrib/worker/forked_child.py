@@ -7,26 +7,23 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NoReturn
 
 from jupyter_distrib.system import process
 
 
-@contextmanager
-def children_leave(rank_pid: int) -> Iterator[None]:
-    """Run user code, from which only the process of the rank comes back."""
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != rank_pid:
-            _leave(error)
-        raise
+def leave(rank_pid: int, error: BaseException | None = None) -> None:
+    """End this process if it is not the rank but a child that user code has forked.
+
+    Args:
+        rank_pid: The rank's process.
+        error: What user code has raised, if it did.
+    """
     if os.getpid() != rank_pid:
-        _leave(None)
+        _end(error)
 
 
-def _leave(error: BaseException | None) -> None:
+def _end(error: BaseException | None) -> NoReturn:
     """End at once: exit handlers, locks and threads are those of the rank."""
     status = 0
     if isinstance(error, SystemExit):
