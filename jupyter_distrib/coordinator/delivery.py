@@ -1,4 +1,5 @@
-"""What all nodes of a placement are sent or told once: large values, the notebook's files, remarks. In the loop."""
+"""Sends to all nodes of a placement what they need once: large values, the notebook's files, remarks. Runs in the
+loop."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Delivery:
         self.given_back = threading.Event()
         """Set when the worker group that has the nodes now gives them back."""
         self.remark = ""
-        """What a kernel is told of the nodes with its first cell."""
+        """Remark on the nodes that a kernel gets with its first cell."""
         self._told: set[str] = set()
         self._transfer: Transfer | None = None
         self._files: tuple[str, file_sync.Found] | None = None
@@ -52,5 +53,5 @@ class Delivery:
             tell(Noted(run=run, rank=None, text=text))
 
     def forget_told(self) -> None:
-        """Another kernel has the nodes now."""
+        """Forget the remarks, because another kernel has the nodes now."""
         self._told.clear()

@@ -1,4 +1,4 @@
-"""What the coordinator asks of an engine: to reserve nodes, and to call methods of the relay on each of them.
+"""The interface of an engine to the coordinator: it reserves nodes, and calls methods of the relay on each of them.
 
     Reservation.acquire() -> ReservedNodes: one Channel for each node -> Channel.order("send", frame), .ask("receive"),
     ...
@@ -19,16 +19,17 @@ from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
 
 class Channel(Protocol):
-    """The relay on one node, out of reach of the coordinator's own process. Nothing here blocks."""
+    """The relay on one node, outside the coordinator's own process. Nothing in it blocks."""
 
     def order(self, method: str, *arguments: Any) -> Any:
-        """Have a method called, in the order of the calls, whatever comes of it.
+        """Call a method, in the order of the calls, whatever becomes of it.
 
         Returns what `Transfer` needs to know when it has been done; None if the engine is gone.
         """
 
     def ask(self, method: str, *arguments: Any) -> Future[Any]:
-        """Have a method called, likewise. What it returns or raises, and what the engine raises, is in the future."""
+        """Call a method, in the same order. Its result or exception, or the engine's exception, is in the returned
+        future."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +40,20 @@ class ReservedNodes:
     addresses: Sequence[str]
     """The address of each node, by which the others reach it."""
     sizes: Sequence[int]
-    """How many ranks each node is for."""
+    """Number of ranks of each node."""
     gpus: bool
-    """Each of these ranks has a GPU."""
+    """Whether each of these ranks has a GPU."""
     engine_has_gpus: bool
-    """Some node has GPUs, if not for these ranks."""
+    """Whether some node has GPUs, even if these ranks have none."""
 
 
 class ContentPart(NamedTuple):
     """One part of the large values of a cell, on its way to the nodes."""
 
     reference: Any
-    """What the engine delivers as bytes, if a channel is given it as an argument."""
+    """Reference that the engine delivers as bytes if it is an argument of a channel's call."""
     start: int
-    """Where in the content it begins."""
+    """Offset of the part in the content."""
     size_bytes: int
     """The size of the whole content."""
     last: bool
@@ -64,8 +65,8 @@ class ContentPart(NamedTuple):
 
 
 Receive = Callable[[ContentPart | Exception], Any]
-"""What a node does with a part, or with the reason why there will be no more. Called in the loop. Returns what
-`Channel.order` gave when the node was told to take it; None if the node does not want it, or it was the last part."""
+"""Callback with which a node takes a part, or the reason why no more parts will come. Called in the loop. Returns the
+result of the `Channel.order` that sent the part; None if the node does not want it, or it was the last part."""
 
 
 class Transfer(Protocol):
@@ -74,11 +75,11 @@ class Transfer(Protocol):
     run: str
 
     def add(self, receive: Receive) -> None:
-        """Send it to a further node; only in the turn of the loop in which the transfer began."""
+        """Send the content to a further node; only in the turn of the loop in which the transfer began."""
 
 
 class Reservation(Protocol):
-    """The nodes of one worker group, from when they are looked for until they are released. Used by one `Placement`.
+    """The nodes of one worker group, from the search for them until their release. Used by one `Placement`.
 
     `acquire` and `release` block, and are called in threads of their own.
     """
@@ -86,7 +87,7 @@ class Reservation(Protocol):
     engine: str
     """The engine's name, for people."""
     address_advice: str
-    """What gives a node an address that the others reach: `start X there with --host ADDRESS`."""
+    """Advice how to give a node an address that the others reach: `start X there with --host ADDRESS`."""
 
     def acquire(self) -> ReservedNodes:
         """Wait for nodes, as long as the command allows, and start a relay on each.
@@ -97,23 +98,25 @@ class Reservation(Protocol):
         """
 
     def give_up(self) -> None:
-        """Have `acquire` end soon; in any thread."""
+        """Make `acquire` end soon; in any thread."""
 
     def release(self) -> None:
-        """End the relays and give the nodes back. Raises nothing."""
+        """End the relays and give the nodes back. Never raises."""
 
     def is_room_wanted(self) -> bool:
-        """Tell whether anybody in the cluster waits for nodes. Blocks for as long as the engine takes to say."""
+        """Return whether anybody in the cluster waits for nodes. Blocks until the engine answers."""
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
-        """Begin to bring a content (`shared_memory.Arriving`) to the nodes; given up when the event is set."""
+        """Start the transfer of a content (`shared_memory.Arriving`) to the nodes; it is given up when the event is
+        set."""
 
     def cause(self, error: BaseException) -> str:
-        """Say in a sentence what an exception of the engine, or of a method that it called, is about."""
+        """Describe in a sentence an exception of the engine, or of a method that it called."""
 
     def was_raised_on_node(self, error: BaseException) -> bool:
-        """Tell whether the method itself raised it: the node is within reach then."""
+        """Return whether the method itself raised the exception: the node is within reach then."""
 
 
 Reserve = Callable[[OpenWorkerGroup, Hello, Callable[[str], None]], Reservation]
-"""Makes the reservation for a worker group of a kernel; the last argument tells the kernel what is waited for."""
+"""Factory of the reservation for a worker group of a kernel; its last argument reports to the kernel what it waits
+for."""

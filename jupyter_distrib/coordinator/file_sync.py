@@ -1,4 +1,5 @@
-"""The notebook's own files, for nodes that do not share its folders. Runs in the coordinator, on the kernel's machine.
+"""Collects the notebook's own files for nodes that do not share its folders. Runs in the coordinator, on the kernel's
+machine.
 
 The folder of the notebook is copied to `0/` and the other folders of its path to `1/`, `2/`, ...: what is small, and
 has changed since the last run.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from jupyter_distrib.wire.messages import Hello
 
 FILE_LIMIT_BYTES = 1 << 20
-"""Larger files are data, which nodes read from where data is."""
+"""Size above which a file is data, which nodes read from where it is stored."""
 TOTAL_LIMIT_BYTES = 100 << 20
 COUNT_LIMIT = 5000
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -23,21 +24,21 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is in the folders, by the name that it has on nodes: where it is here, and its stamp."""
+    """Files of the folders by their names on nodes: path on this machine, and stamp."""
 
     files: Mapping[str, tuple[str, Stamp]]
     left_out: str
-    """A sentence, if that is not everything."""
+    """Sentence about what was left out; empty if nothing was."""
 
 
 class FileSync:
-    """What one node has already."""
+    """The files that one node has already."""
 
     def __init__(self) -> None:
         self._known: dict[str, Stamp] = {}
 
     def changes(self, found: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
-        """Files that are new or changed, and names of those that are gone."""
+        """Return files that are new or changed, and names of those that are gone."""
         files, unread = [], []
         for name, (full, stamp) in found.files.items():
             if self._known.get(name) != stamp:
@@ -52,13 +53,13 @@ class FileSync:
         return files, gone
 
     def forget(self, names: Sequence[str]) -> None:
-        """They have not come to be there: take them along the next time."""
+        """Forget files that did not arrive on the node, so that they are sent again the next time."""
         for name in names:
             self._known.pop(name, None)
 
 
 def directory(hello: Hello) -> str:
-    """Of the notebook: its kernel's working directory, as far as the system tells."""
+    """Return the notebook's folder: its kernel's working directory, as far as the system tells."""
     try:
         return os.readlink(f"/proc/{hello.pid}/cwd")
     except OSError:
@@ -66,15 +67,15 @@ def directory(hello: Hello) -> str:
 
 
 def is_shared(there: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
-    """Whether a node's folder is that of the notebook, by what `stamp` gives there, and here before and after that:
-    meanwhile something may have been written into it, if only the notebook."""
+    """Return whether a node's folder is the notebook's, by its `stamp` on the node and its stamps on this machine
+    before and after that: something, if only the notebook, may have been written into it meanwhile."""
     if there is None or before is None or after is None:
         return False
     return there[0] == before[0] == after[0] and before[1] <= there[1] <= after[1]
 
 
 def look(directory: str, path: Sequence[str]) -> Found:
-    """Through the notebook's folder and those of its path."""
+    """Look through the notebook's folder and the folders of its path."""
     files: dict[str, tuple[str, Stamp]] = {}
     total, largest = 0, (FILE_LIMIT_BYTES, "")
     for number, folder in enumerate(dict.fromkeys((directory, *path))):
@@ -110,7 +111,7 @@ def _too_large(size_bytes: int, path: str) -> str:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
-    """Relative and full names; not what is hidden, made by Python or npm, or an environment."""
+    """Yield relative and full names; without hidden files, files made by Python or npm, and environments."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [
             name

@@ -1,4 +1,4 @@
-"""Brings the logs of one run from its nodes. Runs in the coordinator's loop."""
+"""Fetches the logs of one run from its nodes. Runs in the coordinator's loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class LogSource(Protocol):
     """A node with logs."""
 
     def fetch_logs(self, run: str, directory: Path, done: Callable[[], None]) -> None:
-        """Bring what the node's ranks wrote into this folder, then call `done` in the loop; also if it fails."""
+        """Fetch into this folder what the node's ranks wrote, then call `done` in the loop; also if it fails."""
 
 
 class LogCollection:
@@ -32,21 +32,21 @@ class LogCollection:
 
     @property
     def complete(self) -> bool:
-        """Whether no logs are on their way."""
+        """Return whether no logs are on their way."""
         return not self._fetching
 
     @property
     def directory(self) -> str:
-        """Return the folder; empty if no rank wrote anything, or none of it could be brought."""
+        """Return the folder; empty if no rank wrote anything, or none of it could be fetched."""
         return str(self._folder) if self._asked and any(self._folder.glob("rank*.log")) else ""
 
     def fetch(self, node: int) -> None:
-        """Bring the logs of a node."""
+        """Fetch the logs of a node."""
         self._fetching.add(node)
         self._asked = True
         self._nodes[node].fetch_logs(self._run, self._folder, lambda: self.give_up(node))
 
     def give_up(self, node: int) -> None:
-        """Wait no more for the logs of a node."""
+        """Stop waiting for the logs of a node."""
         self._fetching.discard(node)
         self._on_fetched()

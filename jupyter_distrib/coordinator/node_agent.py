@@ -1,4 +1,5 @@
-"""Starts the agent of one node for a relay, in a folder that goes with it. In a process of the engine on that node."""
+"""Starts the agent of one node for a relay, in a folder that is removed with it. Runs in a process of the engine on
+that node."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from jupyter_distrib.system.launch import exec_agent
 SOCKET = "agent.sock"
 STARTING_S = 60.0
 IDLE_S = 3.0
-"""The agent ends this long after its host has gone."""
+"""Seconds after which the agent ends once its host has gone."""
 
 
 class NodeAgent:
-    """The agent of a worker group's own on one node.
+    """The agent that one worker group has for itself on one node.
 
     Args:
         folder: Private to it; it removes the folder when it ends.
@@ -64,7 +65,7 @@ class NodeAgent:
         return sock
 
     def error(self) -> PoolError:
-        """Return the error for an agent that did not start, with the last line that it has written."""
+        """Return the error for an agent that did not start, with the last line that it wrote."""
         said = (self._folder / "agent.log").read_text("utf-8", "replace").split("\n")
         last = next((f": {line.strip()}" for line in reversed(said) if line.strip()), "")
         return PoolError(f"under {self._python} no agent can be started on node {self._address}{last}.")
@@ -94,7 +95,7 @@ def sweep(folder: Path) -> None:
 
 
 def _is_deserted(path: Path) -> bool:
-    """Return whether a socket is there, nobody listens at it, and it is not one that is just being made."""
+    """Return whether a socket exists, nobody listens at it, and it is not one that is just being made."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -32,15 +32,16 @@ from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.messages import Event, Hello, OpenWorkerGroup, Welcomed
 
 TELL_S = 5.0
-"""A kernel that still waits after this is told what for."""
+"""Seconds after which a kernel that still waits gets the reason."""
 START_S = 300.0
-"""How long the processes of a node may take to start, and a runtime environment that has to be made first."""
+"""Seconds in which the processes of a node have to start, including a runtime environment that is made first."""
 AGAIN_S = 0.5
-"""How often free nodes look whether somebody waits for room."""
+"""Seconds between the checks of free nodes whether somebody waits for room."""
 LEAVING_S = 2.0
-"""Ranks that are told to leave are given a second for exit handlers."""
+"""Seconds until nodes are released: ranks that were told to leave have one second for exit handlers."""
 STAY_S = 10.0
-"""Nodes that are given back stay for so long, as long as nobody waits for room: another worker group may claim them."""
+"""Seconds for which nodes that were given back stay, as long as nobody waits for room: another worker group may claim
+them."""
 
 
 class Placements:
@@ -79,7 +80,7 @@ class _Found:
     gpus: bool
     engine_has_gpus: bool
     folder: str
-    """The notebook's, which they share or have copies of."""
+    """The notebook's folder, which the nodes share or have copies of."""
 
 
 class Placement:
@@ -89,19 +90,19 @@ class Placement:
         self, calls: CallSoon, reserve: Reserve, hello: Hello, command: OpenWorkerGroup, *, copy_files: bool = False
     ) -> None:
         self.group: SpreadWorkerGroup
-        """The one that has it, or had it last."""
+        """The worker group that has the nodes, or had them last."""
         self.ended = False
-        """Its nodes are given back to the engine, or will be."""
+        """Whether the nodes are given back to the engine, or will be."""
         self.delivery = Delivery(calls, reserve(command, hello, self._say))
         self._reservation = self.delivery.reservation
         self._hello, self._command, self._copy_files = hello, command, copy_files
         self._found: _Found | None = None
         self._lost = False
-        """A node is out of reach: nobody is to claim it."""
+        """Whether a node is out of reach, so that nobody may claim the nodes."""
         self._lock = threading.Lock()
-        """Held to end it, and to claim it."""
+        """Lock held to end the placement, and to claim it."""
         self._unwanted = threading.Event()
-        """Set when its notebook wants other nodes."""
+        """Event that is set when the notebook wants other nodes."""
 
     # ------------------------------------------------------------------------------------------------ for nodes
 
@@ -114,14 +115,14 @@ class Placement:
         self.group.tell(event, ())
 
     def lost(self, node: int, reason: str) -> None:
-        """Take notice that a node is out of reach."""
+        """Record that a node is out of reach."""
         self._lost = True
         self.group.lost(node, reason)
 
     # ------------------------------------------------------------------------------------------------ claiming
 
     def claim(self, hello: Hello, command: OpenWorkerGroup) -> bool:
-        """Tell whether it is free, and is what this kernel wants now: the kernel has it then."""
+        """Claim the placement for a kernel; return False if it is not free, or not what this kernel wants."""
         with self._lock:
             if self.ended or self._lost or self._found is None or not self.delivery.given_back.is_set():
                 return False
@@ -143,7 +144,7 @@ class Placement:
         return _wish(command) in (_wish(self._command), _wish(given))
 
     def make_room(self, hello: Hello) -> None:
-        """Let nodes that its notebook has given back and not claimed go at once."""
+        """Release at once nodes that the notebook has given back and not claimed."""
         if self.delivery.given_back.is_set() and _is_same(hello, self._hello):
             self._unwanted.set()
 
@@ -188,7 +189,7 @@ class Placement:
         self._call(begin)
 
     def _remote_nodes(self, nodes: ReservedNodes, folder: str) -> list[RemoteNode]:
-        """Ask the relays about their nodes, which must be fit for what the kernel sends."""
+        """Ask the relays about their nodes, which must be compatible with what the kernel sends."""
         before = stamp(folder)
         asked = [
             channel.ask("describe", [*nodes.addresses[:number], *nodes.addresses[number + 1 :]], folder)
@@ -207,7 +208,7 @@ class Placement:
         ]
 
     def _check_versions(self, about: Mapping[str, Any]) -> str:
-        """Say what differs and mostly works. Raises `PoolError` if it does not."""
+        """Return a remark on versions that differ and mostly work. Raises `PoolError` if they do not work."""
         there = Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
         if refusal := versions.refusal(self._hello, there, self._reservation.engine):
             raise PoolError(refusal)
@@ -215,7 +216,7 @@ class Placement:
         return f"node {about['host']} has {remark}." if remark else ""
 
     def _say(self, reason: str) -> None:
-        """Tell the kernel what it waits for; in any thread."""
+        """Send the kernel the reason for which it waits; in any thread."""
         self._call(partial(self.group.queued, reason))
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -251,7 +252,7 @@ class Placement:
 
 
 def _is_same(hello: Hello, before: Hello) -> bool:
-    """Tell whether this is the kernel that was there before, or the next one of its notebook with the same packages."""
+    """Return whether this is the same kernel as before, or the next one of its notebook with the same packages."""
     one, other = (replace(each, session="", pid=0, label="") for each in (hello, before))
     return hello.session == before.session or (bool(hello.notebook) and one == other)
 

@@ -1,5 +1,5 @@
-"""The copy of a notebook's files on a node that does not have its folder. Runs in the threads in which the engine calls
-the relay."""
+"""Keeps the copy of a notebook's files on a node that does not have its folder. Runs in the threads in which the engine
+calls the relay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_distrib.wire.messages import Execute
 
 
 class ProjectCopy:
-    """The copy, in a folder of its own: each folder of the kernel's machine is a numbered folder in it."""
+    """The copy, in its own folder: each folder of the kernel's machine is a numbered folder in it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class ProjectCopy:
 
     def update(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
         """Write files that have changed, given by path, time of change and content, and remove those that are gone.
-        Returns those that could not be written, and why. From now on cells run in this copy."""
+        Returns the files that could not be written, with the reasons. From now on cells run in this copy."""
         self.used = True
         failed = []
         for name in gone:

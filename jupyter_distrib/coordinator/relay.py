@@ -1,4 +1,4 @@
-"""One node's side of a worker group that spans nodes: starts an agent there, and passes frames between it and the
+"""One node's side of a worker group that spans nodes: starts an agent on the node, and passes frames between it and the
 coordinator. Runs in a process of the engine on that node; knows no engine.
 
     coordinator ==engine's own calls==> Relay --link--> agent --> ranks
@@ -33,7 +33,7 @@ from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGr
 
 
 class Relay:
-    """A link to an agent of this worker group's own.
+    """A link to the agent that this worker group has for itself.
 
     Args:
         folder: Private to it; removed in the end.
@@ -87,7 +87,7 @@ class Relay:
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
     def describe(self, others: Sequence[str], directory: str) -> str:
-        """Return what whoever placed it must know, as JSON.
+        """Return the facts about this node that its placement needs, as JSON.
 
         Args:
             others: Addresses of the worker group's other nodes.
@@ -114,17 +114,17 @@ class Relay:
         return self._project.update(files, gone)
 
     def take(self, part: Any, start: int, size_bytes: int) -> None:
-        """Take a part of the content of the next cell's shared memory, the last one of which comes with the cell; see
+        """Take a part of the content of the next cell's shared memory; its last part comes with the cell, see
         `IncomingContent.add`."""
         self._content.add(part, start, size_bytes)
 
     def discard(self) -> None:
-        """Forget the content that has come, because its cell will not."""
+        """Discard the content that has come, because its cell will not."""
         self._content.discard()
 
     def send(self, frame: bytes, *part: Any) -> Answer | None:
-        """Send a command to the agent, with the last part of the content of its shared memory, see `take`. Returns what
-        has come of a cell at once."""
+        """Send a command to the agent, with the last part of the content of its shared memory, see `take`. Returns the
+        entries of a cell that came at once, if any."""
         kind = kind_of(frame)
         if kind == "OpenWorkerGroup" or (kind == "Execute" and self._project.used):
             frame = self._localized(frame)
@@ -136,7 +136,7 @@ class Relay:
             return self._inbox.take_at_once()
 
     def _localized(self, frame: bytes) -> bytes:
-        """Return the same command, with what only this node knows."""
+        """Return the same command, with the values that only this node has."""
         command, fd_count = decode_frame(frame)
         if isinstance(command, Execute):
             return encode(self._project.locate(command), fd_count)
@@ -158,7 +158,7 @@ class Relay:
     # ------------------------------------------------------------------------------------------------ from the agent
 
     def receive(self) -> Answer:
-        """Return all that has come since the last answer; wait for something. Empty: the agent has ended."""
+        """Wait for entries, and return all that have come since the last answer. Empty: the agent has ended."""
         return self._inbox.take()
 
     def _read(self) -> None:
@@ -172,7 +172,7 @@ class Relay:
             self._inbox.put(frame, content)
 
     def _content_of(self, fd: int) -> Any:
-        """Return what lies behind a descriptor, for a pickle that does not copy it if it can be helped."""
+        """Return the content behind a descriptor, for a pickle that avoids a copy if it can."""
         size = os.fstat(fd).st_size
         if not size:
             return b""
@@ -193,7 +193,7 @@ class Relay:
         return found
 
     def end(self) -> None:
-        """Take the agent, its ranks and the folder away."""
+        """End the agent and its ranks, and have the folder removed."""
         with suppress(OSError):
             self._link.sock.shutdown(socket.SHUT_RDWR)
         with suppress(ProcessLookupError):
@@ -201,7 +201,7 @@ class Relay:
 
 
 def stamp(directory: str) -> tuple[int, int] | None:
-    """Return what tells a folder that machines share from one of the same name; None if there is none here."""
+    """Return a stamp that tells a shared folder from another of the same name; None if the folder does not exist."""
     try:
         info = os.stat(directory)
     except OSError:

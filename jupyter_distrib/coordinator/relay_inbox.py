@@ -1,5 +1,5 @@
-"""What has come from the agent of a node, until the coordinator takes it. Filled by one thread of a relay, and emptied
-by the two in which the engine calls it."""
+"""Holds what has come from the agent of a node until the coordinator takes it. Filled by one thread of a relay, and
+emptied by the two threads in which the engine calls it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 from jupyter_distrib.wire.link import kind_of, split
 
 AT_ONCE_S = 0.02
-"""A cell that is over so soon is answered by the call that brought it."""
+"""Seconds within which a cell that ends is answered by the call that brought it."""
 GATHER_S = 0.003
-"""Behind the end of one rank, that of the others and of the run are close: they travel together."""
+"""Seconds to gather what follows the end of one rank: the ends of the others and of the run travel together."""
 _NUMBER = struct.Struct("!Q")
 Entry = tuple[bytes, Any]
-"""A frame, with the content of its shared memory, or None."""
+"""Pair of a frame and the content of its shared memory, or None."""
 Answer = bytes | tuple[int, list[Entry]]
-"""Entries in their order, and the number of this answer: the engine may tell of a later one first. Bytes, which engines
+"""Entries in their order, and the number of this answer: the engine may deliver a later one first. Bytes, which engines
 carry at less cost, if no entry has a content; see `opened`."""
 
 
 class RelayInbox:
-    """Entries that have come, for one of two callers: the call that brought a cell, or the one that waits for news."""
+    """Entries that have come, for one of two callers: the call that brought a cell, or the call that waits for news."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._news, self._at_once = threading.Condition(self._lock), threading.Condition(self._lock)
-        """Notified for the call that waits for news, and for the one that brought a cell."""
+        """Conditions notified for the call that waits for news, and for the call that brought a cell."""
         self._entries: list[Entry] = []
         self._last_kind = ""
-        """The class of what has come last."""
+        """Class of the message that came last."""
         self._answers = 0
         self._is_call_first = False
-        """Whether what comes now is for the call that brought a cell."""
+        """Whether new entries are for the call that brought a cell."""
         self._over = False
 
     def put(self, frame: bytes, content: Any) -> None:
@@ -50,7 +50,7 @@ class RelayInbox:
                 self._at_once.notify()
 
     def end(self) -> None:
-        """Tell both callers that nothing more will come."""
+        """Wake both callers, because nothing more will come."""
         with self._lock:
             self._over = True
             self._news.notify()
@@ -58,7 +58,7 @@ class RelayInbox:
 
     @contextmanager
     def call_first(self) -> Iterator[None]:
-        """Keep what comes for the call that brings a cell, see `take_at_once`."""
+        """Keep new entries for the call that brings a cell, see `take_at_once`."""
         with self._lock:
             self._is_call_first, self._last_kind = True, ""
         try:
@@ -69,13 +69,13 @@ class RelayInbox:
                 self._news.notify()
 
     def take_at_once(self) -> Answer | None:
-        """Return what has come of a cell, when it is over or has taken too long for that."""
+        """Wait shortly for the end of a cell; return the entries that have come."""
         with self._lock:
             self._at_once.wait_for(lambda: self._over or self._last_kind == "Ended", AT_ONCE_S)
             return self._take()
 
     def take(self) -> Answer:
-        """Return all that has come since the last answer; wait for something. Empty when nothing more will come."""
+        """Wait for entries, and return all that have come since the last answer. Empty when nothing more will come."""
         with self._lock:
             while True:
                 self._news.wait_for(lambda: (self._entries or self._over) and not self._is_call_first)

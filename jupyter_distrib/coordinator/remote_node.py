@@ -24,12 +24,12 @@ from jupyter_distrib.wire.link import decode_frame, encode
 from jupyter_distrib.wire.messages import CloseWorkerGroup, Command, Event, Execute, Failure, Noted, Stop
 
 AHEAD = 2
-"""Questions for events that each node has at a time."""
+"""Number of requests for events that each node has at a time."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """A cell whose content is on its way, and what is to be sent behind it."""
+    """A cell whose content is on its way, and the commands to be sent after it."""
 
     command: Execute
     behind: list[Callable[[], None]] = field(default_factory=list)
@@ -65,9 +65,9 @@ class RemoteNode:
         self._file_sync = None if shared else FileSync()
         self._has_files = False
         self._answers: dict[int, list[Entry]] = {}
-        """Answers of which the engine told before earlier ones, by their number."""
+        """Answers that the engine delivered before earlier ones, by their number."""
         self._heard = 0
-        """How many answers were heard."""
+        """Number of answers that were handled."""
         self._held: _Held | None = None
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
@@ -127,7 +127,7 @@ class RemoteNode:
         return self._channel.order(method, *arguments)
 
     def _call(self, method: str, *arguments: Any, then: Callable[[Future[Any]], None]) -> None:
-        """Have a method called, and hear in the loop what came of it."""
+        """Call a method, and handle its result in the loop."""
         answer = self._channel.ask(method, *arguments)
         answer.add_done_callback(lambda future: self._delivery.calls.put(lambda: then(future)))
 
@@ -139,7 +139,7 @@ class RemoteNode:
             self._fail(command, f"{self.name} could not take this cell: {engine.cause(error)}")
 
     def _fail(self, command: Execute, reason: str) -> None:
-        """The cell has not come to the ranks, which are there for the next."""
+        """End a cell that did not reach the ranks, which stay for the next one."""
         failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         self._tell_all(endings.failed(command.run, command.ranks, failure))
 
@@ -148,8 +148,8 @@ class RemoteNode:
             self._holder.heard(self._number, event)
 
     def _bring(self, command: Execute, file_sync: FileSync) -> None:
-        """The notebook's files that are new or changed, before the first cell also if there are none; says what is not
-        there then."""
+        """Bring the notebook's files that are new or changed, before the first cell even if there are none; report what
+        was left out."""
         found = self._delivery.files_for(command)
         files, gone = file_sync.changes(found)
         first, self._has_files = not self._has_files, True
@@ -173,7 +173,7 @@ class RemoteNode:
         self._holder.tell(Noted(run=run, rank=None, text=text))
 
     def listen(self) -> None:
-        """Ask for what comes next, and for what comes after that, so that a question is always there already."""
+        """Ask for the next answer and the one after it, so that a request is always pending at the node."""
         for _ in range(AHEAD):
             self._ask()
 
@@ -191,7 +191,7 @@ class RemoteNode:
             self._ask()
 
     def _take(self, answer: Answer | None) -> bool:
-        """Hear what has come, in its order. Whether there was anything."""
+        """Handle what has come, in its order; return whether there was anything."""
         there = False
         if answer is not None:
             number, self._answers[number] = opened(answer)

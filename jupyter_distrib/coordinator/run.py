@@ -38,31 +38,33 @@ from jupyter_distrib.wire.messages import (
 )
 
 FAILURE_GRACE_S = 0.1
-"""How long other nodes may go on after the first exception: ranks that fail alike then all tell their own."""
+"""Seconds for which other nodes may go on after the first exception: ranks that fail alike then all report their
+own."""
 LOGS_S = 5.0
-"""How long the end of a run waits for the other nodes, and what their ranks have written, after one was lost."""
+"""Seconds for which the end of a run waits for the other nodes and their logs after one node was lost."""
 LOST_LOGS_S = 1.0
-"""How long the end of a run waits for the lost node itself, which may have lost its agent only and still answer."""
+"""Seconds for which the end of a run waits for the lost node itself, which may have lost only its agent and still
+answer."""
 
 
 class SpreadNode(LogSource, Protocol):
-    """The agent of one node, reachable. Nothing here blocks."""
+    """The agent of one node, within reach. No method blocks."""
 
     name: str
-    """How a person knows it: `node 10.0.0.7`."""
+    """Name of the node for people: `node 10.0.0.7`."""
     host: str
     interface: str
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """Deliver in order; `fds` stay the caller's."""
+        """Deliver commands in order; `fds` stay the caller's."""
 
 
 class SpreadRun:
     """A run, as far as its nodes execute it.
 
     Args:
-        ranks: By node, those that execute it.
-        nodes: All of the worker group.
+        ranks: The ranks that execute it, by node.
+        nodes: All nodes of the worker group.
         logs: Folder of the logs of all runs.
         on_over: Called once, when every node has ended it and its logs are here.
     """
@@ -84,7 +86,7 @@ class SpreadRun:
         self.logs = LogCollection(command.run, nodes, logs / command.run, self._finish_if_over)
         self._nodes, self._on_over = nodes, on_over
         self._going = set(ranks)
-        """Nodes that have not said that they have ended."""
+        """Nodes that have not reported their end of the run."""
         self._timers = Timers(loop)
         self._watch = SpreadWatch(
             command,
@@ -120,7 +122,7 @@ class SpreadRun:
             self._nodes[node].send(Stop(run=self.command.run, force=force))
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
-        """Something of this run came from a node."""
+        """Handle an event of this run from a node."""
         event = _on_our_clock(event)
         match event:
             case Connected():
@@ -163,13 +165,13 @@ class SpreadRun:
         on_over(self)
 
     def close(self) -> None:
-        """Nothing more is to be done for it."""
+        """Stop the watch and the timers."""
         self._watch.close()
         self._timers.cancel()
 
     def lose(self, reason: str, dead: set[int], pids: Mapping[int, int]) -> None:
-        """Ranks of `dead` nodes are lost, those of the others are killed because of it. Ends the run when all logs that
-        can still be had are here; `pids` are those of all ranks."""
+        """Record that ranks of `dead` nodes are lost, and that the others are killed because of it. Ends the run when
+        all logs that can still be fetched have arrived; `pids` are those of all ranks."""
         for node in sorted(dead & self._going):
             self._give_up(node, pids, lost=reason)
             self.logs.fetch(node)
@@ -179,7 +181,7 @@ class SpreadRun:
         self._finish_if_over()
 
     def give_up(self, pids: Mapping[int, int], reason: str = "") -> None:
-        """End now, whatever its ranks are at; the reason is why they are stopped, if not because of another rank."""
+        """End now, whatever the ranks do; the reason is why they are stopped, if not because of another rank."""
         for node in sorted(self._going):
             self._give_up(node, pids, stopped=reason)
         self._finish()
@@ -194,7 +196,7 @@ class SpreadRun:
 
 
 def _on_our_clock(event: Event) -> Event:
-    """Return an event of a node, which has a clock of its own, with the time at which it came here."""
+    """Return an event of a node, whose clock differs, with the time of its arrival."""
     if (node_s := getattr(event, "at_s", None)) is None:
         return event
     now_s = time.monotonic()

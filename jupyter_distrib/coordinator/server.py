@@ -42,19 +42,19 @@ class Coordinator:
     """Everything on other machines that belongs to the user's kernels with one environment and one pool.
 
     Args:
-        listener: A bound unix socket, by which kernels come.
+        listener: A bound unix socket, to which kernels connect.
         directory: The folder of sockets and locks.
-        name: This coordinator's, in that folder.
-        idle_s: Ranks that nobody uses and that keep nothing are given back after so long.
+        name: This coordinator's name in that folder.
+        idle_s: Seconds after which ranks that nobody uses and that keep nothing are given back.
     """
 
     def __init__(self, listener: socket.socket, directory: Path, name: str, *, idle_s: float) -> None:
         self.server: Server[SpreadWorkerGroup] = Server(self, listener, directory, name)
         self.loop = self.server.loop
         self.find_nodes: FindNodes
-        """Gives a new worker group its nodes."""
+        """Function that gives a new worker group its nodes."""
         self.ask_nodes: AskNodes = lambda told: told(())
-        """Tells in the loop, soon, which nodes there are: `name`, `cpus`, `memory_bytes` and more of each."""
+        """Function that reports the nodes in the loop, soon: `name`, `cpus`, `memory_bytes` and more of each."""
         self.title = "not connected"
         self._idle_s = idle_s
         self._leaving = False
@@ -68,8 +68,8 @@ class Coordinator:
         self.server.stop()
 
     def give_up(self, after_s: float) -> None:
-        """Take no new kernels, since no cluster can be had: those that are here ask another coordinator from now on,
-        and this one ends when what they have asked before is answered."""
+        """Take no new kernels, since no cluster can be had: the connected ones ask another coordinator from now on, and
+        this one ends when their earlier requests are answered."""
         self.server.give_up_name()
         self._leaving = True
         for client in self.server.clients:
@@ -77,7 +77,7 @@ class Coordinator:
         self.loop.later(after_s, self.stop)
 
     def lose(self, reason: str, after_s: float) -> None:
-        """Tell all worker groups that this process can never reach the cluster again, and give up."""
+        """Report to all worker groups that this process can never reach the cluster again, and give up."""
         self.give_up(after_s)
         for group in list(self.server.groups):
             group.lose(reason)
@@ -111,22 +111,22 @@ class Coordinator:
         self.ask_nodes(told)
 
     def close_waiting(self, group: str) -> None:
-        """Nothing waits here: who waits has a worker group, which looks for nodes."""
+        """Do nothing: a kernel that waits has a worker group, which looks for nodes."""
 
     def closed(self, group: SpreadWorkerGroup, *, force: bool) -> None:
-        """Nothing is left to do: a worker group gives its nodes back itself."""
+        """Do nothing: a worker group gives its nodes back itself."""
 
     def gone(self, client: KernelClient) -> None:
-        """Nothing is left to do, see `close_waiting`."""
+        """Do nothing, see `close_waiting`."""
 
     def obey(self, client: KernelClient, command: Message) -> None:
-        """Kernels send nothing else."""
+        """Do nothing: kernels send no other commands."""
 
     def before_cell(self) -> None:
-        """Nodes tell by themselves what has happened to their ranks."""
+        """Do nothing: nodes report by themselves what has happened to their ranks."""
 
     def rest(self) -> None:
-        """Nothing here costs memory without worker groups."""
+        """Do nothing: without worker groups nothing costs memory."""
 
     # ------------------------------------------------------------------------------------------------ idle ranks
 
@@ -140,7 +140,7 @@ class Coordinator:
         self._count_idle(group)
 
     def _count_idle(self, group: SpreadWorkerGroup) -> None:
-        """Start counting anew."""
+        """Restart the count of a worker group's idle time."""
         if (timer := self._unused.pop(group.name, None)) is not None:
             timer.cancel()
         if not group.closed:

@@ -1,4 +1,4 @@
-"""This package as one file, for nodes that do not have it or have another version.
+"""Packs this package into one file, for nodes that do not have it or have another version.
 
 Python imports the file as it is: to make files of it takes a third of a second where the disk is busy. What Python has
 compiled goes along, which the benchmark row of a first cell on new nodes defends.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def archive() -> bytes:
-    """Return the package's sources, with what Python has compiled of them, if all of it is."""
+    """Return the package's sources, with Python's bytecode if all of them are compiled."""
     root = Path(__file__).parent.parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
@@ -28,7 +28,7 @@ def archive() -> bytes:
 
 
 def compiled(path: Path) -> bytes:
-    """Return Python's bytecode of a source file, to be used wherever it is sent; nothing if it is older than the file.
+    """Return Python's bytecode of a source file, for use on any machine; nothing if it is older than the file.
 
     The header says that its source need not be looked at (PEP 552); another version of Python passes it over.
     """

@@ -1,4 +1,4 @@
-"""Puts together, once a second, what the agents of all nodes see of the ranks of one run.
+"""Combines, once a second, what the agents of all nodes see of the ranks of one run.
 
     agents --NodeSawRanks--> SpreadWatch --> Stalls --> Stalled, Moved, TimedOut
            <--Probe---
@@ -22,7 +22,7 @@ class SpreadWatch:
     """The watch over one run.
 
     Args:
-        ranks: Those that still execute the cell.
+        ranks: Ranks that still execute the cell.
         look_closer: Has all of them look into their process groups.
         tell: Takes the events.
         stop: Stops the run.
@@ -45,7 +45,7 @@ class SpreadWatch:
         self._timer: Timer = loop.later(TICK_S, self._tick)
 
     def close(self) -> None:
-        """The run is over, or being stopped."""
+        """Stop watching, because the run is over or being stopped."""
         self._timer.cancel()
 
     def heard(self, event: NodeSawRanks) -> None:

@@ -1,5 +1,5 @@
-"""One worker group whose ranks are on several nodes, each looked after by an agent of its own. Runs in the
-coordinator's loop.
+"""One worker group whose ranks are on several nodes, each with an agent for this group alone. Runs in the coordinator's
+loop.
 
     SpreadWorkerGroup --OpenWorkerGroup, Execute, UseStore, ...--> node 0: agent, ranks 0, 1   (and the store)
                <--WorkerGroupOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
@@ -53,18 +53,18 @@ class Share:
 
 
 class NodeSource(Protocol):
-    """Where the nodes of one worker group come from."""
+    """The source of the nodes of one worker group."""
 
     def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
         """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later `group.heard` and
         `group.lost`."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
-        """Let the nodes go, also while they are still being looked for.
+        """Let the nodes go, even during the search for them.
 
         Args:
-            useless: For another worker group, too.
-            killed: The ranks; else they have been told to leave.
+            useless: Whether another worker group cannot use them either.
+            killed: Whether the ranks were killed; else they were told to leave.
         """
 
 
@@ -79,12 +79,12 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
         self._store_timer: Timer | None = None
         self._ending = ""
-        """Why the worker group closes as soon as its run is over."""
+        """Reason why the worker group closes as soon as its run is over."""
         self._useless = False
         """Whether its nodes and agents are useless to another worker group."""
         self._place_has_gpus = False
         self._notes: list[str] = []
-        """What the nodes say of the choice of their GPUs."""
+        """Notes of the nodes on the choice of their GPUs."""
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         running = self.run.ranks if self.run else {}
@@ -108,7 +108,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             self.tell(WorkerGroupQueued(group=self.name, reason=reason), ())
 
     def placed(self, shares: Sequence[Share], *, has_gpus: bool = False) -> None:
-        """The nodes are there: start ranks on each. `has_gpus`: the place has GPUs, if not for these ranks."""
+        """Start ranks on each node. `has_gpus`: the place has GPUs, even if these ranks have none."""
         if self.closed:
             return
         self._shares, self._place_has_gpus = list(shares), has_gpus
@@ -138,7 +138,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self.tell(WorkerGroupRefused(group=self.name, reason=reason), ())
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
-        """Something came from a node, maybe of a worker group that had it before; `fds` stay the caller's."""
+        """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
         if self.closed or getattr(event, "group", self.name) != self.name:
             return
         match event:
@@ -176,7 +176,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     # ------------------------------------------------------------------------------------------------ the store
 
     def _make_store(self) -> None:
-        """Groups of some node are not fit any more: a new store for all. The next cell waits for it."""
+        """Make a new store for all nodes, because process groups of some node are unfit. The next cell waits for it."""
         if self.run is not None:
             self.run.health.clean = False  # when it is over: its ranks still use the store
         elif len(self._shares) > 1 and self._store_timer is None:
@@ -245,15 +245,14 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     # ------------------------------------------------------------------------------------------------ ending
 
     def lost(self, node: int, reason: str) -> None:
-        """A node cannot be reached any more. The worker group ends with it, since a world of ranks is whole or not at
-        all."""
+        """End the worker group, because a node cannot be reached any more: a world of ranks is whole or not at all."""
         if self.closed:
             return
         name = self._shares[node].node.name if self._shares else "the cluster"
         self.end(f"{name} was lost: {reason}", {node})
 
     def lose(self, reason: str) -> None:
-        """No node can be reached any more."""
+        """End the worker group, because no node can be reached any more."""
         self.end(reason, set(range(len(self._shares))))
 
     def end(self, reason: str, dead: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""The part of a long record that is worth sending again. Pure; runs in the agent.
+"""Selects the part of a long record that is worth sending again. Pure; runs in the agent.
 
 Output goes, and how many lines went is said where they were; the logs have all of it. Of reported numbers every second
 goes, so that those left span the whole run. Of what only tells a state, the newest stays.
@@ -31,7 +31,7 @@ Entry: TypeAlias = tuple[Event, tuple[int, ...]]
 
 
 def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
-    """Leave out what can be missed. return what is left, and the displays that are not."""
+    """Leave out dispensable events. Return the rest, and the displays that are left out."""
     choice = _Choice(entries)
     left: deque[Entry] = deque()
     displays = []
@@ -51,7 +51,7 @@ class _Choice:
         """Number of lines left out, by rank and stream."""
         self._counts: Counter[Hashable] = Counter()
         self._peaks: dict[int, Sampled] = {}
-        """The one sample of each rank that is worth keeping of many."""
+        """The one sample of each rank that is worth keeping."""
         for event, _ in entries:
             if isinstance(event, Sampled) and (
                 event.rank not in self._peaks or _use(event) > _use(self._peaks[event.rank])
@@ -87,7 +87,7 @@ class _Choice:
         return replace(last, text="", skipped_lines=self._lines[last.rank, last.stream])
 
     def _number(self, *key: Hashable) -> int:
-        """Count one more of these, and return how many there have been."""
+        """Count one more event of this kind, and return the count."""
         self._counts[key] += 1
         return self._counts[key]
 

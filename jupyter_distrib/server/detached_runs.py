@@ -15,7 +15,7 @@ from jupyter_distrib.system import run_list
 from jupyter_distrib.wire.messages import PROTOCOL, Attach, Attached, Event, Execute, NotAttached
 
 KEEP_S = 24 * 3600
-"""How long the record of a run that has ended stays."""
+"""Seconds for which the record of a run that has ended stays."""
 
 Tell = Callable[[Client[Any], Event, tuple[int, ...]], None]
 
@@ -43,7 +43,7 @@ class DetachedRuns:
     def begin(
         self, client: Client[Any], command: Execute, world_size: int, *, gpus: bool
     ) -> Callable[[Event, tuple[int, ...]], None]:
-        """Record a run, which this kernel follows; what comes back is to be told of each event."""
+        """Record a run, which this kernel follows; the returned function has to be called with each event."""
         assert client.hello is not None
         journal = Journal(command, world_size, gpus=gpus, notebook=client.hello.notebook)
         self._journals[command.run] = journal
@@ -71,7 +71,7 @@ class DetachedRuns:
         return tell
 
     def attach(self, client: Client[Any], command: Attach) -> None:
-        """Tell a kernel all of a run, the end of its name or nothing being enough, and have it follow."""
+        """Send a kernel all of a run, named by the end of its name or by nothing, and have the kernel follow it."""
         run = command.run or self._newest(client)
         matches = [name for name in self._journals if name == run or name.endswith(f"-{run}")] if run else []
         if len(matches) != 1:
@@ -89,14 +89,14 @@ class DetachedRuns:
         return tuple(journal.attached() for journal in self._journals.values())
 
     def prune(self) -> None:
-        """Forget those that ended long ago."""
+        """Remove runs that ended long ago."""
         for run, journal in list(self._journals.items()):
             if journal.ended and time.monotonic() - journal.ended_s > KEEP_S:
                 self._journals.pop(run).close()
                 run_list.remove(self._directory, run)
 
     def _newest(self, client: Client[Any]) -> str:
-        """The newest run of the client's notebook, else of any; empty if there is none."""
+        """Return the newest run of the client's notebook, else of any; empty if there is none."""
         assert client.hello is not None
         notebook, newest_first = client.hello.notebook, [*reversed(self._journals)]
         return next(

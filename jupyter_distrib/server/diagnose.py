@@ -1,4 +1,4 @@
-"""Why nothing moves: who waits for whom, from what is known of each rank. Runs in the agent, or for
+"""Explains why nothing moves: which ranks wait for which, from what is known of each rank. Runs in the agent, or for
 ranks of several nodes in the coordinator; pure.
 
     looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
@@ -17,16 +17,16 @@ from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import GroupSighting, RankPlace, RankSighting
 
 STALL_S = 5.0
-"""Waiting this long in one place is worth telling."""
+"""Seconds of waiting in one place after which a stall is reported."""
 ALL_THERE_S = 30.0
-"""The same if every rank has come, and only the data is under way."""
+"""Seconds of waiting, likewise, if every rank has come and only the data is under way."""
 LOCKED_S = 10.0
-"""Silent for this long, and idle, a rank is told of though nobody waits for it."""
+"""Seconds after which a silent and idle rank is reported though nobody waits for it."""
 _IDLE_S = 3.0
 _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 """Collectives to which every rank must give tensors of one shape and type."""
 _PAIRWISE = ("recv", "send", "recv_object_list", "send_object_list", "wait")
-"""Not every rank takes part, and nothing tells which other one does."""
+"""Operations in which not every rank takes part, and whose other rank is unknown."""
 _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
 
 
@@ -35,23 +35,23 @@ class Diagnosis:
     text: str
     places: tuple[RankPlace, ...]
     waited_s: float
-    """How long the rank that has waited longest has done so; 0 if none waits."""
+    """Seconds that the longest wait of a rank has taken; 0 if none waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wait:
-    """What one rank waits in."""
+    """The operation in which one rank waits."""
 
     op: str
     group: str = ""
     number: int = 0
-    """0: not counted, because torch does not record it (a rendezvous, `recv`, a store)."""
+    """Number of the collective; 0: not counted, because torch does not record it (a rendezvous, `recv`, a store)."""
     ranks: tuple[int, ...] = ()
     tensors: str = ""
 
     @property
     def meeting(self) -> tuple[str, tuple[int, ...], int, str]:
-        """The same for all that will meet there."""
+        """Return a key that is equal for all ranks that will meet in this operation."""
         return self.group, self.ranks, self.number, "" if self.number else self.op
 
     def __str__(self) -> str:
@@ -59,11 +59,11 @@ class _Wait:
 
 
 def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | None:
-    """None if nothing is wrong, or not for long enough yet.
+    """Return the diagnosis; None if nothing is wrong, or not for long enough yet.
 
     Args:
-        looks: One for each rank of the run.
-        source: Of the cell, numbered as the ranks number it.
+        looks: A sighting for each rank of the run.
+        source: The cell's source, with the ranks' line numbers.
     """
     scene = _Scene(looks=looks, source=source)
     told = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
@@ -85,7 +85,7 @@ def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | 
 
 
 def is_suspicious(looks: Iterable[RankSighting]) -> bool:
-    """Whether some rank seems to wait for others, so that a closer look at all of them is worth its price."""
+    """Return whether some rank seems to wait for others, so that a closer look at all of them is worth its price."""
     return any(_wait(look) is not None and _unmoved_s(look) >= STALL_S - 1.5 for look in looks)
 
 
@@ -112,7 +112,7 @@ def _unmoved_s(look: RankSighting) -> float:
 
 
 def _at(look: RankSighting) -> int | None:
-    """The line of the cell that it is in."""
+    """Return the line of the cell that the rank is in."""
     match look.state:
         case "left":
             return None
@@ -134,19 +134,19 @@ class _Scene:
         self._source = source
 
     def consensus(self) -> list[list[int]]:
-        """Ranks that wait in the same place, the earliest place first."""
+        """Return groups of ranks that wait in the same place, the earliest place first."""
         found: dict[tuple[str, tuple[int, ...], int, str], list[int]] = {}
         for rank, wait in self.waits.items():
             found.setdefault(wait.meeting, []).append(rank)
         return sorted(found.values(), key=lambda ranks: self.waits[ranks[0]].number)
 
     def is_circle(self) -> bool:
-        """Whether ranks wait in different places, and nobody else is left who could come."""
+        """Return whether ranks wait in different places, and no other rank is left that could come."""
         waiting = all(rank in self.waits or look.state == "left" for rank, look in self.by_rank.items())
         return waiting and len({wait.meeting for wait in self.waits.values()}) > 1
 
     def tell(self, ranks: Sequence[int]) -> list[str]:
-        """Who has not come to where these ranks wait; nothing if that is not worth telling yet."""
+        """Say which ranks have not come to where these ranks wait; nothing if that is not worth a report yet."""
         wait = self.waits[ranks[0]]
         waited_s = max(_unmoved_s(self.by_rank[rank]) for rank in ranks)
         if waited_s < STALL_S:
@@ -171,7 +171,7 @@ class _Scene:
         return RankPlace(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
 
     def _is_alone(self, ranks: Sequence[int], missing: Sequence[int]) -> bool:
-        """Whether these few got there by an `if` that asks for the rank."""
+        """Return whether these few ranks got to their line by an `if` that asks for the rank."""
         few = len(ranks) < len(missing) and not any(rank in self.waits for rank in missing)
         return few and bool(_condition(_at(self.by_rank[ranks[0]]), self._source))
 
@@ -188,7 +188,7 @@ class _Scene:
         return [f"All of its ranks are in {self._name(wait)}{self._where(ranks)}, and it does not end."]
 
     def _calls(self, ranks: Sequence[int]) -> dict[str, list[int]]:
-        """What ranks that meet mean: one entry if they mean the same."""
+        """Group ranks that meet by the call that they make: one entry if they make the same."""
         calls: dict[str, list[int]] = {}
         for rank in ranks:
             wait = self.waits[rank]
@@ -198,7 +198,7 @@ class _Scene:
         return kinds if len(kinds) == len(calls) else calls  # shapes only where they are what differs
 
     def _elsewhere(self, missing: Sequence[int]) -> list[str]:
-        """What those do that have not come: a sentence for all that do the same."""
+        """Say what the missing ranks do: one sentence for all that do the same."""
         alike: dict[tuple[str, int | None], list[int]] = {}
         for rank in missing:
             look = self.by_rank[rank]
@@ -225,7 +225,7 @@ class _Scene:
                 return f"runs {look.seen.function}" if look.seen and look.seen.function else "runs the cell"
 
     def _name(self, wait: _Wait) -> str:
-        """`all_reduce #2`, and of which ranks if there are groups of fewer than all."""
+        """Name an operation: `all_reduce #2`, with its ranks if they are fewer than all."""
         subgroup = wait.ranks and not self.by_rank.keys() <= set(wait.ranks)
         return f"{wait} of {rank_list(wait.ranks)}" if subgroup else str(wait)
 
@@ -250,7 +250,7 @@ def _locked(look: RankSighting) -> str:
 
 
 def _has_been(look: RankSighting, wait: _Wait) -> bool:
-    """Whether it has called this collective, and does not wait for it, or not any more."""
+    """Return whether the rank has called this collective, and does not wait for it, or no longer."""
     if look.state == "left" or look.seen is None or not wait.number:
         return False
     return any(
@@ -260,7 +260,7 @@ def _has_been(look: RankSighting, wait: _Wait) -> bool:
 
 
 def _condition(line: int | None, source: str) -> str:
-    """The innermost `if` around this line that asks for the rank: `if rank == 0`."""
+    """Return the innermost `if` around this line that asks for the rank: `if rank == 0`."""
     if line is None or not source:
         return ""
     try:
@@ -277,7 +277,7 @@ def _condition(line: int | None, source: str) -> str:
 
 
 def _verb(phrase: str, ranks: Sequence[int]) -> str:
-    """`has left the cell` of one rank, `have left the cell` of several."""
+    """Inflect a verb: `has left the cell` of one rank, `have left the cell` of several."""
     if len(ranks) == 1:
         return phrase
     verb, space, rest = phrase.partition(" ")

@@ -11,9 +11,10 @@ from jupyter_distrib.server.compaction import Entry, thinned
 from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted
 
 MAX_ENTRIES = 5000
-"""Limit above which what `compaction.py` says is left out of what is sent again; the logs have all output."""
+"""Number of entries above which events are left out, by the rules of `compaction.py`, of what is sent again; the logs
+have all output."""
 MAX_DISPLAY_BYTES = 64 << 20
-"""Limit above which the oldest displays are left out."""
+"""Bytes above which the oldest displays are left out."""
 
 
 class Journal:
@@ -31,8 +32,8 @@ class Journal:
         self._left_out = 0
         """Number of displays that are gone."""
         self._limit = MAX_ENTRIES
-        """Limit above which entries are compacted; it grows with what has to stay, which is not to be looked at for
-        each event."""
+        """Number of entries above which they are compacted; it grows with the entries that have to stay, which are not
+        to be looked through at each event."""
 
     @property
     def ended(self) -> bool:
@@ -48,7 +49,7 @@ class Journal:
             self._thin()
 
     def entries(self) -> list[Entry]:
-        """Return what is sent again, in order."""
+        """Return the entries that are sent again, in order."""
         text = f"{self._left_out} older displays are left out."
         return [*([(Noted(run=self._command.run, rank=None, text=text), ())] if self._left_out else []), *self._entries]
 

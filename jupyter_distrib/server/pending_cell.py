@@ -1,4 +1,5 @@
-"""A cell that has come while its ranks are not ready for it. Runs in the loop of the agent, or of the coordinator."""
+"""Keeps a cell that has come before its ranks are ready for it. Runs in the loop of the agent, or of the
+coordinator."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ class PendingCell:
     tell: Tell
 
     def cancel(self) -> None:
-        """Tell that it was stopped before it began."""
+        """Report that the cell was stopped before it began."""
         self._end(endings.interrupted(self.command.run, self.command.ranks))
 
     def fail(self, reason: str) -> None:
-        """Tell why it cannot begin."""
+        """Report why the cell cannot begin."""
         failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
 

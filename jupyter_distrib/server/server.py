@@ -49,40 +49,40 @@ from jupyter_distrib.wire.messages import (
 )
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
-"""How long a server without kernels and runs stays, so that the next kernel starts at once."""
+"""Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
 
 Answer = dict[str, object]
 
 
 class Service(Protocol[G]):
-    """What the agent and the coordinator do differently. Every method is called in the loop, and returns at once."""
+    """The methods in which the agent and the coordinator differ. Each is called in the loop, and returns at once."""
 
     def welcome(self, client: Client[G]) -> None:
-        """Get ready for a kernel, which has just been welcomed."""
+        """Prepare for a kernel that has just been welcomed."""
 
     def open(self, client: Client[G], command: OpenWorkerGroup) -> None:
-        """Open a worker group, refuse it, or have it wait; what is opened is given to `Server.add`."""
+        """Open a worker group, refuse it, or have it wait; an opened one is given to `Server.add`."""
 
     def close_waiting(self, group: str) -> None:
         """Forget a worker group that waits to be opened."""
 
     def closed(self, group: G, *, force: bool) -> None:
-        """Give back what a worker group had, which is closed now."""
+        """Give back the resources of a worker group that is closed now."""
 
     def gone(self, client: Client[G]) -> None:
-        """Forget what a kernel, which has gone, was waiting for."""
+        """Forget the requests of a kernel that has gone."""
 
     def obey(self, client: Client[G], command: Message) -> None:
         """Follow a command that the server does not know."""
 
     def before_cell(self) -> None:
-        """Take notice of all that has happened to ranks, before a cell is given to them."""
+        """Record all that has happened to ranks, before they get a cell."""
 
     def answer(self, tell: Callable[[Answer], None]) -> None:
-        """Tell, soon, what the status says beside the server's own part."""
+        """Report, soon, the service's part of the status; the server adds its own."""
 
     def rest(self) -> None:
-        """Give up what costs memory: no kernel is there, only records of detached runs."""
+        """Free memory: no kernel is connected, and only records of detached runs are left."""
 
 
 class Server(Generic[G]):
@@ -106,7 +106,7 @@ class Server(Generic[G]):
         self._started_s = time.monotonic()
 
     def serve(self) -> None:
-        """Take kernels in until nobody needs this process any more."""
+        """Accept kernels until nobody needs this process any more."""
         self._listener.setblocking(False)
         self.loop.watch(self._listener.fileno(), self._accept)
         self._prune()
@@ -121,7 +121,7 @@ class Server(Generic[G]):
         self.loop.stop()
 
     def give_up_name(self) -> None:
-        """Take no new kernels. Once: afterwards the name may be another server's."""
+        """Accept no new kernels. Once: afterwards the name may be another server's."""
         if self._named:
             self._named = False
             self._socket.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ class Server(Generic[G]):
             self._gone(client)
 
     def tell(self, client: Client[G] | None, event: Event, fds: tuple[int, ...] = ()) -> None:
-        """Send an event to a kernel, if it is still there; takes no descriptor."""
+        """Send an event to a kernel, if it is still connected; takes no descriptor."""
         if client is None or client not in self.clients:
             return
         if not client.link.unsent:
@@ -177,7 +177,8 @@ class Server(Generic[G]):
             self._gone(client)
 
     def fail_command(self, client: Client[G], command: Message, error: Exception) -> None:
-        """Tell a kernel that a command of its has met an error of ours; one that expects no answer loses its link."""
+        """Report to a kernel that one of its commands met an internal error; a command that expects no answer costs the
+        link."""
         traceback.print_exception(error)  # into the process's log
         reason = f"this command failed ({type(error).__name__}: {error})."
         match command:
@@ -318,7 +319,7 @@ class Server(Generic[G]):
         }
 
     def count_idle(self) -> None:
-        """Start or stop counting the idle minutes."""
+        """Start or stop counting the idle time."""
         busy = self.clients or self.groups or self._detached.going_on
         if busy and self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -327,12 +328,12 @@ class Server(Generic[G]):
             self._idle_timer = self.loop.later(IDLE_S, self._rest if self._detached else self._retire)
 
     def _rest(self) -> None:
-        """Stay for the records of detached runs, at little cost."""
+        """Keep the records of detached runs, at little cost."""
         self._service.rest()
         self._idle_timer = self.loop.later(detached_runs.KEEP_S, self._retire)
 
     def _retire(self) -> None:
-        """End, unless a kernel connects at this very moment.
+        """End the process, unless a kernel connects at this very moment.
 
         Kernels connect without the lock, so one may have come just before the name went: it is served to its end, while
         the next ones start a process of their own.

@@ -21,10 +21,10 @@ class Stalls:
         self._command, self._tell, self._stop = command, tell, stop
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
         self.limit_s = command.hang_timeout_s
-        """Seconds of a stall after which the run is stopped; None: it goes on."""
+        """Seconds of a stall after which the run is stopped; None: never."""
 
     def judge(self, looks: Sequence[RankSighting]) -> None:
-        """Report what is new about a stall, or that it is over; a look for each rank of the run."""
+        """Report a new stall, a changed one, or its end; `looks` has a sighting of each rank of the run."""
         run, now_s = self._command.run, time.monotonic()
         found = diagnose(looks, source=self._command.cell.source)
         if found is None:

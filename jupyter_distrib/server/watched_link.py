@@ -1,4 +1,4 @@
-"""A link in a loop: sends without blocking, and hands over what arrives. Runs in the loop of an agent."""
+"""A link in a loop: it sends without blocking, and hands over what arrives. Runs in the loop of an agent."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class WatchedLink:
         self.post_frame(encode(message, len(fds)), fds)
 
     def post_frame(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Send, or queue what the socket does not take now; `fds` are duplicated. Nothing happens if the other end is
-        closed, which `on_end` tells."""
+        """Send a frame, or queue what the socket does not take now; `fds` are duplicated. Nothing happens if the other
+        end is closed, which `on_end` reports."""
         if self.closed:
             return
         try:
@@ -79,7 +79,7 @@ class WatchedLink:
             self._on_end()
 
     def _read(self) -> bool:
-        """Hand over what has arrived; False when the other end is closed."""
+        """Hand over what has arrived; return False when the other end is closed."""
         try:
             for message, fds in self._link.read():
                 with Descriptors(fds):

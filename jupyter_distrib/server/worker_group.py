@@ -1,4 +1,4 @@
-"""A worker group as the process that serves it sees it: the ranks that one kernel has asked for."""
+"""A worker group from the view of the process that serves it: the ranks that one kernel has asked for."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ R = TypeVar("R", bound=RunOfGroup)
 
 
 class ServedWorkerGroup(Protocol):
-    """What a `Server` asks of each worker group that it serves."""
+    """The interface of a worker group to the `Server` that serves it."""
 
     command: OpenWorkerGroup
-    """What was asked for; `gpus` and `size` as they were given in the end."""
+    """The command that asked for the group, with its final `gpus` and `size`."""
     kept: dict[str, float]
-    """Keys of values that live on the ranks, and since when (seconds since 1970)."""
+    """Times (seconds since 1970) since which values live on the ranks, by key."""
     closed: bool
 
     @property
@@ -34,18 +34,18 @@ class ServedWorkerGroup(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it executes no cell, and none waits for its ranks."""
+        """Return whether the group executes no cell, and none waits for its ranks."""
 
     @property
     def current(self) -> Execute | None:
-        """The cell that it executes, or is about to."""
+        """Return the cell that the group executes, or is about to execute."""
 
     @property
     def detached(self) -> bool:
-        """Whether that cell goes on without its kernel."""
+        """Return whether that cell goes on without its kernel."""
 
     def is_for(self, run: str) -> bool:
-        """Tell whether the current cell is this run."""
+        """Return whether the current cell is this run."""
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         """Describe the ranks, in their order."""
@@ -60,11 +60,12 @@ class ServedWorkerGroup(Protocol):
         """Drop kept values."""
 
     def close(self, *, force: bool, reason: str = "") -> None:
-        """End every rank: at once, or after its exit handlers. The current cell ends now, for that reason."""
+        """End every rank: at once, or after its exit handlers. The current cell ends now, for this reason."""
 
 
 class WorkerGroupState(Generic[R]):
-    """What the worker groups of an agent and of the coordinator have in common: who has asked, and what they execute.
+    """The state that worker groups of an agent and of the coordinator share: the command, and the cell that they
+    execute.
 
     Args:
         command: What was asked for.
@@ -100,6 +101,6 @@ class WorkerGroupState(Generic[R]):
         return self.current is not None and self.current.run == run
 
     def take_pending(self) -> PendingCell | None:
-        """Return the cell that waits for the ranks, which waits no more."""
+        """Return the cell that waits for the ranks, and clear it."""
         pending, self.pending = self.pending, None
         return pending
