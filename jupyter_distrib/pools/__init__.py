@@ -1,1 +1,1 @@
-"""Where ranks come from: one file or folder for each kind of pool."""
+"""The kinds of pools, from which ranks come: one file or folder for each kind."""

@@ -1,4 +1,5 @@
-"""Where ranks come from. A pool places processes and gives a link to whoever looks after them; it does not know cells.
+"""The interface of pools, from which ranks come. A pool places processes and gives a link to their agent or
+coordinator; it has no notion of cells.
 
 A package adds a kind by an entry point of the group `jupyter_distrib.pools`: the kind's name, and a class whose
 instances are pools, called with the options that were given (docs/writing-a-pool.md).
@@ -22,9 +23,10 @@ from jupyter_distrib.options import Declared, Option, seconds
 from jupyter_distrib.wire.messages import Command, Event, Hello
 
 Sink = Callable[[Event, Sequence[int]], None]
-"""Takes every event of a node, in order, in the node's own thread; the descriptors are the sink's to close."""
+"""Callback that takes every event of a node, in order, in the node's own thread; the sink has to close the
+descriptors."""
 Lost = Callable[[str], None]
-"""Called once, with a sentence, when the node cannot be reached any more."""
+"""Callback called once, with a sentence, when the node cannot be reached any more."""
 
 ENTRY_POINTS = "jupyter_distrib.pools"
 DEFAULT_KIND = "local"
@@ -35,20 +37,22 @@ _NO_KINDS = frozenset({"base"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a kernel has to know of a kind of pool before it uses one."""
+    """Facts about a kind of pool that a kernel needs before it uses one."""
 
     remote: bool = True
-    """Its ranks may be on other machines: they have an environment of their own, and more nodes may come."""
+    """Whether its ranks may be on other machines: they have an environment of their own, and more nodes may come."""
     nameable: bool = True
-    """Settings may give pools of this kind names; if not, there is nothing to set for one."""
+    """Whether settings may give pools of this kind names; if not, there is nothing to set for one."""
     streams_content: bool = False
-    """It begins with the large values of a cell before all of them are there (`shared_memory.Content.early`)."""
+    """Whether it begins with the large values of a cell before all of them are complete
+    (`shared_memory.Content.early`)."""
     echoes_output: bool = False
-    """Ranks print straight into the notebook: there is nothing left for a live view to draw."""
+    """Whether ranks print straight into the notebook, so that a live view has nothing left to draw."""
     runs_in_send: bool = False
-    """`Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot do."""
+    """Whether `Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot
+    do."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
-    """Options of a cell that change nothing there, by `Option.name`, and why."""
+    """Options of a cell that have no effect in it, by `Option.name`, and why."""
 
 
 PYTHON = Option(
@@ -57,7 +61,7 @@ PYTHON = Option(
     meaning="the interpreter of the ranks, with a torch of its own",
     default="the kernel's",
 )
-"""An option of several kinds."""
+"""Option that several kinds share."""
 IDLE = Option(
     flag="--idle",
     metavar="S",
@@ -68,7 +72,7 @@ IDLE = Option(
 
 
 class Node(Protocol):
-    """One machine's agent, reachable."""
+    """The agent of one machine, within reach."""
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """Deliver a command, from any thread, without blocking on the peer; takes the descriptors over.
@@ -81,20 +85,21 @@ class Node(Protocol):
 
 
 class Pool(Protocol):
-    """A place where ranks can be had."""
+    """A source of ranks."""
 
     kind: str
     options: ClassVar[tuple[Option, ...]]
-    """What it can be told: flags of cells, keys of settings files. May be missing."""
+    """Options of the kind: flags of cells, keys of settings files. May be missing."""
     capabilities: ClassVar[Capabilities]
-    """May be missing: then those of `Capabilities()` hold."""
+    """Capabilities of the kind. May be missing: then those of `Capabilities()` hold."""
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
         """Reach the pool's agent, starting it if need be. Raises `PoolError`."""
 
 
 def kinds() -> Declared:
-    """Return the options of every kind of pool, by the kind's name: the default kind first, then our own ones."""
+    """Return the options of every kind of pool, by the kind's name: the default kind first, then the other built-in
+    ones."""
     return {kind: _options(_class_of(kind)) for kind in (*_built_in(), *_brought())}
 
 
@@ -144,7 +149,7 @@ def _options(cls: Any) -> tuple[Option, ...]:
 
 @cache
 def _brought() -> dict[str, Any]:
-    """Return the classes that installed packages bring, by the names of their entry points; ours win."""
+    """Return the classes that installed packages bring, by the names of their entry points; built-in kinds win."""
     found = {}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:

@@ -1,4 +1,4 @@
-"""Ranks on this machine: an agent that the user's kernels share, found by what must be equal between them.
+"""Ranks on this machine: an agent that the user's kernels share, found by a fingerprint of what must be equal.
 
 The kernel binds the agent's socket and hands it over, so that it can connect at once and nobody waits for a port or a
 file to appear. Whoever has a command sends it; one thread reads what the agent says. An interrupt, which Python raises
@@ -43,7 +43,7 @@ GPU_LOAD_TIME = (
 )
 """Variables that CUDA, its libraries and torch read once in a process."""
 SET_BY_LIBRARIES = ("CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR")
-"""Those among them that libraries set by themselves, or that are looked after elsewhere."""
+"""Variables among them that libraries set by themselves, or that other code handles."""
 LOAD_TIME = (
     *GPU_LOAD_TIME,
     "LD_",
@@ -57,7 +57,7 @@ LOAD_TIME = (
     "GLIBC_",
     "JUPYTER_DISTRIB_",
 )
-"""Variables that programs and libraries read when they load: kernels that differ in one get an agent of their own."""
+"""Variables that programs and libraries read when they load: kernels that differ in one get separate agents."""
 NOT_LOAD_TIME = (
     "CUDA_VISIBLE_DEVICES",
     "PYTHONSTARTUP",
@@ -73,11 +73,11 @@ AGENT_NAME = "agent"
 """The beginning of the names of local agents' sockets; other kinds of pools use their own."""
 DEFAULT_IDLE_S = 1800.0
 ENDING_S = 5.0
-"""An agent that is being killed closes its links a moment before it is gone."""
+"""Seconds to wait for the end of an agent that is being killed: it closes its links a moment before."""
 
 
 class LocalPool:
-    """This machine.
+    """The pool of this machine.
 
     Args:
         python: The interpreter that agent and ranks run under; empty: the kernel's own.
@@ -101,7 +101,7 @@ class LocalPool:
 
 
 class RunningServer:
-    """An agent or coordinator that runs already, whatever it was started with.
+    """An agent or coordinator that already runs, whatever it was started with.
 
     Args:
         name: The name of its socket.
@@ -131,7 +131,7 @@ def _greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> Local
 
 
 class LocalNode:
-    """The link to this machine's agent. What the agent says is heard in a thread."""
+    """The link to this machine's agent. A thread receives its events."""
 
     def __init__(self, link: Link, sink: Sink, lost: Lost) -> None:
         self._link, self._sink, self._lost = link, sink, lost
@@ -141,7 +141,7 @@ class LocalNode:
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """At once, as far as the socket takes it; the rest follows from a thread."""
+        """Send a command at once, as far as the socket takes it; a thread sends the rest."""
         frame = encode(command, len(fds))
         with interrupts.Uninterrupted(), self._sending:
             if self._link.fileno() >= 0:
@@ -156,7 +156,7 @@ class LocalNode:
             self._flush()
 
     def _flush(self) -> None:
-        """Only with `_sending`, and not while `_drain` is at it."""
+        """Send what the socket takes. Called with `_sending` held; does nothing while `_drain` runs."""
         if self._draining:
             return
         with suppress(OSError):  # the reader notices that the agent is gone, and says so
@@ -168,7 +168,7 @@ class LocalNode:
                 self._link.sock.shutdown(socket.SHUT_RDWR)
 
     def _drain(self) -> None:
-        """The agent takes less than it is sent."""
+        """Send the rest, in a thread, to an agent that reads more slowly than commands come."""
         poll = select.poll()
         poll.register(self._link.sock, select.POLLOUT)
         while self._draining:
@@ -206,14 +206,15 @@ class LocalNode:
 
 
 def _opened(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
+    """Open a descriptor that becomes readable when the process ends; return -1 where the system has no such
+    descriptors."""
     with suppress(OSError, AttributeError):
         return os.pidfd_open(pid)
     return -1
 
 
 def _sweep(agent: int) -> None:
-    """Once the agent is gone for good, end what its ranks had started: they themselves have ended with it."""
+    """Wait for the agent's end, then end what its ranks had started: the ranks themselves have ended with it."""
     if agent < 0:
         return
     poll = select.poll()
@@ -224,18 +225,18 @@ def _sweep(agent: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where an agent is found, and how it is started."""
+    """The location of an agent, and the way to start it."""
 
     name: str
     python: str = ""
-    """Its interpreter; empty: the kernel's own."""
+    """Interpreter of the agent; empty: the kernel's own."""
     module: str = "jupyter_distrib.agent"
     told: str = field(default="", repr=False)
-    """What it reads from its standard input; there may be keys in it."""
+    """Text for its standard input; it may contain keys."""
 
     @classmethod
     def of(cls, python: str) -> Home:
-        """Raises `PoolError` if there is no such interpreter."""
+        """Return the home of the agent for an interpreter. Raises `PoolError` if the interpreter does not exist."""
         if not python:
             return cls(name=f"{AGENT_NAME}-{fingerprint()}")
         path = os.path.abspath(os.path.expanduser(python))
@@ -249,7 +250,7 @@ class Home:
         return paths.runtime_directory() / f"{self.name}.log"
 
     def reach(self) -> socket.socket:
-        """A connection to the agent, which is started if need be. Raises `PoolError`."""
+        """Return a connection to the agent, and start it if need be. Raises `PoolError`."""
         directory = paths.runtime_directory()
         path = directory / f"{self.name}.sock"
         if len(str(path)) > paths.SOCKET_PATH_LIMIT:
@@ -275,7 +276,7 @@ class Home:
         threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
 
     def _environment(self, directory: Path) -> dict[str, str]:
-        """The kernel's environment, with this package importable from anywhere, also from a source folder."""
+        """Return the kernel's environment, with this package importable from anywhere, also from a source folder."""
         root = Path(__file__).parent.parent.parent
         if self.python:
             root = _alone(directory)
@@ -287,7 +288,7 @@ class Home:
         }
 
     def explained(self, reason: str) -> str:
-        """Why the agent has ended, as far as another interpreter has told."""
+        """Return the reason why the agent has ended, with the last output of an agent under another interpreter."""
         if not self.python:
             return reason
         with suppress(OSError):
@@ -298,7 +299,8 @@ class Home:
 
 
 def _alone(directory: Path) -> Path:
-    """A folder that holds this package and nothing else, for an interpreter that has its own of all the rest."""
+    """Return a folder that holds this package and nothing else, for an interpreter that has all other packages
+    itself."""
     package = Path(__file__).parent.parent
     folder = paths.private(directory / f"source-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}")
     with suppress(FileExistsError):
@@ -307,7 +309,7 @@ def _alone(directory: Path) -> Path:
 
 
 def fingerprint(*more: object) -> str:
-    """Names what an agent and its kernels must have in common."""
+    """Return a hash of what an agent and its kernels must have in common."""
     parts = [
         PROTOCOL,
         *more,
@@ -326,7 +328,7 @@ def fingerprint(*more: object) -> str:
 
 
 def load_time_changes(env: dict[str, str]) -> dict[str, str]:
-    """Those of the variables that a forked rank would read too late."""
+    """Return the variables that a forked rank would read too late."""
     return {name: value for name, value in env.items() if _is_load_time(name) and os.environ.get(name) != value}
 
 

@@ -1,4 +1,4 @@
-"""The node of an inline pool: executes cells in the thread that sends them. How one is executed is in `run.py`."""
+"""The node of an inline pool: executes cells in the thread that sends them. `run.py` executes one cell."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from jupyter_distrib.wire.messages import Hello, Welcomed
 
 
 class InlinePool:
-    """This process."""
+    """The pool whose ranks run in this process."""
 
     kind = "inline"
     capabilities: ClassVar = Capabilities(

@@ -1,4 +1,4 @@
-"""One cell on ranks that have no processes: one rank after another, in the thread that sends it.
+"""Runs one cell on ranks that have no processes: one rank after another, in the thread that sends it.
 
 What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The process
 is left as it was found (`_restored`). Modules are those that the notebook has imported; a file that was edited since is
@@ -50,7 +50,7 @@ class InlineWorkerGroup:
 
     orders: dict[int, WorkerOrder]
     kept: dict[int, dict[str, object]] = field(default_factory=dict)
-    """By rank, what `payload.kept_values` holds while that rank executes a cell."""
+    """Values that `payload.kept_values` holds while a rank executes a cell, by rank."""
 
     def infos(self) -> tuple[WorkerInfo, ...]:
         return tuple(WorkerInfo(rank=rank, pid=os.getpid(), device="cpu") for rank in self.orders)
@@ -70,7 +70,7 @@ class InlineRun:
         self._over = False
 
     def execute(self) -> None:
-        """Every rank, one after another; none is begun once the run was asked to stop."""
+        """Execute the cell on every rank, one after another; start none once the run was asked to stop."""
         limit_s = self.command.timeout_s
         timer = None if limit_s is None else threading.Timer(limit_s, self._time_out, [limit_s])
         with self._interrupts.taken():
@@ -89,7 +89,7 @@ class InlineRun:
         self._interrupts.ask()
 
     def end(self) -> None:
-        """Say that the run has ended; what its threads still report is dropped."""
+        """Report that the run has ended; later reports of its threads are dropped."""
         self._output.close()
         self._tell(Ended(run=self.command.run, at_s=time.monotonic(), log_directory=self._output.log_directory))
         self._over = True
@@ -114,7 +114,7 @@ class InlineRun:
         self._tell(event, fds)
 
     def _outcome(self, rank: int) -> tuple[Outcome, list[int]]:
-        """Nothing that user code raises gets past this."""
+        """Execute the cell on one rank; no exception of user code leaves this method."""
         command, module = self.command, cell.fresh_module()
         with _restored(), self._recorded(rank):
             value, error = self._guarded(module)
@@ -124,7 +124,7 @@ class InlineRun:
         return event, fds
 
     def _guarded(self, module: types.ModuleType) -> tuple[Any, BaseException | None]:
-        """The cell's value, or what it raised."""
+        """Return the cell's value, or the exception that it raised."""
         try:
             with self._interrupts.allowed():
                 self._prepare(module)
@@ -148,7 +148,7 @@ class InlineRun:
 
     @contextmanager
     def _kept_values(self, rank: int) -> Iterator[None]:
-        """Let `payload.kept_value` find what this rank has kept, for the time of the block."""
+        """Let `payload.kept_value` find what this rank has kept, within the block."""
         before = dict(payload.kept_values)
         payload.kept_values.clear()
         payload.kept_values.update(self._group.kept.get(rank, {}))
@@ -161,7 +161,7 @@ class InlineRun:
 
     @contextmanager
     def _recorded(self, rank: int) -> Iterator[None]:
-        """Everything that Python prints goes on where it went before, and into the run's record and logs."""
+        """Copy what Python prints into the run's record and logs, and let it go on to where it went before."""
 
         def write(stream: str, text: str) -> None:
             with self._lock:
@@ -180,8 +180,8 @@ class InlineRun:
 
 
 def _environment(kernel: dict[str, str]) -> dict[str, str]:
-    """As torchrun sets them, except that there is nobody to meet; which GPUs CUDA sees must not change in a process
-    that may use them already."""
+    """Return the rank's variables: torchrun's, except that no other process is there to meet; a process that may use
+    GPUs already must keep its choice of them."""
     wanted = {**kernel, **identity.environment()}
     for name in ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
         wanted.pop(name, None)
@@ -219,8 +219,8 @@ def _directory() -> str:
 
 
 class _Tee(io.TextIOBase):
-    """A standard stream that is recorded until the cell has ended; after that (a handler may keep it) it is the stream
-    it stands for."""
+    """A standard stream that is recorded until the cell has ended; afterwards (a handler may keep it) it only passes on
+    to the original stream."""
 
     def __init__(self, stream: Any, name: str, record: Callable[[str, str], None]) -> None:
         self._stream, self._name = stream, name
@@ -253,11 +253,12 @@ class _Tee(io.TextIOBase):
             self._stream.flush()
 
     def close(self) -> None:
-        """Not the notebook's own stream."""
+        """Keep the notebook's own stream open."""
 
 
 class _Clock:
-    """The loop that `RunOutput` wants, for a thread that has none: what is due is called at the next write."""
+    """A substitute for the loop that `RunOutput` needs, in a thread that has none: due calls happen at the next
+    write."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, Timer]] = []
@@ -277,7 +278,7 @@ class _Clock:
 
 
 class _Interrupts:
-    """Lets an interrupt into the cell, and keeps it out of the code around it, which then notices that it came.
+    """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
 
     In the main thread the notebook's own handler of SIGINT stays what is called; it merely has to wait. Another thread
     has no signals: there `ask` raises the exception at the cell's next line.
@@ -304,13 +305,13 @@ class _Interrupts:
                 )
 
     def caused(self, error: BaseException) -> bool:
-        """Whether an exception of the cell came of an interrupt, which then ends the run."""
+        """Return whether an interrupt caused an exception of the cell, and so ends the run."""
         self.asked = self.asked or interrupt_in(error) is not None
         return self.asked
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """While the run lasts."""
+        """Handle interrupts while the run lasts."""
         before = signal.getsignal(signal.SIGINT) if self._main else None
         if not callable(before):  # ignored, or another thread's business
             yield
@@ -330,7 +331,7 @@ class _Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """While the cell's own code runs."""
+        """Let interrupts in while the cell's own code runs."""
         try:
             self._inside = True
             if self.asked:

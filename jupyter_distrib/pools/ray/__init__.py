@@ -1,1 +1,1 @@
-"""Ranks on the nodes of a Ray cluster. All that knows Ray is here."""
+"""Ranks on the nodes of a Ray cluster. All code that uses Ray is in this folder."""

@@ -27,9 +27,10 @@ from jupyter_distrib.system.subprocess_future import subprocess_future
 
 DEFAULT_IDLE_S = 600.0
 READ_BY_INSTALLERS = frozenset({"pip", "uv", "conda", "image_uri", "container"})
-"""With one of these Ray itself wants the `env_vars` of a runtime environment, too; it writes them into its logs."""
+"""Keys of a runtime environment with any of which Ray itself needs its `env_vars`, too; it writes them into its
+logs."""
 TELL_S = 2.0
-"""Who asked before it was known that there is no cluster is told within this."""
+"""Seconds in which kernels that asked before the cluster turned out unreachable get their answers."""
 
 
 def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> None:
@@ -53,9 +54,9 @@ def main(socket_fd: int, directory: str, name: str, options: dict[str, str]) -> 
 
 
 def _join(looking: Future[cluster.Looked], coordinator: Coordinator, calls: CallSoon) -> Future[cluster.Address]:
-    """Join the cluster in a thread, since Ray may take its time or for ever. If it fails, whoever asks is told, and the
-    coordinator goes, so that the next cell tries anew; and so it does when Ray Client has lost its connection for good,
-    since without it Ray ends the process."""
+    """Join the cluster in a thread, since Ray may take its time or hang. On failure, kernels that ask get the reason
+    and the coordinator ends, so that the next cell tries anew. It also ends when Ray Client has lost its connection for
+    good, since without it Ray ends the process."""
     joined: Future[cluster.Address] = Future()
 
     def join() -> None:

@@ -1,5 +1,5 @@
-"""Reaching a Ray cluster, or saying in one sentence why not. Runs in the coordinator before its loop; blocks for
-seconds. Only `resolve` is for the kernel, whose environment and machine say what `auto` is.
+"""Reaches a Ray cluster, or says in one sentence why not. Runs in the coordinator before its loop; blocks for seconds.
+Only `resolve` is for the kernel, whose environment and machine determine what `auto` means.
 
 What Ray itself does about a missing cluster or token is to wait for half a minute and then to raise something else, so
 the port and the token are tried first (measured with Ray 2.60).
@@ -26,26 +26,27 @@ from jupyter_distrib.errors import PoolError
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0
-"""For the first answer of a head that has taken the connection."""
+"""Seconds to wait for the first answer of a head that has accepted the connection."""
 JOIN_S = 180.0
-"""A loaded head may need a minute to start its side of a connection, and Ray itself tries for minutes."""
+"""Seconds to keep trying: a loaded head may need a minute to start its side of a connection, and Ray itself tries for
+minutes."""
 GCS_PORT = "6379"
 _DISABLED = "disabled"
 _CHECKS = {"gcs": "/ray.rpc.NodeInfoGcsService/CheckAlive", "client": "/ray.rpc.RayletDriver/ClusterInfo"}
-"""Calls that a cluster with tokens answers with UNAUTHENTICATED, and one without with anything else."""
+"""Calls to which a cluster with tokens answers UNAUTHENTICATED, and one without tokens something else."""
 _HEAD_FAILED = "Initialization failure from server"
-"""Ray Client's words for a head whose side of the connection did not start."""
+"""Ray Client's message for a head whose side of the connection did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a cluster is."""
+    """The address of a cluster."""
 
     shown: str
     host: str
     port: int
     client: bool
-    """`ray://`: through Ray Client's one port."""
+    """Whether it is `ray://`: through Ray Client's one port."""
 
     @property
     def url(self) -> str:
@@ -53,18 +54,19 @@ class Address:
 
 
 Looked = tuple[Address, str]
-"""A cluster, and Ray's mode of authentication there."""
+"""Pair of a cluster and Ray's mode of authentication in it."""
 
 
 def look(address: str, *, insecure: bool) -> Looked:
-    """Raises `PoolError` within seconds. Nothing of the user's is sent."""
+    """Find the cluster and its mode of authentication. Raises `PoolError` within seconds. Sends nothing of the
+    user's."""
     found = resolve(address)
     check_port(found)
     return found, _mode(found, insecure=insecure)
 
 
 def join(looking: Future[Looked]) -> Address:
-    """Join the cluster that is found. Raises `PoolError`, also what `look` raises."""
+    """Join the cluster that is found. Raises `PoolError`, also that of `look`."""
     gc.disable()  # what is imported stays: looking through it again and again is a sixth of Ray's import
     try:
         if not _token():  # no other mode is left, and what has been imported needs not wait
@@ -79,15 +81,15 @@ def join(looking: Future[Looked]) -> Address:
 
 
 def _import(mode: str) -> None:
-    """Import Ray, which reads these variables then. Unless told otherwise, a call that comes after the connection was
-    lost joins or starts another cluster (`ray._private.auto_init_hook`), and below `uv run` the command line of that
-    process starts the processes of all nodes (`ray._private.runtime_env.uv_runtime_env_hook`)."""
+    """Set the variables that Ray reads at its import, and import it. By default, a call after the loss of the
+    connection joins or starts another cluster (`ray._private.auto_init_hook`), and below `uv run` the command line of
+    that process starts the processes of all nodes (`ray._private.runtime_env.uv_runtime_env_hook`)."""
     os.environ.update(RAY_AUTH_MODE=mode, RAY_ENABLE_AUTO_CONNECT="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
     import ray  # noqa: F401
 
 
 def resolve(address: str) -> Address:
-    """`auto`, `host:port` or `ray://host:port`, for the process that asks. Raises `PoolError`."""
+    """Resolve `auto`, `host:port` or `ray://host:port`, for the process that asks. Raises `PoolError`."""
     text, origin = address, "address"
     if address == "auto":
         text, origin = os.environ.get("RAY_ADDRESS", "auto"), "RAY_ADDRESS"
@@ -103,7 +105,7 @@ def resolve(address: str) -> Address:
 
 
 def _running_here() -> str:
-    """The only cluster that has a node on this machine."""
+    """Return the address of the only cluster that has a node on this machine."""
     found = sorted(set(filter(None, map(_cluster_of, _command_lines()))))
     if not found:
         raise PoolError(
@@ -118,15 +120,15 @@ def _running_here() -> str:
 
 
 def _cluster_of(line: Sequence[str]) -> str:
-    """Of a raylet, by its command line; empty for anything else. Ray itself looks for clusters in this way
-    (`ray._private.services.find_gcs_addresses`), but the kernel does not load Ray."""
+    """Return the address of a raylet's cluster from its command line; empty for other programs. Ray itself looks for
+    clusters in this way (`ray._private.services.find_gcs_addresses`), but the kernel does not load Ray."""
     if not line or os.path.basename(line[0]) != "raylet":
         return ""
     return next((word.partition("=")[2] for word in line if word.startswith("--gcs-address=")), "")
 
 
 def _command_lines() -> Iterator[Sequence[str]]:
-    """Of all processes that may be looked at."""
+    """Yield the command lines of all processes that this user may look at."""
     if sys.platform != "linux":
         shown = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=False).stdout
         yield from map(str.split, shown.splitlines())
@@ -137,7 +139,7 @@ def _command_lines() -> Iterator[Sequence[str]]:
 
 
 def check_port(address: Address) -> None:
-    """Raises `PoolError` if nobody is there, or not any more."""
+    """Raise `PoolError` if nobody listens at the address, or no longer."""
     try:
         socket.create_connection((address.host, address.port), timeout=CONNECT_S).close()
     except OSError as error:
@@ -148,7 +150,8 @@ def check_port(address: Address) -> None:
 
 
 def _mode(address: Address, *, insecure: bool) -> str:
-    """A cluster that asks for no token runs anybody's code; it must be wanted."""
+    """Return the mode of authentication. A cluster that asks for no token runs anybody's code, so the user must allow
+    it."""
     if _refuses(address, ""):
         if not (token := _token()):
             raise PoolError(
@@ -169,7 +172,7 @@ def _mode(address: Address, *, insecure: bool) -> str:
 
 
 def _refuses(address: Address, token: str) -> bool:
-    """Whether it wants a token, or another one."""
+    """Return whether the cluster wants a token, or another one."""
     import grpc  # comes with ray[client]
 
     with grpc.insecure_channel(f"{address.host}:{address.port}") as channel:
@@ -194,7 +197,7 @@ def _refuses(address: Address, token: str) -> bool:
 
 
 def _token() -> str:
-    """The one that Ray will find (docs.ray.io, token authentication), or nothing."""
+    """Return the token that Ray will find (docs.ray.io, token authentication), or an empty string."""
     if token := os.environ.get("RAY_AUTH_TOKEN"):
         return token.strip()
     try:
@@ -205,8 +208,8 @@ def _token() -> str:
 
 
 def _join(address: Address) -> None:
-    """The head starts a process for each client, which one in several times dies at once, because it is forked while
-    other clients are served (https://github.com/ray-project/ray/issues/63202); so that is tried again."""
+    """Connect to the cluster, and try again when its head fails to start a process for this client: one in several dies
+    at once, because it is forked while other clients are served (https://github.com/ray-project/ray/issues/63202)."""
     import ray
 
     until_s = time.monotonic() + JOIN_S
@@ -226,15 +229,15 @@ def _join(address: Address) -> None:
 
 
 def wait_until_cut() -> None:
-    """Returns when Ray Client has given its connection up, which it does not make anew: the thread in which its answers
-    arrive has ended. Nothing else tells (Ray 2.60: `ray.is_initialized` goes on to be true)."""
+    """Wait until Ray Client has given up its connection, which it never makes anew: the thread that receives its
+    answers has ended then. Nothing else shows it (Ray 2.60: `ray.is_initialized` stays true)."""
     from ray.util.client import ray as client
 
     client.get_context().client_worker.data_client.data_thread.join()
 
 
 def explained(address: Address, text: str) -> str:
-    """One sentence for what Ray said."""
+    """Explain a message of Ray in one sentence."""
     import ray
 
     there = dict(re.findall(r"(Ray|Python):? ?(?:version )?v?(\d+\.\d+\.\d+)", text.partition("This process")[0]))
@@ -254,8 +257,8 @@ def explained(address: Address, text: str) -> str:
 
 
 def probe() -> Any:
-    """What Ray runs on a node to which an actor with a `py_executable` goes: says in a sentence what is wrong with it.
-    Ray itself tries again and again for minutes, and does not say why."""
+    """Return the function that Ray runs on a node before an actor with a `py_executable`: it says in a sentence what is
+    wrong with the executable. Ray itself tries again and again for minutes, and does not say why."""
     import ray
 
     def look(executable: str) -> str:
@@ -282,7 +285,7 @@ def probe() -> Any:
 
 
 def actor_class() -> Any:
-    """What Ray starts on a node: it leaves this package there and hands on to `Relay`.
+    """Return the actor that Ray starts on a node: it puts this package on the node and hands calls on to `Relay`.
 
     Defined in a function, so that Ray sends its code and does not look for this module on the node.
     """
@@ -348,7 +351,7 @@ def actor_class() -> Any:
 
 
 def cause(error: BaseException) -> str:
-    """Return what an exception is about in Ray's own words, without its frames; or in ours, from a node."""
+    """Return the cause of an exception in Ray's own words, without frames; or in this package's, from a node."""
     if ours := str(error).rpartition("PoolError: ")[2].strip() if "PoolError: " in str(error) else "":
         return ours.splitlines()[0]
     if isinstance(raised := getattr(error, "cause", None), BaseException):  # what a node has raised

@@ -1,5 +1,5 @@
-"""The nodes of a Ray cluster, and how much of each is free. Used in the coordinator's loop; Ray is asked in a thread of
-its own, since it may take its time or for ever."""
+"""Lists the nodes of a Ray cluster, and how much of each is free. Used in the coordinator's loop; Ray is asked in a
+thread of its own, since it may take its time or hang."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 
 ANSWER_S = 2.0
-"""Seconds after which the last known state is given if Ray does not answer."""
+"""Seconds after which the last state is reported if Ray does not answer."""
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
 Described = dict[str, object]
 
 
 class Nodes:
-    """Tells what `described` makes of the cluster's nodes.
+    """The cluster's nodes, as `described` returns them.
 
     Args:
         joined: The cluster, when it can be asked.
@@ -34,7 +34,7 @@ class Nodes:
         self._asking = False
 
     def ask(self, told: Callable[[tuple[Described, ...]], None]) -> None:
-        """Have it told soon: none before the cluster has been joined."""
+        """Have `told` called soon: with no nodes before the cluster has been joined."""
         if not self._joined.done() or self._joined.exception() is not None:
             return told(())
         self._waiting.append(told)
@@ -44,7 +44,7 @@ class Nodes:
             threading.Thread(target=self._ask, name="jupyter_distrib-nodes", daemon=True).start()
 
     def _ask(self) -> None:
-        """In a thread of its own."""
+        """Ask Ray; in a thread of its own."""
         import ray
 
         try:
@@ -70,8 +70,8 @@ class Nodes:
 
 
 def described(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[Described, ...]:
-    """For each node `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus` and `gpu_type`; what is free is
-    None if it is not known.
+    """Return for each node `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus` and `gpu_type`; free
+    amounts are None if unknown.
 
     Args:
         nodes: As `ray.nodes()` has them.
@@ -96,7 +96,7 @@ def _described(name: str, has: Mapping[str, float], free: Mapping[str, float] | 
 
 
 def _free() -> dict[str, dict[str, float]]:
-    """Ray tells it for each node only to its own processes; a client has one of those ask."""
+    """Return what is free on each node. Ray gives it only to its own processes; a client has one of those ask."""
     import ray
     from ray._private.client_mode_hook import client_mode_wrap
     from ray._private.state import available_resources_per_node

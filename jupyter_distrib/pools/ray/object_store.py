@@ -1,4 +1,4 @@
-"""The large values of a cell on their way to the nodes, through Ray's object store.
+"""Sends the large values of a cell to the nodes, through Ray's object store.
 
     kernel --memory--> thread: ray.put of each part --> store --> every node's `take`, the last part with its `send`
 
@@ -25,9 +25,9 @@ from jupyter_distrib.system.call_soon import CallSoon
 
 PART_BYTES = 64 << 20
 AHEAD = 2
-"""Parts in the store that some node has not taken yet, beside the one that is being put."""
+"""Number of parts in the store that some node has not taken yet, beside the one that is being put."""
 ROOM_S = 3.0
-"""Ray gives room back some time after it could (`free_objects_period_milliseconds`)."""
+"""Seconds to wait for room: Ray frees it some time after it could (`free_objects_period_milliseconds`)."""
 AGAIN_S = 0.1
 
 
@@ -35,7 +35,7 @@ class RayTransfer:
     """The content of one run; see `coordinator.engine.Transfer`.
 
     Args:
-        fds: Of the content, see `shared_memory.Arriving`; duplicated.
+        fds: Descriptors of the content, see `shared_memory.Arriving`; duplicated.
         given_up: Set when no node is there any more.
     """
 
@@ -44,16 +44,16 @@ class RayTransfer:
         self._calls, self._given_up = calls, given_up
         self._nodes: list[Receive] = []
         self._asked: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        """For each part but the last, what the nodes were asked."""
+        """Calls with which the nodes were given each part but the last."""
         own = [os.dup(fd) for fd in fds]
         threading.Thread(target=self._put, args=(own,), name="jupyter_distrib-put", daemon=True).start()
 
     def add(self, receive: Receive) -> None:
-        """In the turn of the loop in which this was made."""
+        """Add a node; only in the turn of the loop in which this was made."""
         self._nodes.append(receive)
 
     def _put(self, fds: Sequence[int]) -> None:
-        """In a thread of its own. Takes the descriptors."""
+        """Put the content into the store, in a thread of its own. Takes the descriptors."""
         try:
             with shared_memory.Arriving(fds) as arriving, arriving.mapped() as content, memoryview(content) as view:
                 size, taking = arriving.size_bytes, deque[list[Any]]()
@@ -85,7 +85,7 @@ class RayTransfer:
 
 
 def _into_store(buffer: memoryview, taking: deque[list[Any]]) -> Any:
-    """Where there is no room, for store and disk are small, there is some when parts before it have been taken."""
+    """Put a part into the store; if store and disk are full, wait until earlier parts have been taken."""
     import ray
 
     until_s = 0.0

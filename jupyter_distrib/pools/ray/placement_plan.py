@@ -1,4 +1,4 @@
-"""How many ranks go to how many nodes of a Ray cluster, from what it says that its nodes have. Pure.
+"""Plans how many ranks go to how many nodes of a Ray cluster, from the resources that it reports. Pure.
 
 A *shape* is the number of ranks on each node, the most first.
 """
@@ -19,16 +19,16 @@ _TYPE = "accelerator_type:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How worker groups are spread: options of the pool."""
+    """The pool's options for the spread of worker groups."""
 
     nodes: int = 0
-    """0: as few as possible."""
+    """Number of nodes; 0: as few as possible."""
     cpus_per_rank: float = 1.0
     python: str = ""
-    """The ranks' interpreter; empty: that of Ray's own processes."""
+    """Interpreter of the ranks; empty: that of Ray's own processes."""
     runtime_env: Mapping[str, Any] | None = None
     executable: str = ""
-    """Its `py_executable`, if that is there before Ray has made the environment."""
+    """The `py_executable` of `runtime_env`, if it exists before Ray has made the environment."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the ranks."""
     copy_files: bool = False
@@ -42,19 +42,20 @@ class PlacementRequest:
     wanted: Wanted
     gpus: bool
     kind: str
-    """The resource by which Ray knows GPUs of the type asked for; empty if any type will do."""
+    """Resource by which Ray knows GPUs of the requested type; empty if any type will do."""
 
     @classmethod
     def of(cls, command: OpenWorkerGroup, wanted: Wanted, nodes: Sequence[Mapping[str, Any]]) -> PlacementRequest:
-        """Without any GPU, CPU ranks take the place of GPUs, unless so many or such GPUs were to be waited for. Raises
-        `PoolError` if there is no such GPU, and none was to be waited for."""
+        """Return the request for a command. Without any GPU, CPU ranks take the place of GPUs, unless the user waits
+        for a number or type of GPUs. Raises `PoolError` if the requested type is missing and the user does not wait for
+        it."""
         kind = _gpu_kind(command, nodes)
         may_come = bool(command.size and command.wait_s)
         gpus = command.gpus and (bool(kind) or may_come or have_gpus(nodes))
         return cls(command=command, wanted=wanted, gpus=gpus, kind=kind)
 
     def there(self, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
-        """How many ranks each node can have at most, the most first."""
+        """Return how many ranks each node can have at most, the most first."""
         return sorted((self._room(node["Resources"]) for node in nodes), reverse=True)
 
     def _room(self, resources: Mapping[str, float]) -> int:
@@ -69,14 +70,14 @@ class PlacementRequest:
         return self.command.size or (max(1, sum(there)) if self.gpus else DEFAULT_CPU_RANKS)
 
     def shapes(self, there: Sequence[int]) -> list[list[int]]:
-        """Return the shapes that the nodes have room for if nobody else is there, the best first."""
+        """Return the shapes that the nodes have room for when no others use them, the best first."""
         size, nodes = self.size(there), self.wanted.nodes
         counts = (min(nodes, size),) if nodes else range(1, len(there) + 1)
         return [shape for count in counts if (shape := _even(size, count, there))]
 
     def grown(self, there: Sequence[int]) -> list[int]:
-        """Return what to wait for if the cluster is too small: new nodes are taken to be like the largest there is. If
-        none has room for a rank, each is asked for by itself, since how many a new node can take is not known."""
+        """Return the shape to wait for if the cluster is too small: new nodes are taken to be like the largest of it.
+        If no node has room for a rank, each rank gets a bundle of its own, since the room of a new node is unknown."""
         size = self.size(there)
         if self._is_loose(there):
             return [1] * size
@@ -84,7 +85,7 @@ class PlacementRequest:
         return _split(size, max(1, min(count, size)))
 
     def strategy(self, shape: Sequence[int], there: Sequence[int]) -> str:
-        """Ray's word for how it may place a shape: its parts on nodes of their own, unless they are single ranks that
+        """Return Ray's placement strategy for a shape: its parts on separate nodes, unless they are single ranks that
         only ask for new nodes."""
         return "PACK" if len(shape) == 1 or self._is_loose(there) else "STRICT_SPREAD"
 
@@ -102,7 +103,7 @@ class PlacementRequest:
         return bundle or {"CPU": 0.001}
 
     def busy(self, nodes: Sequence[Mapping[str, Any]], total: Mapping[str, float], free: Mapping[str, float]) -> str:
-        """Say what is asked for and what is free, of that which is short; what Ray calls a CPU or a GPU."""
+        """Say how much of the scarcest resource is asked for and how much is free; resources are Ray's CPUs or GPUs."""
         there = self.there(nodes)
         asked = {unit: count for unit, count in self.bundle(self.size(there)).items() if unit in ("GPU", "CPU")}
         unit = next((unit for unit in sorted(asked) if free.get(unit, 0) < asked[unit]), max(asked))
@@ -116,7 +117,7 @@ class PlacementRequest:
         return f"{said}, and {free.get(unit, 0):g} of {total.get(unit, 0):g} are free in the Ray cluster.{preload}"
 
     def too_few(self, there: Sequence[int]) -> str:
-        """Why it cannot be had here."""
+        """Say why this cluster cannot meet the request."""
         rooms = [room for room in there if room]
         total = f"{sum(rooms)} on {len(rooms)} nodes ({', '.join(map(str, rooms))})" if len(rooms) > 1 else sum(rooms)
         nodes = f" on {self.wanted.nodes} nodes" if self.wanted.nodes else ""
@@ -153,7 +154,7 @@ def _words(text: str) -> set[str]:
 
 
 def _even(size: int, count: int, there: Sequence[int]) -> list[int]:
-    """So many ranks over so many nodes as evenly as can be; empty if they have not the room."""
+    """Spread ranks over nodes as evenly as possible; empty if the nodes have no room for them."""
     if not 0 < count <= min(size, len(there)):
         return []
     shape = _split(size, count)

@@ -18,7 +18,7 @@ INSTALL = 'pip install "jupyter_distrib[ray]"'
 
 
 class RayPool:
-    """A Ray cluster."""
+    """The pool of a Ray cluster."""
 
     kind = "ray"
     options: ClassVar = (

@@ -1,4 +1,5 @@
-"""Nodes of a Ray cluster for one worker group: a placement group with one bundle a node, and one actor in each.
+"""Reserves nodes of a Ray cluster for one worker group: a placement group with one bundle a node, and one actor in
+each.
 
 `RayReservation.acquire` and `release` run in threads of their own, what Ray reports arrives in threads of Ray's.
 """
@@ -22,15 +23,15 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
 TELL_S = 5.0
-"""A kernel that still waits for the cluster after this is told so."""
+"""Seconds after which a kernel that still waits for the cluster gets the reason."""
 JOIN_S = 1.5 * cluster.JOIN_S
-"""The last attempt to join begins before `cluster.JOIN_S` and may take its time."""
+"""Seconds to wait for the cluster: the last attempt to join begins before `cluster.JOIN_S` and may take its time."""
 READY_S = 5.0
-"""A placement group that the cluster has room for is ready within this."""
+"""Seconds within which a placement group is ready if the cluster has room for it."""
 START_S = 300.0
-"""How long the processes of a node may take to start, and a runtime environment that has to be made first."""
+"""Seconds in which the processes of a node have to start, including a runtime environment that is made first."""
 LOOK_S = 2.0
-"""How often to look for new nodes while waiting for some."""
+"""Seconds between looks for new nodes while waiting for some."""
 
 
 class RayChannel:
@@ -100,7 +101,7 @@ class RayReservation:
         self._wanted = of.wanted
         self._given_up = threading.Event()
         self._lock = threading.Lock()
-        """Held to make the placement group or an actor, and to take note that there will be none any more."""
+        """Lock held to make the placement group or an actor, and to record that no more will be made."""
         self._group: Any = None
         self._actors: list[Any] = []
         self._attempts = 0
@@ -137,7 +138,8 @@ class RayReservation:
     # ------------------------------------------------------------------------------------------------ acquiring
 
     def _reserve(self, need: PlacementRequest) -> list[int]:
-        """The best shape that there is room for now; else, if it may take its time, the best there will be room for."""
+        """Reserve nodes in the best shape that has room now; else, if the command allows to wait, in the best that will
+        have it."""
         until_s = time.monotonic() + need.command.wait_s
         while True:
             nodes = _alive()
@@ -156,8 +158,8 @@ class RayReservation:
                 raise PoolError(_busy(need, nodes))
 
     def _try(self, shape: list[int], need: PlacementRequest, until_s: float, known: list[Any] | None = None) -> bool:
-        """Whether the nodes were had in this shape and in time. If nodes are `known`, say what is missing, and give up
-        when others are there."""
+        """Return whether nodes were reserved in this shape and in time. If nodes are `known`, report what is missing,
+        and give up when the cluster's nodes differ from them."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -218,7 +220,7 @@ class RayReservation:
             raise PoolError(unfit)
 
     def _addresses(self, count: int) -> list[str]:
-        """Of the nodes that have the bundles, in their order."""
+        """Return the addresses of the nodes that have the bundles, in the bundles' order."""
         from ray.util import placement_group_table
 
         of_nodes = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _alive()}
@@ -228,7 +230,7 @@ class RayReservation:
     # ------------------------------------------------------------------------------------------------ releasing
 
     def is_room_wanted(self) -> bool:
-        """Tell whether any placement group in the cluster is pending, of this notebook or of others."""
+        """Return whether any placement group in the cluster is pending, of this notebook or of others."""
         from ray.util import placement_group_table
 
         try:
@@ -261,7 +263,7 @@ def _alive() -> list[Any]:
 
 
 def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """What is free, and which notebooks have the rest."""
+    """Say what is free, and which notebooks have the rest."""
     import ray
     from ray.util import placement_group_table
 
