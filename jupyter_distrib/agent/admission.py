@@ -1,4 +1,4 @@
-"""The queue of worker groups that wait for GPUs, since their notebooks have agreed to (`--wait`)."""
+"""Queues worker groups that wait for GPUs, because their notebooks asked for it (`--wait`)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class WaitingGroups:
         return len(self._waiting)
 
     def add(self, client: Client[Any], command: OpenWorkerGroup, reason: str) -> None:
-        """Queue a command to try again whenever a GPU may have become free, until its time is over. An empty reason is
-        not sent."""
+        """Queue a command, and try it again whenever a GPU may have become free, until its time is over. An empty
+        reason is not sent."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
         if reason and reason != self._told.get(command.group):
             self._told[command.group] = reason

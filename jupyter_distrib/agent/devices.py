@@ -1,4 +1,4 @@
-"""The GPUs of this node as values: what is known of each, and which of them a notebook means. Pure functions."""
+"""Describes the GPUs of this node as values, and selects those that a notebook means. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 HIDE_ALL = ("-1", "NoDevFiles", "none", "void")
-"""Words that, first in CUDA_VISIBLE_DEVICES, mean that no GPU is to be seen: CUDA stops there, and schedulers set them
-for jobs without GPUs."""
+"""Words that, first in CUDA_VISIBLE_DEVICES, hide all GPUs: CUDA stops at them, and schedulers set them for jobs
+without GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, or one MIG slice of it; two readings of one are equal, whatever is used on it by then."""
+    """One GPU, or one MIG slice of it; two readings of one are equal, whatever its use at the time."""
 
     index: int = field(compare=False)
     """Number in NVML's order (PCI bus), which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
@@ -31,12 +31,12 @@ class Gpu:
     uuid: str
     name: str = field(compare=False)
     memory_bytes: int | None = field(compare=False)
-    """None where the driver does not tell."""
+    """Memory of the GPU; None where the driver does not report it."""
     used_bytes: int | None = field(compare=False)
     shares_memory: bool = field(default=False, compare=False)
     """Whether its memory is the system's, as on a DGX Spark."""
     processes: tuple[GpuProcess, ...] = field(default=(), compare=False)
-    """Those that the driver tells of; in a container it tells of none."""
+    """Processes that the driver reports; in a container it reports none."""
     exclusive: bool = field(default=False, compare=False)
     """Whether one process at a time may use it (compute mode EXCLUSIVE_PROCESS)."""
     mps: bool = field(default=False, compare=False)
@@ -48,7 +48,7 @@ class Gpu:
 
     @property
     def number(self) -> str:
-        """Its number for people: `3`, or `3:1` for a slice."""
+        """Return the GPU's number for people: `3`, or `3:1` for a slice."""
         return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
 
     @property
@@ -65,15 +65,15 @@ class Inventory:
     left_out: tuple[tuple[str, str], ...] = ()
     """Numbers of GPUs that cannot be used, and why."""
     problem: str = ""
-    """Why a driver that is there lists nothing."""
+    """Reason why a driver that is installed lists nothing."""
     remark: str = ""
-    """That there is a GPU of a kind which ranks do not use."""
+    """Remark that the node has a GPU of a kind which ranks do not use."""
     cuda_driver: int = 0
-    """The newest CUDA that the driver knows, as CUDA counts: 12080 is 12.8; 0: unknown."""
+    """Newest CUDA version that the driver supports, as CUDA counts: 12080 is 12.8; 0: unknown."""
 
 
 class UnknownDevice(ValueError):
-    """A word of CUDA_VISIBLE_DEVICES names no GPU."""
+    """A word of CUDA_VISIBLE_DEVICES that names no GPU."""
 
 
 def visible(found: Sequence[Gpu], chosen: tuple[str, ...] | None) -> list[Gpu]:

@@ -1,4 +1,5 @@
-"""The reason why a rank's process ended, from what the system and the rank's last output tell. Runs in the agent."""
+"""Finds the reason why a rank's process ended, from the system's report and the rank's last output. Runs in the
+agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The orders to fork ranks: those that wait for a forkserver, and those that one is at. Runs in the agent's loop."""
+"""Keeps the orders to fork ranks: those that wait for a forkserver, and those that one is executing. Runs in the
+agent's loop."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, WorkerOrder
 
 ATTEMPTS = 2
-"""How many forkservers may die over one order."""
+"""Number of forkservers that may die over one order."""
 DIED = f"the process that starts ranks has ended {ATTEMPTS} times while it started them; try again."
 _numbers = itertools.count(1)
 
@@ -23,7 +24,7 @@ class ForkOrder:
 
     orders: tuple[WorkerOrder, ...]
     descriptors: Descriptors
-    """Four for each rank."""
+    """Descriptors of the ranks, four for each."""
     on_forked: Callable[[tuple[int, ...]], None]
     on_failed: Callable[[str], None]
     number: int = field(default_factory=lambda: next(_numbers))
@@ -40,7 +41,7 @@ class ForkOrders:
     def __init__(self) -> None:
         self._waiting: deque[ForkOrder] = deque()
         self._sent: dict[int, tuple[WatchedLink, ForkOrder]] = {}
-        """Orders that were not answered, by their number, and the forkservers that are at them."""
+        """Orders that were not answered, by their number, with the forkservers that execute them."""
 
     @property
     def waiting(self) -> bool:
@@ -48,14 +49,14 @@ class ForkOrders:
 
     @property
     def sent(self) -> bool:
-        """Whether some forkserver is at one."""
+        """Return whether some forkserver is executing an order."""
         return bool(self._sent)
 
     def add(self, order: ForkOrder) -> None:
         self._waiting.append(order)
 
     def send(self, link: WatchedLink) -> None:
-        """Send all that wait to this forkserver."""
+        """Send all waiting orders to this forkserver."""
         while self._waiting:
             order = self._waiting.popleft()
             order.attempts += 1
@@ -63,7 +64,7 @@ class ForkOrders:
             link.post(Fork(number=order.number, orders=order.orders), tuple(order.descriptors))
 
     def are_with(self, link: WatchedLink) -> bool:
-        """Return whether this forkserver is at some order."""
+        """Return whether this forkserver is executing an order."""
         return any(other is link for other, _ in self._sent.values())
 
     def answer(self, answer: Forked | ForkFailed) -> None:
@@ -79,7 +80,7 @@ class ForkOrders:
                 order.fail(answer.reason)
 
     def take_back(self, link: WatchedLink) -> None:
-        """Let orders of a forkserver that has ended wait for the next one; those that were tried before fail."""
+        """Let orders of a forkserver that has ended wait for the next one; orders that were tried before fail."""
         cut = [order for other, order in self._sent.values() if other is link]
         for order in reversed(cut):
             del self._sent[order.number]

@@ -17,7 +17,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Forked, ForkFailed, ForkserverReady, Message, Preload, WorkerOrder
 
 PRELOAD_AFTER_S = 0.2
-"""Seconds in which the first ranks and their first cell have the processor for themselves."""
+"""Seconds for which the first ranks and their first cell have the processor to themselves."""
 
 
 class _Generation:
@@ -30,7 +30,7 @@ class _Generation:
         self.coming: list[WatchedLink] = []
         self.preloaded = False
         self.proved = False
-        """Whether one of them has been ready, so that torch can be imported: if it dies, another will do."""
+        """Whether one of the forkservers has been ready, so that torch can be imported: if it dies, another will do."""
 
     @property
     def links(self) -> list[WatchedLink]:
@@ -64,12 +64,12 @@ class Forkservers:
 
     @property
     def busy(self) -> bool:
-        """Return whether ranks are being forked: children may be ours that we do not know yet."""
+        """Return whether ranks are being forked: some children may not be registered yet."""
         return self._orders.sent
 
     @property
     def preloaded(self) -> bool:
-        """Whether the preloaded forkserver serves."""
+        """Return whether the preloaded forkserver serves."""
         return self._generation is not None and self._generation.preloaded
 
     @property
@@ -94,7 +94,7 @@ class Forkservers:
         self._generation.coming += [self._watched(sock) for sock in socks]
 
     def stop(self) -> None:
-        """End the forkserver, and fail what it was asked for; the next order, or `start`, makes another one."""
+        """Stop the forkserver, and fail its orders; the next order, or `start`, makes another one."""
         if self._generation is not None:
             self._close(self._generation)
         self._orders.fail_all("the process that starts ranks was stopped.")
@@ -175,7 +175,7 @@ class Forkservers:
             link.close()
 
     def _take_end(self, link: WatchedLink) -> None:
-        """Handle the end of a forkserver: the other one, or a new one, is given its orders."""
+        """Handle the end of a forkserver: the other one, or a new one, gets its orders."""
         link.close()
         self._orders.take_back(link)
         generation = self._generation

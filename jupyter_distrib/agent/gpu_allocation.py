@@ -1,4 +1,4 @@
-"""The limits on what a worker group gets: how many ranks at most, and which GPUs, by leases (`gpu_leases.py`) that idle
+"""Limits the resources of a worker group: its number of ranks, and its GPUs, by leases (`gpu_leases.py`) that idle
 worker groups yield if need be. Runs in the agent's loop."""
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jupyter_distrib.wire.messages import Hello, WorkerGroupClosed
 
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
-"""Descriptors of a rank while it starts: both ends of its link and of two pipes; half of them later."""
+"""Descriptors of a rank while it starts: both ends of its link and of two pipes; half as many later."""
 
 FIRST_CELL_S = 1.0
-"""Seconds in which ranks that are up are left to the notebook that has asked for them."""
+"""Seconds for which ranks that are up are reserved for the notebook that asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +33,18 @@ class Allotted:
 
     gpus: tuple[Gpu, ...]
     notes: tuple[str, ...] = ()
-    """What others use on them, in sentences."""
+    """Sentences about the use of these GPUs by others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Not enough GPUs are free."""
+    """An error for a request for more GPUs than are free."""
 
     reason: str
-    """Who has them, and since when."""
+    """Sentence about who has the GPUs, and since when."""
     soon_s: float
-    """Seconds within which it shows whether there are enough: others are about to leave, or their first cell to come;
-    0: waiting that long does not help."""
+    """Seconds within which it turns out whether there are enough: others are about to leave, or their first cell to
+    come; 0: such a wait does not help."""
 
 
 class GpuAllocation:
@@ -61,7 +61,7 @@ class GpuAllocation:
     ) -> None:
         self._leases, self._groups, self._end = leases, groups, end
         self.given_back = 0
-        """How often GPUs have been given back: what was read of their use before counts ranks that have gone."""
+        """Number of times that GPUs were given back: earlier readings of their use still count ranks that have gone."""
 
     def take(self, choice: Choice, hello: Hello, leaving: Mapping[Gpu, float]) -> Allotted | Busy:
         """Lease GPUs of one of the alternatives: those that are free, then those of idle worker groups that keep
@@ -97,7 +97,7 @@ class GpuAllocation:
             self._leases.give_back(gpu)
 
     def described(self, inventory: Inventory) -> tuple[dict[str, object], ...]:
-        """Return all GPUs of the node, for the status."""
+        """Describe all GPUs of the node, for the status."""
         return tuple(
             {
                 "index": gpu.index,
@@ -112,7 +112,7 @@ class GpuAllocation:
         )
 
     def _free(self, fitting: Sequence[Gpu], count: int, label: str) -> list[Gpu]:
-        """Lease up to so many, those first on which the least is used."""
+        """Lease up to this many GPUs, the least used first."""
         taken: list[Gpu] = []
         for gpu in gpu_choice.by_preference(fitting):
             if len(taken) < count and self._leases.take(gpu, label):
@@ -120,7 +120,8 @@ class GpuAllocation:
         return taken
 
     def _make_room(self, fitting: Sequence[Gpu], missing: int, label: str) -> bool:
-        """End idle worker groups that keep nothing, if that gives so many more GPUs; no more groups than need be."""
+        """End idle worker groups that keep nothing, if that frees as many GPUs as are missing; no more groups than need
+        be."""
         held = {group: len(set(group.gpus) & set(fitting)) for group in self._groups if self._yields(group)}
         if sum(held.values()) < missing:
             return False
@@ -138,11 +139,11 @@ class GpuAllocation:
         return len(new | idle) if new else 0
 
     def _yields(self, group: NodeWorkerGroup) -> bool:
-        """Tell whether a worker group makes room for others."""
+        """Return whether a worker group makes room for others."""
         return group.idle and not group.kept and not self._is_new(group)
 
     def _is_new(self, group: NodeWorkerGroup) -> bool:
-        """Tell whether the first cell of a worker group is still to come: its notebook waits for the ranks."""
+        """Return whether the first cell of a worker group is still to come: its notebook waits for the ranks."""
         age_s = min((self._leases.age_s(gpu) for gpu in group.gpus), default=FIRST_CELL_S)
         return group.idle and not group.ran_s and (group.ranks.starting or age_s < FIRST_CELL_S)
 
@@ -167,7 +168,7 @@ class GpuAllocation:
 
 
 def modes(gpu: Gpu) -> str:
-    """Say what is special about a GPU: `exclusive process, MPS`; empty for most."""
+    """Describe the special modes of a GPU: `exclusive process, MPS`; empty for most."""
     found = {
         "MIG slice": gpu.slice is not None,
         "exclusive process": gpu.exclusive,
@@ -179,7 +180,7 @@ def modes(gpu: Gpu) -> str:
 
 
 def others_told(gpu: Gpu, hello: Hello) -> str:
-    """Say what others use on a GPU that is free by its lease; empty if that is little."""
+    """Describe the use by others of a GPU that is free by its lease; empty if they use little."""
     living = [each for each in gpu.processes if _is_there(each)]
     gone_bytes = sum(each.used_bytes or 0 for each in gpu.processes if each not in living)
     used_bytes = (gpu.used_bytes or 0) - gone_bytes

@@ -1,4 +1,4 @@
-"""The choice of GPUs for a worker group: those that will do, before anybody looks whether they are free. Pure.
+"""Chooses the GPUs that suit a worker group, before anybody looks whether they are free. Pure.
 
 Whoever names GPUs, by CUDA_VISIBLE_DEVICES or `--gpu-type`, is given those. Else a cell is given GPUs of one type, and
 the one that drives a display only if it is asked for by number.
@@ -16,19 +16,19 @@ from jupyter_distrib.system import formatting
 from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, OpenWorkerGroup
 
 BUSY_BYTES = 1 << 30
-"""A GPU on which others use more than this is taken after those that are free; a driver itself may use half of it."""
+"""Bytes used by others above which a GPU is taken after the free ones; a driver itself may use half of it."""
 
 
 class GpusRefused(ValueError):
-    """The GPUs that were asked for cannot be had, and waiting does not help. Its text is a sentence for the user."""
+    """An error for GPUs that cannot be had, even by waiting. Its text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The GPUs that will do for a worker group."""
+    """The GPUs that suit a worker group."""
 
     size: int
-    """How many ranks."""
+    """Number of ranks."""
     alternatives: tuple[tuple[Gpu, ...], ...] = ()
     """Sets of GPUs, each large enough, the best first; none for CPU ranks."""
     notes: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Choice:
 
 
 def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) -> Choice:
-    """Choose the GPUs for ranks that are to have some; CPU ranks on a machine without any, or that hides them all.
+    """Choose GPUs for ranks; CPU ranks on a machine without GPUs, or that hides them all.
 
     Raises:
         GpusRefused: The notebook has asked for what is not there, or for GPUs that cannot be used.
@@ -66,8 +66,8 @@ def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) ->
 
 
 def outlook(command: OpenWorkerGroup, inventory: Inventory | None, build: TorchBuild) -> tuple[bool | None, str]:
-    """Return whether there are GPUs for the next worker group of this notebook, None if that is not known; and why
-    those that are there cannot be used."""
+    """Return whether there are GPUs for the next worker group of this notebook, None if unknown; and why those of the
+    machine cannot be used."""
     if inventory is None:
         return None, ""
     if problem := problem_of(inventory, build):
@@ -79,7 +79,7 @@ def outlook(command: OpenWorkerGroup, inventory: Inventory | None, build: TorchB
 
 
 def troubles(inventory: Inventory, build: TorchBuild) -> str:
-    """Say for the status what is wrong with the GPUs of this machine; empty if all is well."""
+    """Describe for the status what is wrong with the GPUs of this machine; empty if all is well."""
     left_out = " ".join(f"{_reason(each)}." for each in inventory.left_out)
     return problem_of(inventory, build) or inventory.remark or left_out
 
@@ -173,7 +173,7 @@ def by_preference(gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -> tuple[str, ...]:
-    """Say what is left out of a default, and that GPUs are unlike."""
+    """Describe what is left out of a default, and differences between GPUs."""
     told = []
     taken, kinds = best[0], devices.types(seen)
     names = {gpu.name for gpu in taken}
@@ -188,7 +188,7 @@ def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -
 
 
 def _order_told(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]) -> tuple[str, ...]:
-    """Say which GPUs numbers mean where CUDA may count otherwise: it begins with the fastest one."""
+    """Say which GPUs numbers mean where CUDA may count otherwise: its order begins with the fastest GPU."""
     unlike = len({gpu.name for gpu in inventory.gpus}) > 1
     if not unlike or not any(word.strip().isdecimal() for word in chosen):
         return ()

@@ -1,4 +1,4 @@
-"""The list of this node's GPUs, as the driver tells it. Read in the thread of `nvml.py`, used in the agent's loop.
+"""Lists this node's GPUs, as the driver reports them. Read in the thread of `nvml.py`, used in the agent's loop.
 
 Whatever the driver does not tell of a GPU is unknown, and a GPU that it has lost is left out: neither keeps a cell
 from running.
@@ -21,7 +21,7 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop, Timer
 
 FRESH_S = 1.0
-"""Seconds for which a list will do for the status."""
+"""Seconds for which a list is recent enough for the status."""
 LIMIT_S = 60.0
 """Seconds after which a driver that does not answer is given up: waking eight GPUs takes ten."""
 SILENT = "the GPU driver does not answer"
@@ -43,13 +43,13 @@ class GpuInventory:
         """The last list; None before the first."""
         self._read_s = 0.0
         self._waiting: list[tuple[Answered, Timer]] = []
-        """Those that the reading on its way will do for."""
+        """Requests that the current reading will answer."""
         self._for_next: list[tuple[Answered, Timer]] = []
-        """Those that want one which begins after they have asked."""
+        """Requests that need a reading which begins after them."""
         self._asked = False
 
     def ask(self, answered: Answered, *, fresh_s: float = FRESH_S, limit_s: float = LIMIT_S) -> None:
-        """Call back with the list: at once if it is known, else soon; with the last one if the driver does not answer.
+        """Call back with the list: at once if it is recent, else soon; with the last one if the driver does not answer.
 
         Args:
             answered: Called once, in the loop.
@@ -91,7 +91,7 @@ class GpuInventory:
 
 
 def read_now(limit_s: float = 5.0) -> Inventory:
-    """Ask the driver, and wait for its answer; for processes that have no loop."""
+    """Ask the driver, and wait for its answer; for processes without a loop."""
     box: queue.SimpleQueue[Inventory] = queue.SimpleQueue()
     session.ask(lambda driver: box.put(read(driver)))
     try:
@@ -171,7 +171,7 @@ def _device(driver: Driver, handle: Any, index: int) -> Gpu:
 
 
 def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
-    """Return a GPU's memory and what is used of it, each None if unknown, and whether it is the system's memory."""
+    """Return a GPU's memory and its used part, each None if unknown, and whether it is the system's memory."""
     try:
         told = driver.nvmlDeviceGetMemoryInfo(handle)
         return int(told.total), int(told.used), False
@@ -182,7 +182,7 @@ def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
 
 
 def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
-    """Return the processes that compute on a GPU, as far as the driver tells."""
+    """Return the processes that compute on a GPU, as far as the driver reports them."""
     told = _told(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return tuple(
         GpuProcess(pid=int(each.pid), used_bytes=None if each.usedGpuMemory is None else int(each.usedGpuMemory))
@@ -191,7 +191,7 @@ def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _told(driver: Driver, function: str, *args: Any) -> Any:
-    """Return what a function of the driver's library says; None if it cannot say, or is not there."""
+    """Return the result of a function of the driver's library; None if it fails, or the library lacks it."""
     try:
         return getattr(driver, function)(*args)
     except Exception:  # noqa: BLE001 - as in `read`

@@ -1,4 +1,4 @@
-"""The leases of this node's GPUs: nobody else on the machine is given a GPU that an agent has leased. Agent's loop.
+"""Leases this node's GPUs: no agent of the machine gives a GPU to anybody while another agent leases it. Agent's loop.
 
 A lease is a listening socket with the GPU's name in the abstract namespace (unix(7)): whoever binds it has the GPU.
 There is no file, so it holds between users, between logins of one user and between a notebook and a Ray cluster on one
@@ -32,7 +32,7 @@ class Leases:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._held: dict[str, tuple[socket.socket, str]] = {}
-        """The socket, and what is told of its holder, by UUID."""
+        """Socket of each lease, and the description of its holder, by UUID."""
 
     def take(self, gpu: Gpu, holder: str) -> bool:
         """Lease a GPU; return whether it was free."""
@@ -59,12 +59,13 @@ class Leases:
             held[0].close()
 
     def age_s(self, gpu: Gpu) -> float:
-        """Return for how long this agent has had a GPU; 0 if it has not."""
+        """Return the age of this agent's lease of a GPU; 0 if it has none."""
         held = self._held.get(gpu.uuid)
         return time.time() - json.loads(held[1])["since"] if held else 0.0
 
     def holder(self, gpu: Gpu) -> str:
-        """Return who holds a GPU and since when, as far as that is known; empty if nobody does."""
+        """Return the holder of a GPU, with the beginning of the lease, as far as they can be determined; empty if it is
+        free."""
         if gpu.uuid in self._held:
             return _sentence(self._held[gpu.uuid][1])
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -83,7 +84,8 @@ class Leases:
             return user or _NOBODY
 
     def _answer(self, uuid: str) -> None:
-        """Tell somebody who has connected since when the GPU is taken; the notebook's name, if it is the same user."""
+        """Send a process that has connected the time since which the GPU is taken, and to the same user the notebook's
+        name."""
         listener, about = self._held[uuid]
         with suppress(OSError):
             sock, _ = listener.accept()
@@ -108,7 +110,7 @@ def _sentence(told: str, user: str = "") -> str:
 
 
 def _user_of(sock: socket.socket) -> str:
-    """Name the user and the process that listen there, which the system tells of."""
+    """Name the user and the process that listen at an address, as the system reports them."""
     try:
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))

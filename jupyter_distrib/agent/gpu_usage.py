@@ -1,5 +1,5 @@
-"""The usage of each GPU of a worker group. Read in the thread of `nvml.py`: the agent's loop takes what was read last,
-and asks for the next reading."""
+"""Reads the usage of each GPU of a worker group. Read in the thread of `nvml.py`: the agent's loop takes the last
+reading, and asks for the next."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ class GpuUsage:
     """The usage of one GPU at one moment."""
 
     by_pid: dict[int, int]
-    """Bytes by process, as the driver tells; it tells none to a container that does not see the processes' pids."""
+    """Bytes by process, as the driver reports them; it reports none to a container that does not see the processes'
+    pids."""
     own_bytes: int | None
-    """What is used beside what was used when the GPU was leased; None where that is not known."""
+    """Memory used beyond what was used when the GPU was leased; None if unknown."""
     total_bytes: int | None
     percent: float | None
-    """How busy the GPU is; None where the driver does not measure it."""
+    """Utilization of the GPU in percent; None where the driver does not measure it."""
 
     def of(self, pid: int) -> int | None:
-        """Return the bytes of one process; if the driver does not know it by this pid, what came with it."""
+        """Return the bytes of one process; if the driver does not list its pid, the memory used since the lease."""
         return self.by_pid.get(pid, self.own_bytes)
 
 
@@ -57,7 +58,7 @@ class GpuReader:
 
 
 def read(driver: Driver, gpu: Gpu) -> GpuUsage | None:
-    """Ask the driver for the usage of one GPU, which is as it was leased; None if it does not know it any more."""
+    """Read the usage of one GPU, given its state at the lease; None if the driver has lost it."""
     if isinstance(driver, NoDriver):
         return None
     try:

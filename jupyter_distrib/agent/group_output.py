@@ -28,12 +28,12 @@ class GroupOutput:
         return self._latest
 
     def write_to_log(self, rank: int, stream: str, data: bytes) -> None:
-        """Log what a rank writes that executes no cell: it is of the last run."""
+        """Log the output of a rank that executes no cell: it belongs to the last run."""
         if self._latest is not None:
             self._latest.write(rank, stream, data, show=False)
 
     def write_late(self, rank: int, event: Wrote) -> None:
-        """Log what a thread or process of an earlier run writes."""
+        """Log the output of a thread or process of an earlier run."""
         write_late(self._logs, rank, event)
 
     def close(self) -> None:

@@ -11,14 +11,14 @@ from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
 
 ATTEMPTS = 20
-"""Ports to try."""
+"""Number of ports to try."""
 
 
 class GroupStore:
     """The current store of one worker group; rank 0 serves it, on this node or another.
 
     Args:
-        command: What was asked for.
+        command: The command that asked for the worker group.
         ranks: The ranks of this node.
         tell: Sends to the kernel, or to the coordinator.
     """
@@ -28,12 +28,12 @@ class GroupStore:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether ranks of other nodes use it too: whoever holds the nodes together decides when a new one is due."""
+        """Return whether ranks of other nodes use the store too: the coordinator then decides when a new one is due."""
         return self._command.world_size > self._command.size
 
     def renew(self) -> None:
-        """Make a new store for whatever process groups are made from now on; its socket is bound here and listens in
-        rank 0. Does nothing if rank 0 is on another node."""
+        """Make a new store for the process groups that are made from now on; its socket is bound by the agent and
+        listens in rank 0. Does nothing if rank 0 is on another node."""
         if self._command.first_rank:
             return
         host = self._command.host

@@ -1,4 +1,4 @@
-"""The end of worker groups that have GPUs, keep nothing and are not used. Runs in the agent's loop."""
+"""Ends worker groups that have GPUs, keep nothing and are not used. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.system.event_loop import Loop
 
 LOOKS = 10
-"""Looks in the time after which GPUs are given back: nobody notices a tenth of it."""
+"""Number of looks in the time after which GPUs are given back: nobody notices a tenth of it."""
 MAX_TICK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """A worker group as it was found idle first."""
+    """The state of a worker group when it was first found idle."""
 
     since_s: float
     ran_s: float
@@ -39,7 +39,7 @@ class IdleGpus:
         self._ticking = False
 
     def watch(self, group: NodeWorkerGroup, limit_s: float) -> None:
-        """End this worker group when it has been idle for so long; never, if the limit is 0."""
+        """End this worker group when it has been idle for the limit; never, if the limit is 0."""
         if limit_s and group.gpus:
             self._limits_s[group] = limit_s
             self._tick_later()

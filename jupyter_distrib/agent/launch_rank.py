@@ -1,4 +1,4 @@
-"""The order that starts a rank, and the start of a rank as a program of its own. Runs in the agent's loop."""
+"""Makes the order that starts a rank, and starts a rank as a program of its own. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
 
 
 def _visible(local_rank: int, gpus: Sequence[Gpu]) -> str | None:
-    """Return the rank's CUDA_VISIBLE_DEVICES: the GPUs of all ranks, so that they reach one another; of MIG slices its
-    own only, since CUDA shows a process no more than one."""
+    """Return the rank's CUDA_VISIBLE_DEVICES: the GPUs of all ranks, so that they reach one another; of MIG slices only
+    its own, since CUDA shows a process no more than one."""
     if not gpus:
         return None
     own = gpus[local_rank]

@@ -1,5 +1,5 @@
-"""What cells leave running when their own parent has ended: such processes come to the agent, which is a subreaper.
-Runs in the agent's loop."""
+"""Handles processes that cells leave running when their own parent has ended: they come to the agent, which is a
+subreaper. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class BackgroundJobs:
 
     def __init__(self) -> None:
         self._children: frozenset[int] = frozenset()
-        """The children of this process, ranks and others, at the last look."""
+        """Children of this process, ranks and others, at the last look."""
 
     def replace_streams(self, ranks: Iterable[Rank], known: Collection[int], run: str) -> None:
-        """Give idle ranks new pipes if something new may keep theirs, which must not show under the next cell.
+        """Give idle ranks new pipes if a new process may hold their old ones, so that its output does not show under
+        the next cell.
 
         It is no child of its rank, but ours since the shell has ended.
         """
@@ -37,7 +38,7 @@ def _may_be_of(rank: Rank, pid: int) -> bool:
 
 
 class AdoptedProcesses:
-    """Kills what ranks that are gone have left: children of this process that are neither ranks nor forkservers.
+    """Kills what dead ranks have left: children of this process that are neither ranks nor forkservers.
 
     Args:
         forking: Tells whether ranks are being forked, so that children may be ours that nobody knows yet.
@@ -59,7 +60,7 @@ class AdoptedProcesses:
         self._pids, self._sessions, self._marks = pids, sessions, marks
 
     def kill(self, unmarked_before: frozenset[int] = frozenset()) -> None:
-        """Kill all but what belongs to living ranks. What does not show whose it is stays at the first look;
+        """Kill all processes but those of living ranks. Processes whose owner does not show yet stay at the first look;
         `unmarked_before` are those of that look."""
         if self._forking():
             self._loop.later(AGAIN_S, self.kill)

@@ -22,7 +22,7 @@ class NoDriver:
     """The reason why the driver cannot be asked."""
 
     text: str = ""
-    """What the driver's library says; empty on a machine without an NVIDIA driver."""
+    """Message of the driver's library; empty on a machine without an NVIDIA driver."""
 
 
 Driver: TypeAlias = Any
@@ -39,7 +39,7 @@ class NvmlSession:
         self._thread: threading.Thread | None = None
 
     def ask(self, question: Question) -> None:
-        """Have the question called in the session's thread, soon; from any thread."""
+        """Call the question in the session's thread, soon; from any thread."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="jupyter_distrib-gpus", daemon=True)
@@ -99,4 +99,4 @@ def _shut(driver: Driver) -> NoDriver:
 
 
 session = NvmlSession()
-"""The one of this process, as the library has one state only."""
+"""Session of this process; one only, as the library has one state."""

@@ -1,4 +1,4 @@
-"""GPUs of other makers than NVIDIA, as far as ranks can use them: AMD's, from files of the system. Any thread.
+"""Lists GPUs of other makers than NVIDIA, as far as ranks can use them: AMD's, from files of the system. Any thread.
 
 A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like others
 (rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. Intel's and
@@ -24,14 +24,14 @@ _INTEL = "0x8086"
 
 
 def inventory(build: TorchBuild) -> Inventory:
-    """Return what there is on a machine without an NVIDIA driver."""
+    """Return the inventory of a machine without an NVIDIA driver."""
     if build.hip:
         return Inventory(gpus=tuple(amd_gpus()), maker="AMD")
     return Inventory(remark=unused(build))
 
 
 def unused(build: TorchBuild) -> str:
-    """Say that there is a GPU which ranks do not use; empty if there is none."""
+    """Say that the machine has a GPU which ranks do not use; empty if it has none."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return "ranks do not lease Apple's GPU; a cell can use it as torch.device('mps')."
     if build.xpu and any(_line(path / "device" / "vendor") == _INTEL for path in DRM.glob("renderD*")):

@@ -1,4 +1,5 @@
-"""The output of the ranks of one run: complete into log files, in batches to the notebook. Runs in the agent's loop.
+"""Writes the output of the ranks of one run completely into log files, and in batches to the notebook. Runs in the
+agent's loop.
 
 A pipe is read at most every few milliseconds, so that a rank that prints line by line does not wake the agent for each.
 """
@@ -58,7 +59,7 @@ class RunOutput:
                 self._timer = self._loop.later(SEND_EVERY_S, self.flush)
 
     def flush(self) -> None:
-        """Send what has arrived since the last batch."""
+        """Send the output that has arrived since the last batch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,7 +105,7 @@ class RunOutput:
         return fd
 
     def _give_up(self, rank: int, fd: int, error: OSError) -> None:
-        """Stop logging a rank, because the run matters more than its log, and say where the log is cut off."""
+        """Stop logging a rank, because the run matters more than its log, and report where the log is cut off."""
         with suppress(OSError):
             os.write(fd, b"\n[log truncated here]\n")
         os.close(fd)
@@ -113,7 +114,7 @@ class RunOutput:
 
 
 class _Batch:
-    """The output of one stream since the last batch, cut to its end if that is too much."""
+    """The output of one stream since the last batch, cut to its end if it is too long."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,4 +1,4 @@
-"""One rank, as its agent sees it: the link, the output, the process and its end. Runs in the agent's loop."""
+"""Holds one rank for its agent: the link, the output, the process and its end. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from jupyter_distrib.wire.messages import (
 )
 
 LEAVE_S = 1.0
-"""How long exit handlers may take before the process is killed."""
+"""Seconds that exit handlers may take before the process is killed."""
 
 
 class RankOwner(Protocol):
     """The worker group of a rank."""
 
     def take_message(self, rank: Rank, message: Message, fds: Sequence[int]) -> None:
-        """Take what the rank says; the descriptors are closed afterwards."""
+        """Take a message of the rank; the descriptors are closed afterwards."""
 
     def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
-        """Take what the rank writes."""
+        """Take output of the rank."""
 
     def take_hang_up(self, rank: Rank) -> None:
-        """Take notice that the rank has closed its link and the system will not tell of its end."""
+        """Record that the rank has closed its link and the system will not report its end."""
 
 
 class Rank:
     """A rank whose process is being started, or lives, or has ended.
 
     Args:
-        order: Who it is.
-        sweep: Kills what it leaves.
+        order: The identity of the rank.
+        sweep: Kills the processes that it leaves.
     """
 
     def __init__(self, order: WorkerOrder, loop: Loop, sweep: reap.Sweep, owner: RankOwner) -> None:
@@ -54,7 +54,7 @@ class Rank:
         self.state = "starting"
         """`starting`, `idle`, `running`, `gone`."""
         self.early = False
-        """Whether the base forkserver has forked it."""
+        """Whether the base forkserver has forked the process."""
         self.process = RankProcess(order.worker, sweep)
         self.notes = RankNotes()
         self.streams = RankStreams(
@@ -64,11 +64,12 @@ class Rank:
         self._loop, self._owner = loop, owner
         self._link = WatchedLink(loop, ours, on_message=self._take_message, on_end=self._hung_up)
         self.descriptors = Descriptors([theirs.detach(), *self.streams.write_ends, self.notes.descriptor()])
-        """What the process needs: link, standard output, standard error, crash notes. Whoever starts it takes them."""
+        """Descriptors for the process: link, standard output, standard error, crash notes. The starter of the process
+        takes them."""
 
     @property
     def has_device(self) -> bool:
-        """Whether it computes on a GPU."""
+        """Return whether the rank computes on a GPU."""
         return self.order.visible_devices is not None
 
     @property
@@ -77,7 +78,7 @@ class Rank:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 until the process is started."""
+        """Return the process id; 0 until the process is started."""
         return self.process.pid
 
     def info(self, device_name: str) -> WorkerInfo:
@@ -101,14 +102,14 @@ class Rank:
         self._link.post_frame(frame, fds)
 
     def read_rest(self) -> None:
-        """Take in all that it has said and written, when its process is gone."""
+        """Take in all messages and output of the rank, when its process is gone."""
         if not self._link.closed:
             self._link.read_rest()
         self.streams.drain()
 
     def replace_streams(self, run: str) -> None:
-        """Have it replace its pipes, which something that this run has left writes into. It is idle: what comes before
-        it has done so is late output of that run."""
+        """Have the rank replace its pipes, into which something that this run has left still writes. The rank is idle:
+        output until the replacement is late output of that run."""
         self.streams.assign_to(run)
         self.post(ReplaceStreams(run=run))
 
@@ -128,12 +129,12 @@ class Rank:
     # ------------------------------------------------------------------------------------------------ ending
 
     def dismiss(self, after_s: float) -> None:
-        """Have it run its exit handlers and end, a while from now."""
+        """Have the rank run its exit handlers and end, a while from now."""
         self._loop.later(after_s, lambda: self.post(Leave()))
         self._loop.later(after_s + LEAVE_S, self.end)
 
     def end(self) -> None:
-        """Kill it, if it lives, and (a moment later) everything it started; close its descriptors."""
+        """Kill the process, if it lives, and (a moment later) everything it started; close the rank's descriptors."""
         self.process.end()
         self.descriptors.close()
         self.streams.close()

@@ -1,4 +1,4 @@
-"""The TCP connections between the ranks of one run, and how they are cut. Runs in the agent's loop.
+"""Cuts the TCP connections between the ranks of one run. Runs in the agent's loop.
 
 Which connections are cut, the agent works out: those of which both ends belong to ranks of the worker group. A user's
 own connection has another process at its far end.
@@ -37,7 +37,7 @@ class RankConnections:
         self._tell_far_ends(self._pids)
 
     def cut_remote(self, running: Iterable[Rank], command: CutRemoteSockets) -> None:
-        """Cut the connections of these ranks towards ranks of another node, which are gone or on their way."""
+        """Cut the connections of these ranks towards ranks of another node, which are gone or about to go."""
         if inodes := reap.sockets_towards(self._pids, command.ends):
             for rank in running:
                 rank.post(CutSockets(run=self._run, inodes=inodes, stop=False))

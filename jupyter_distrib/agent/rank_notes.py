@@ -1,4 +1,5 @@
-"""What a rank notes for its agent in memory that both share (`system/crash_notes.py`). Runs in the agent's loop."""
+"""Reads what a rank notes for its agent in memory that both share (`system/crash_notes.py`). Runs in the agent's
+loop."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ class RankNotes:
     def __init__(self) -> None:
         self._fd = crash_notes.create()
         self.loading = ""
-        """The variable that the rank was loading when it ended; known once these notes are closed."""
+        """Variable that the rank was loading when it ended; set once these notes are closed."""
 
     def descriptor(self) -> int:
         """Duplicate the descriptor for the rank's process."""
         return os.dup(self._fd)
 
     def ask_place(self, process: RankProcess) -> None:
-        """Have a rank write where its main thread is, though it may answer nobody; `place` has it a moment later.
+        """Have a rank write where its main thread is, even if it answers nobody; `place` returns it a moment later.
 
         A process that does not handle the signal, because user code has put another program in its place, would die.
         """

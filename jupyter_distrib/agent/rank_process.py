@@ -1,4 +1,4 @@
-"""The process of one rank: signals to it, and its end. Runs in the agent's loop."""
+"""Holds the process of one rank: signals to it, and its end. Runs in the agent's loop."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ class RankProcess:
     def __init__(self, mark: str, sweep: reap.Sweep) -> None:
         self.mark = mark
         self.pid = 0
-        """0 until it is started."""
+        """Process id; 0 until the process is started."""
         self.expected = False
-        """Whether it is being started, so that there may be a process already."""
+        """Whether the process is being started, so that it may exist already."""
         self.reaped = False
         """Whether the system has forgotten the pid, so that it must not be signalled any more."""
         self.ended = False
         self.killed = False
-        """Whether we killed it in the middle of a run; the system has yet to tell of its end."""
+        """Whether we killed it in the middle of a run; the system has yet to report its end."""
         self._sweep = sweep
 
     @property
     def living(self) -> bool:
-        """Whether there is a process: a killed one has its GPU and its memory until the system tells of its end."""
+        """Return whether there is a process: a killed one has its GPU and its memory until the system reports its
+        end."""
         return self.expected or (bool(self.pid) and not self.reaped)
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:
@@ -42,7 +43,7 @@ class RankProcess:
                 os.kill(-self.pid if whole_group else self.pid, number)
 
     def kill(self) -> None:
-        """Kill the process; its end is news of its own."""
+        """Kill the process; its end is reported separately."""
         self.killed = True
         self.signal(signal.SIGKILL)
 

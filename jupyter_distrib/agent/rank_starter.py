@@ -14,7 +14,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Fork, OpenWorkerGroup
 
 FORK_AT_ONCE = 60
-"""Four descriptors for each rank go with the order, and one message takes about 250."""
+"""Number of ranks in one order: four descriptors for each go with it, and one message takes about 250."""
 
 
 class RankStarter:
@@ -45,7 +45,7 @@ class RankStarter:
         self._count = 0
 
     def prepare(self, local_rank: int) -> Rank:
-        """Make a rank without a process: what is posted to it now is what its process reads first."""
+        """Make a rank without a process: messages posted to it now are the first that its process reads."""
         self._count += 1
         order = launch_rank.order(self._command, local_rank, self._count, self._gpus)
         rank = Rank(order, self._loop, self._sweep, self._owner)

@@ -1,4 +1,5 @@
-"""Standard output and error of one rank, and what processes of earlier runs still write. Runs in the agent's loop."""
+"""Reads standard output and error of one rank, also of processes of earlier runs that still write. Runs in the agent's
+loop."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from jupyter_distrib.system.event_loop import Loop
 
 NAMES = ("stdout", "stderr")
 TakeData: TypeAlias = Callable[[str, bytes], None]
-"""Takes data by the name of its stream."""
+"""Callback that takes data by the name of its stream."""
 TakeLateText: TypeAlias = Callable[[str, str, str], None]
-"""Takes the run that text is of, the name of its stream, and the text."""
+"""Callback that takes the run of a text, the name of its stream, and the text."""
 
 
 class RankStreams:
@@ -22,14 +23,14 @@ class RankStreams:
 
     Args:
         on_data: Takes what the rank writes.
-        on_late_text: Takes what something writes that an earlier run has left.
+        on_late_text: Takes the output of what an earlier run has left.
     """
 
     def __init__(self, loop: Loop, *, on_data: TakeData, on_late_text: TakeLateText) -> None:
         self._loop, self._on_data, self._on_late_text = loop, on_data, on_late_text
         ends = {name: os.pipe() for name in NAMES}
         self.write_ends = [write_fd for _, write_fd in ends.values()]
-        """For the process, in the order of `NAMES`; whoever starts it closes them."""
+        """Write ends for the process, in the order of `NAMES`; the starter of the process closes them."""
         self._pipes = {name: self._pipe(name, read_fd) for name, (read_fd, _) in ends.items()}
         self._late_pipes: list[Pipe] = []
 
@@ -38,24 +39,24 @@ class RankStreams:
         return bytes(self._pipes["stderr"].tail)
 
     def drain(self) -> None:
-        """Take in all that the rank has written so far."""
+        """Take in all output of the rank so far."""
         for pipe in self._pipes.values():
             pipe.drain()
 
     def begin_run(self) -> None:
-        """Take in what was written before a cell begins; its death is not to be told with lines of earlier ones."""
+        """Take in earlier output before a cell begins; a report of its death must not quote lines of earlier cells."""
         for pipe in self._pipes.values():
             pipe.drain()
             pipe.tail.clear()
 
     def assign_to(self, run: str) -> None:
-        """Treat what comes from now on as late output of that run."""
+        """Treat output from now on as late output of that run."""
         for name, pipe in self._pipes.items():
             pipe.on_data = self._late(run, name)
 
     def replace(self, run: str, read_ends: Sequence[int]) -> None:
-        """Read the rank's new pipes, and treat what comes through the old ones as late output of that run. Duplicates
-        the descriptors."""
+        """Read the rank's new pipes, and treat output through the old ones as late output of that run. Duplicates the
+        descriptors."""
         self.drain()
         self._late_pipes = [pipe for pipe in (*self._late_pipes, *self._pipes.values()) if not pipe.closed]
         self.assign_to(run)

@@ -1,4 +1,5 @@
-"""The ranks of one worker group by number, and those whose places others have taken. Runs in the agent's loop."""
+"""Maps the numbers of one worker group to its ranks, and keeps replaced ranks until they are gone. Runs in the agent's
+loop."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ class RankTable:
     def __init__(self) -> None:
         self._current: dict[int, Rank] = {}
         self._replaced: list[Rank] = []
-        """Others have their places, and their exit handlers may still be at work."""
+        """Ranks that were replaced, and whose exit handlers may still be at work."""
         self._lost: set[int] = set()
 
     @property
     def current(self) -> Mapping[int, Rank]:
-        """The ranks by number, as they come and go."""
+        """Return the current ranks by number; a live view."""
         return self._current
 
     def __iter__(self) -> Iterator[Rank]:
@@ -31,12 +32,12 @@ class RankTable:
 
     @property
     def starting(self) -> bool:
-        """Whether some rank is not ready yet."""
+        """Return whether some rank is not ready yet."""
         return any(rank.state == "starting" for rank in self)
 
     @property
     def living(self) -> bool:
-        """Whether some process has not been reaped."""
+        """Return whether some process has not been reaped."""
         return any(rank.process.living for rank in self.everyone())
 
     @property
@@ -58,7 +59,7 @@ class RankTable:
         return self._current.get(rank.number) is rank
 
     def retire_all(self) -> None:
-        """Expect others in all places."""
+        """Mark all ranks as replaced, because new ones will take their places."""
         self._replaced = self.everyone()
 
     def remove_replaced(self, rank: Rank) -> None:

@@ -58,15 +58,15 @@ class NodeRun:
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
 
     def running(self) -> list[Rank]:
-        """The ranks that are still at it."""
+        """Return the ranks that still execute the cell."""
         return [self._ranks[number] for number in self.pending if number in self._ranks]
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Unless the run has ended by then."""
+        """Call a function later, unless the run has ended by then."""
         self._timers.later(delay_s, call)
 
     def end(self) -> None:
-        """Every rank has come to the end, one way or another: tell so."""
+        """Report the end of the run, because every rank has come to the end of the cell."""
         self._timers.cancel()
         self.stop_watching()
         self.output.flush()
@@ -80,7 +80,7 @@ class NodeRun:
         self.tell(ended, ())
 
     def begin_watching(self, gpus: Sequence[Gpu]) -> None:
-        """Have the ranks asked how they are; `gpus` are the worker group's, one for each local rank, if it has any."""
+        """Start to probe the ranks; `gpus` are the worker group's, one for each local rank, if it has any."""
         self.watch = Watch(
             self.command,
             self._loop,
@@ -95,7 +95,7 @@ class NodeRun:
             self.watch.close()
 
     def look_closer(self) -> None:
-        """See `Watch.look_closer`."""
+        """Look closer, see `Watch.look_closer`."""
         if self.watch is not None:
             self.watch.look_closer()
 
@@ -117,12 +117,12 @@ class NodeRun:
         self._ladder.climb()
 
     def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
-        """Ranks of another node are gone, or on their way: free those here that wait for them."""
+        """Free ranks of this node that wait for ranks of another node, which are gone or about to go."""
         self._connections.cut_remote(self.running(), command)
 
     def hang_up(self, rank: Rank) -> None:
-        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: who waits
-        for it is told, who does not goes on."""
+        """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: only ranks
+        that wait for it notice."""
         if self.pending or self._connections.spans_nodes:
             self.health.clean = False
             if rank.has_device and self.watch is not None and not self._connections.spans_nodes:
@@ -134,7 +134,7 @@ class NodeRun:
     def lost(
         self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: control_groups.OutOfMemoryKills
     ) -> None:
-        """A rank's process has ended by itself: tell what is known of it. `oom_kills`: those before this run."""
+        """Report that a rank's process has ended by itself, and why. `oom_kills`: those before this run."""
         tail = rank.streams.stderr_tail
         self.output.flush()
         out_of_memory = code == -signal.SIGKILL and oom_kills.grown
@@ -157,7 +157,7 @@ class NodeRun:
         self.pending.discard(rank.number)
 
     def give_up(self, reason: str) -> None:
-        """Its ranks are being ended, whatever they are at: tell so of each."""
+        """Report of each rank that it is being ended, whatever it does."""
         ranks = sorted(self.running(), key=lambda rank: rank.number)
         for rank in ranks:
             rank.streams.drain()

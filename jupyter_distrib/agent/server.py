@@ -49,17 +49,17 @@ from jupyter_distrib.wire.messages import (
 )
 
 LEAVING_S = 15.0
-"""Ranks that have been told to leave, or were killed, are gone within this: a driver takes seconds to free a large
+"""Seconds within which ranks that were told to leave, or were killed, are gone: a driver takes seconds to free a large
 memory."""
 ANSWER_LIMIT_S = 1.0
 """Seconds after which the status shows what the GPU driver said last."""
 EARLY_RAN_S = 2.0
-"""Ranks of the base forkserver that have run no longer than this are exchanged for better ones when idle."""
+"""Seconds of running up to which ranks of the base forkserver are exchanged for better ones when idle."""
 KernelClient = Client[NodeWorkerGroup]
 
 
 class Agent:
-    """The ranks of this node, for the user's kernels with one environment.
+    """The agent that serves the ranks of this node to the user's kernels with one environment.
 
     Args:
         listener: A bound unix socket, by which kernels come.
@@ -80,9 +80,9 @@ class Agent:
         )
         self._idle_gpus = IdleGpus(self._loop, self.server.groups, self._give_up_idle)
         self._opening: dict[str, KernelClient] = {}
-        """Worker groups that are opened when the driver has listed its GPUs, and for whom."""
+        """Worker groups that are opened when the driver has listed its GPUs, and their kernels."""
         self._closing: dict[NodeWorkerGroup, float] = {}
-        """Groups that are closed, and whose ranks may still be there; when they were closed."""
+        """Times at which groups were closed whose ranks may still exist."""
         self._waiting = WaitingGroups(self._loop, self.open, self.server.tell)
         self._adopted = AdoptedProcesses(
             self._loop,
@@ -157,7 +157,7 @@ class Agent:
         }
 
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
-        """Open a worker group; with GPUs, as soon as the driver has said what is used on them now."""
+        """Open a worker group; with GPUs, as soon as the driver has reported their present use."""
         if not command.gpus:
             return self._open_with(client, command, Choice(size=command.size or DEFAULT_CPU_RANKS))
         self._opening[command.group] = client
@@ -249,7 +249,8 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ better ranks
 
     def _exchange_early(self) -> None:
-        """Give groups that nobody will miss the better ranks of the preloaded forkserver, which is ready."""
+        """Give idle groups the better ranks of the preloaded forkserver, which is ready, where nobody will miss the old
+        ones."""
         for group in tuple(self.server.groups):
             if group.has_early_ranks and group.idle and not group.kept and group.ran_s < EARLY_RAN_S:
                 try:

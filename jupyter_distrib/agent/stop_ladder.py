@@ -1,5 +1,5 @@
-"""How a run is stopped: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is
-killed. Runs in the agent's loop."""
+"""Stops a run: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is killed. Runs
+in the agent's loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jupyter_distrib.wire.messages import KILL_AFTER_S, CutSockets
 
 CUT_AFTER_S = 0.02
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
-"""From the second time on, SIGINT goes to the rank's process group, which frees a rank that waits for its data
-loader."""
+"""Seconds after which SIGINT is repeated: it then goes to the rank's process group, which frees a rank that waits for
+its data loader."""
 
 
 class StopLadder:
@@ -23,8 +23,8 @@ class StopLadder:
 
     Args:
         run: Its id.
-        running: Returns the ranks that are still at it.
-        connections: What is cut.
+        running: Returns the ranks that still execute the cell.
+        connections: The connections to cut.
         timers: Cancelled when the run is over.
     """
 

@@ -1,4 +1,4 @@
-"""The kind of GPU that torch was built for, read from its files: the agent does not import torch."""
+"""Reads the kind of GPU that torch was built for from its files: the agent does not import torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """What torch says of itself in its `version.py`; each empty if it was built without."""
+    """The versions in torch's `version.py`; each empty if torch was built without it."""
 
     cuda: str = ""
-    """The version of CUDA: `12.8`."""
+    """Version of CUDA: `12.8`."""
     hip: str = ""
     xpu: str = ""
     known: bool = True
-    """False where the file cannot be read: nothing is refused on a guess."""
+    """Whether the file could be read; if not, nothing is refused on a guess."""
 
     def uses(self, maker: Literal["NVIDIA", "AMD"]) -> bool:
-        """Whether its ranks can use GPUs of this maker, as `cuda:0` and so on: ROCm's answer to that name, too."""
+        """Return whether its ranks can use GPUs of this maker, as `cuda:0` and so on: ROCm uses that name, too."""
         return bool(self.cuda if maker == "NVIDIA" else self.hip) or not self.known
 
 

@@ -1,4 +1,5 @@
-"""The machine's resources that a rank and its children use, and whether the rank is stopped. Runs in the agent.
+"""Measures the machine's resources that a rank and its children use, and whether the rank is stopped. Runs in the
+agent.
 
 Reads a few small files of /proc for each process, about 0.1 ms for a rank with a dozen threads; elsewhere psutil has to
 do, which ipykernel brings along, and children are left out.
@@ -36,7 +37,7 @@ class Usage:
 
 
 def read(pid: int) -> Usage | None:
-    """Read the usage of a rank; None if its process is gone, or nothing can be known."""
+    """Read the usage of a rank; None if its process is gone, or nothing can be read."""
     return _from_proc(pid) if sys.platform == "linux" else _from_psutil(pid)
 
 

@@ -25,7 +25,7 @@ from jupyter_distrib.wire.messages import Event, Execute, NodeSawRanks, Probe, P
 FIRST_S = 0.3
 TICK_S = 1.0
 IDLE_SHARE = 0.2
-"""Less than this share of a processor is no work: torch's own threads look for something to do."""
+"""Share of a processor below which a rank does no work: torch's own threads poll."""
 SILENT_S = 2.0
 """Seconds without an answer after which C code, or too many others, hold up a rank's control thread."""
 DEEP_EVERY = 3
@@ -61,7 +61,7 @@ class Watch:
         self._asked_s: dict[int, float] = {}
         """Time at which each rank was asked something that it has not answered yet."""
         self._asked_cpu_s: dict[int, float] = {}
-        """Processor time that it had used then."""
+        """Processor time that each of them had used then."""
         self._ticks = 0
         self._timer: Timer = loop.later(FIRST_S, self._tick)
 
@@ -117,7 +117,7 @@ class Watch:
         )
 
     def _idle_s(self, number: int) -> float:
-        """Return how long a silent rank has done nothing; 0 for one that computes, which is no stall."""
+        """Return the seconds for which a silent rank has done nothing; 0 for one that computes, which is no stall."""
         elapsed_s = time.monotonic() - self._asked_s[number]
         used_s = self._sampler.cpu_s(number) - self._asked_cpu_s[number]
         return elapsed_s if used_s < IDLE_SHARE * elapsed_s else 0.0

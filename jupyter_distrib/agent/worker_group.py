@@ -1,5 +1,5 @@
-"""The ranks of one worker group on this node: their processes, the run they execute, and what happens when one stops or
-dies.
+"""Runs the ranks of one worker group on this node: their processes, the run they execute, and what happens when one
+stops or dies.
 
     open -> Ready from all -> WorkerGroupOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
 
@@ -52,11 +52,12 @@ from jupyter_distrib.wire.messages import (
 )
 
 FAILURE_GRACE_S = 0.1
-"""How long the others may go on after the first exception: ranks that fail alike then all tell their own."""
+"""Seconds for which the others may go on after the first exception: ranks that fail alike then all report their own."""
 COUNT_AFTER_S = 0.05
 """Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
 LEAVE_AFTER_S = 0.3
-"""CPU ranks that are not needed any more leave the processor to their successors first."""
+"""Seconds after which CPU ranks that are not needed any more leave, so that their successors have the processor
+first."""
 
 
 class NodeWorkerGroup(WorkerGroupState[NodeRun]):
@@ -78,9 +79,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.gpus = gpus
         self._node_has_gpus, self._notes = node_has_gpus, notes
         self.on_failed: Callable[[str], None] = lambda reason: None
-        """Called to close the worker group."""
+        """Callback that closes the worker group."""
         self.on_unstarted: Callable[[], None] = lambda: None
-        """Called when ranks of a closed worker group will not have a process after all."""
+        """Callback for ranks of a closed worker group that will not have a process after all."""
         self.ranks = RankTable()
         self.store = GroupStore(command, self.ranks, tell)
         self._loop = loop
@@ -106,7 +107,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     @property
     def has_early_ranks(self) -> bool:
-        """Whether its ranks may be exchanged for better ones.
+        """Return whether its ranks may be exchanged for better ones.
 
         Not one node's alone, whose group the other nodes are in; nor ranks with GPUs, where a second CUDA context takes
         memory beside the first, or cannot be made.
@@ -127,7 +128,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._start(range(self.command.size))
 
     def replace_all(self) -> None:
-        """New processes for idle ranks, unnoticed by the notebook."""
+        """Replace the processes of idle ranks, unnoticed by the notebook."""
         self.ranks.retire_all()
         for rank in self.ranks:
             rank.dismiss(self._leave_after_s)
@@ -155,8 +156,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.on_unstarted()
 
     def _start_again(self, rank: Rank, reason: str) -> None:
-        """Start another process in place of a rank that has ended while it started, unless there were enough; none in
-        a worker group that was never open."""
+        """Start another process in place of a rank that has ended while it started, unless no more starts are allowed;
+        none in a worker group that was never open."""
         wait_s = self._restarts.wait_after_failure(rank.number) if self.opened else None
         if wait_s is None:
             return self.fail(reason)
@@ -168,7 +169,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._start([rank.order.local_rank])
 
     def fail(self, reason: str) -> None:
-        """Close the worker group, which is of no use, and say why to the kernel and for a cell that waits. Once."""
+        """Close the worker group, which is of no use, and report why to the kernel and to a cell that waits. Once."""
         if self.closed:
             return
         if (pending := self.take_pending()) is not None:
@@ -178,7 +179,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.tell(cls(group=self.name, reason=reason), ())
 
     def fail_for(self, error: Exception) -> None:
-        """Close the worker group because of an error of ours."""
+        """Close the worker group because of an internal error."""
         traceback.print_exc()  # into the agent's log
         self.fail(f"the agent failed at this worker group ({type(error).__name__}: {error}).")
 
@@ -193,7 +194,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._go_on_if_ready()
 
     def _go_on_if_ready(self) -> None:
-        """Tell what has changed, and begin the cell that waits, once no rank is on its way any more."""
+        """Report changes, and begin the cell that waits, once no rank is starting any more."""
         if self.ranks.starting:
             return
         if not self.opened:
@@ -216,7 +217,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     # ------------------------------------------------------------------------------------------------ running
 
     def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
-        """Hand the cell to its ranks, now or when all of them are up; `frame` is the command as it came."""
+        """Hand the cell to its ranks, now or when all of them are up; `frame` is the encoded command."""
         if self.ranks.starting:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             return
@@ -250,7 +251,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.run.stop(force=force)
 
     def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
-        """See `NodeRun.cut_remote_sockets`."""
+        """Cut sockets, see `NodeRun.cut_remote_sockets`."""
         if self.run is not None:
             self.run.cut_remote_sockets(command)
 
@@ -280,7 +281,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                     self.run.tell(message, tuple(fds))  # type: ignore[arg-type]
 
     def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
-        """Take what the rank writes."""
+        """Take output of a rank."""
         run = self.run
         if run is not None and rank.number in run.command.ranks:
             run.output.write(rank.number, stream, data, show=rank.number in run.pending)
@@ -291,7 +292,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.lost(rank, None, 0)
 
     def _take_end_of_cell(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
-        """A rank has come to the end of the cell, one way or another."""
+        """Handle the end of the cell on a rank."""
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
@@ -341,7 +342,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     # ------------------------------------------------------------------------------------------------ ending
 
     def lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
-        """A rank's process has ended by itself: tell the run, stop the others, replace it."""
+        """Handle the end of a rank's process by itself: report it to the run, stop the other ranks, replace the
+        process."""
         try:
             self._lost(rank, code, peak_rss_bytes)
         except Exception as error:  # noqa: BLE001 - the ranks of others live on
@@ -384,7 +386,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             rank.post(command)
 
     def close(self, *, force: bool, reason: str = "") -> None:
-        """End every rank: at once, or after its exit handlers. The run on them ends now, for that reason."""
+        """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
         self.closed = True
         if self.pending is not None:
             self.pending.cancel()

@@ -52,7 +52,7 @@ class Capabilities:
     """Whether `Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot
     do."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
-    """Options of a cell that have no effect in it, by `Option.name`, and why."""
+    """Options of a cell that have no effect in these pools, by `Option.name`, and why."""
 
 
 PYTHON = Option(

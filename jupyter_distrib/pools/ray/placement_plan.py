@@ -103,7 +103,7 @@ class PlacementRequest:
         return bundle or {"CPU": 0.001}
 
     def busy(self, nodes: Sequence[Mapping[str, Any]], total: Mapping[str, float], free: Mapping[str, float]) -> str:
-        """Say how much of the scarcest resource is asked for and how much is free; resources are Ray's CPUs or GPUs."""
+        """Say how much of a short resource is asked for and how much is free; resources are Ray's CPUs or GPUs."""
         there = self.there(nodes)
         asked = {unit: count for unit, count in self.bundle(self.size(there)).items() if unit in ("GPU", "CPU")}
         unit = next((unit for unit in sorted(asked) if free.get(unit, 0) < asked[unit]), max(asked))
