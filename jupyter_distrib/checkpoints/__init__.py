@@ -81,7 +81,8 @@ def _write(
 
 
 def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
-    """Load models, optimizers and anything with a `load_state_dict()` in place, whoever wrote the checkpoint.
+    """Load models, optimizers and anything with a `load_state_dict()` in place, from a checkpoint of any number of
+    ranks.
 
     Unpickles what is not a tensor: load only what you trust.
 
@@ -178,7 +179,7 @@ def _metadata(folder: Path) -> Metadata:
 
 
 def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Fill the tensors of `state` in place, and put the other values where it has None."""
+    """Fill the tensors of `state` in place, and replace its None values by the other entries."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,7 +190,7 @@ def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(error: CheckpointException, what: str) -> BaseException:
-    """Return one error for what happened on some ranks."""
+    """Return one error for the errors of some ranks."""
     rank, (cause, _) = min(error.failures.items())
     if isinstance(cause, KeyboardInterrupt):
         return cause

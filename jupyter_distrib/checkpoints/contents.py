@@ -29,7 +29,7 @@ from jupyter_distrib.errors import DistributedError
 
 
 def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
-    """Return what `torch.distributed.checkpoint.save` gets for one of the objects."""
+    """Return the object's part of the state that `torch.distributed.checkpoint.save` gets."""
     if isinstance(value, Module):
         return get_model_state_dict(value)
     if isinstance(value, Optimizer):
@@ -113,7 +113,7 @@ def plain_places(metadata: Metadata, objects: Mapping[str, Any]) -> dict[str, No
 
 
 def give(value: Any, state: Any) -> None:
-    """Load into an object what was read for it."""
+    """Load into an object the values that were read for it."""
     if isinstance(value, Module):
         set_model_state_dict(value, state)
     else:

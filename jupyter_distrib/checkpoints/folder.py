@@ -1,4 +1,4 @@
-"""The checkpoint's folder: who may write into it, and the one rename that makes a new checkpoint valid.
+"""Manages the checkpoint's folder: who may write into it, and the one rename that makes a new checkpoint valid.
 
 `torch.distributed.checkpoint` (2.13) writes over the files of an earlier checkpoint, so a save that is stopped half-way
 destroys both. Here each save has files of its own; `.metadata`, which names them, is replaced in one step at the end,

@@ -1,5 +1,5 @@
-"""The layout of a checkpoint, by its `.metadata` alone: where each entry stood in the nested dict that was saved, and
-empty tensors of the same shape."""
+"""The layout of a checkpoint, from its `.metadata` alone: the place of each entry in the nested dict that was saved,
+and empty tensors of the same shape."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which ranks write a checkpoint, and how the others know that it is there. Rank's main thread; through the store,
-since a rank that does not come would leave the others in a collective for ever.
+"""Decides which ranks write a checkpoint, and lets the others know when it is complete. Rank's main thread; through the
+store, since a rank that does not come would leave the others in a collective for ever.
 
 nothing is sharded    rank 0 writes, whoever else calls; the others wait until it has
 shards                every rank writes its own: all have to come, and one that has ended its cell does not
@@ -25,14 +25,14 @@ from jupyter_distrib.worker.strategy import TrainingStrategy
 
 _LOOK_UP_S = 0.02
 _WAIT_S = 1.0
-"""An interrupt is noticed between two waits."""
+"""Seconds of one wait; an interrupt is noticed between two."""
 _saves: WeakKeyDictionary[StoreBoard, Counter[str]] = WeakKeyDictionary()
-"""How often each folder was saved to in a run; every rank counts its own calls."""
+"""Number of saves to each folder in a run; every rank counts its own calls."""
 
 
 def board() -> StoreBoard | None:
-    """Return where the ranks of this run leave words for one another; None if no training strategy runs the cell, since
-    then nobody says when a rank has ended."""
+    """Return the board on which the ranks of this run leave messages for one another; None if no training strategy runs
+    the cell, since then nobody reports that a rank has ended."""
     trains = isinstance(identity.strategy, TrainingStrategy)
     return process_group.current.board() if trains and dist.is_initialized() else None
 
@@ -78,7 +78,7 @@ _WRITTEN = "written"
 
 
 def _heard(words: StoreBoard, key: str) -> str:
-    """Return why rank 0 has not written; empty if it has."""
+    """Return the reason why rank 0 has not written; empty if it has."""
     while not words.has([key]):
         if words.has([_ended(0)]):
             return (

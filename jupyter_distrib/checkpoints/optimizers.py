@@ -96,14 +96,14 @@ def state_of(optimizer: Optimizer, names: Names) -> dict[str, Any]:
 
 
 def groups_place(metadata: Metadata, name: str) -> dict[str, Any]:
-    """Return what has to be read first, to see whether the checkpoint fits: the groups and the names in them."""
+    """Return the entries to be read first, to see whether the checkpoint fits: the groups and the names in them."""
     if not (found := layout.entries(metadata, name, "param_groups")):
         layout.refuse(f"`{name}` of the checkpoint is not of an optimizer")
     return {"param_groups": layout.nested(found)}
 
 
 def state_place(metadata: Metadata, name: str, optimizer: Optimizer, names: Names) -> dict[str, Any]:
-    """Return tensors to read the state into: what has the shape of its parameter is sharded as the parameter is.
+    """Return tensors to read the state into: a value with the shape of its parameter is sharded as the parameter is.
 
     Raises:
         DistributedError: The state cannot be divided as it would have to be.

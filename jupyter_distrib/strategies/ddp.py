@@ -1,4 +1,4 @@
-"""`--strategy ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
+"""The strategy `ddp`: every rank holds the whole model and sees its share of the data; gradients are averaged.
 
 Makes the default process group before the cell, and turns the training code of an unchanged cell into data-parallel
 training while it runs. What `prepare` is given is treated as what is found.

@@ -1,4 +1,4 @@
-"""The strategy `none`: torchrun's contract. The environment says who the rank is; the cell makes its own process group,
+"""The strategy `none`: torchrun's contract. The environment identifies the rank; the cell makes its own process group,
 or none."""
 
 from __future__ import annotations

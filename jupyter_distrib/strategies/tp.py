@@ -1,5 +1,6 @@
-"""The strategy `tp`: the ranks form a mesh, over whose dimension `model` the cell spreads a model by torch's plans
-(`torch.distributed.tensor.parallel.parallelize_module`), and over whose dimension `data` it is sharded as by `fsdp`.
+"""The strategy `tp`: the ranks form a mesh; along its dimension `model` the cell spreads a model by torch's plans
+(`torch.distributed.tensor.parallel.parallelize_module`), and along its dimension `data` the model is sharded as by
+`fsdp`.
 
 Ranks that differ in `model` only see the same data.
 """

@@ -1,4 +1,4 @@
-"""A way for other threads to have something done in a loop."""
+"""Lets other threads call functions in a loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CallSoon:
             self._loop.call(self._queue.get())
 
     def close(self) -> None:
-        """Handle nothing more."""
+        """Handle no more items."""
         self._loop.watch(self._read_fd, None)
         os.close(self._read_fd)
         os.close(self._write_fd)

@@ -1,5 +1,5 @@
-"""The limits that control groups set to this process: a container's limits show nowhere else. Elsewhere than on Linux,
-and where there are no limits, what the machine has. Any process.
+"""Reads the limits that control groups set to this process: a container's limits show nowhere else. On other systems
+than Linux, and without limits, the machine's values. Any process.
 
 Version 1 and 2, docs.kernel.org/admin-guide/cgroup-v2.html and /cgroup-v1. The tightest limit may be set on any group
 above ours.
@@ -14,12 +14,12 @@ from pathlib import Path
 
 _PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 1 << 60
-"""Size from which a limit is none: version 1 writes an even larger number then."""
+"""Size from which a limit counts as none: version 1 writes an even larger number then."""
 
 
 def cores(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return how many cores this process may keep busy: of those it may run on, as many as its share of time is
-    worth."""
+    """Return the number of cores that this process may keep busy: of those it may run on, as many as its share of time
+    is worth."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([here, *_cores_of_groups(proc, mount)])
 
@@ -35,13 +35,13 @@ def _cores_of_groups(proc: Path, mount: Path) -> Iterator[int]:
 
 
 def memory_limit_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return how much memory may be used at most; 0 without a limit."""
+    """Return the number of bytes of memory that may be used at most; 0 without a limit."""
     return min((limit for _, limit in _memory_limits(proc, mount)), default=0)
 
 
 def free_memory_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return how much memory the system and the groups would still give, page cache included, without swap; very large
-    if unknown."""
+    """Return the number of bytes that the system and the groups would still give, page cache included, without swap;
+    very large if unknown."""
     free = [_system_free_bytes(proc)]
     for group, limit in _memory_limits(proc, mount):
         used = max(_number(group / "memory.current"), _number(group / "memory.usage_in_bytes"))
@@ -64,8 +64,8 @@ def _system_free_bytes(proc: Path) -> int:
 
 
 def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return how often the out-of-memory killer has struck in this group, which is that of the ranks, whichever limit
-    was met; on the whole machine where no group tells."""
+    """Return the number of kills by the out-of-memory killer in this group, which is that of the ranks, whichever limit
+    was met; on the whole machine where no group reports it."""
     for group in folders("memory", proc, mount)[:1]:
         for name in ("memory.events.local", "memory.events", "memory.oom_control"):
             if (count := _counter(group / name, "oom_kill")) is not None:
@@ -74,18 +74,18 @@ def out_of_memory_kills(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
 
 
 class OutOfMemoryKills:
-    """The kills that the out-of-memory killer has done by some moment, so that later ones can be told from them."""
+    """The kills by the out-of-memory killer up to a moment, so that later ones can be told from them."""
 
     def __init__(self) -> None:
         self._count = out_of_memory_kills()
 
     def count(self) -> None:
-        """Count those until now (a slow read)."""
+        """Record the number of kills so far (a slow read)."""
         self._count = out_of_memory_kills()
 
     @property
     def grown(self) -> bool:
-        """Whether there were more since."""
+        """Return whether there were more kills since."""
         return out_of_memory_kills() > self._count
 
 

@@ -1,5 +1,5 @@
-"""Notes that a rank leaves for its agent in memory that both share, and that outlives the rank: what it is loading, and
-where its main thread is.
+"""Notes that a rank leaves for its agent in memory that both share, and that outlives the rank: the variable that it is
+loading, and the place of its main thread.
 
 A crash while a variable is unpickled leaves no Python line of the user's; the name of the variable is what helps. The
 rank notes it before each one, which costs a microsecond and no message; the agent reads it only when the rank has died.
@@ -17,7 +17,7 @@ import tempfile
 
 SIZE_BYTES = 256
 PLACE_SIGNAL: int | None = getattr(signal, "SIGRTMIN", None) and signal.SIGRTMIN + 10
-"""A signal that nobody else uses; None where the system has no such signals."""
+"""Signal that nobody else uses; None where the system has no such signals."""
 
 
 def create() -> int:
@@ -29,7 +29,7 @@ def create() -> int:
 
 
 def note(fd: int, name: str) -> None:
-    """Note the variable that is about to be loaded; an empty name when all are. Called in the rank."""
+    """Note the variable that is about to be loaded; an empty name after the last. Called in the rank."""
     os.pwrite(fd, name.encode()[:SIZE_BYTES].ljust(SIZE_BYTES, b"\0"), 0)
 
 
@@ -39,7 +39,7 @@ def read(fd: int) -> str:
 
 
 def tell_place_on_signal(fd: int) -> None:
-    """Have a signal make the rank write where it is. Called in it once."""
+    """Install a handler by which a signal makes the rank write its place. Called in it once."""
     if PLACE_SIGNAL is not None:
         faulthandler.register(PLACE_SIGNAL, file=fd, all_threads=False)
 
@@ -52,5 +52,5 @@ def clear_place(fd: int) -> None:
 
 
 def place(fd: int) -> str:
-    """Return the frames that faulthandler has written since, innermost first; empty if it has not come to it yet."""
+    """Return the frames that faulthandler has written since, innermost first; empty if it has not written yet."""
     return os.pread(fd, 1 << 16, SIZE_BYTES).decode("utf-8", "replace")

@@ -61,7 +61,7 @@ class Loop:
         self.on_child_ended: Callback = lambda: None
 
     def watch(self, fd: int, on_readable: Callback | None, on_writable: Callback | None = None) -> None:
-        """Replace what is watched on a descriptor; both None: nothing any more."""
+        """Replace the callbacks of a descriptor; both None: stop watching it."""
         events = (selectors.EVENT_READ if on_readable else 0) | (selectors.EVENT_WRITE if on_writable else 0)
         known = fd in self._selector.get_map()
         if events and known:
@@ -77,7 +77,7 @@ class Loop:
         return timer
 
     def soon(self, call: Callback) -> None:
-        """Call once everything that has happened by now is dealt with, before waiting again."""
+        """Call once everything that has happened by now is handled, before waiting again."""
         self._soon.append(call)
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class Loop:
                     self.call(call)
 
     def call(self, call: Callback, fd: int | None = None) -> None:
-        """Call back. A descriptor whose callback raises is watched no more: it would be called again at once."""
+        """Call back. A descriptor whose callback raises is no longer watched: it would be called again at once."""
         try:
             call()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Ranks, times, sizes and long texts as people read them. Kernel side; pure functions, standard library only."""
+"""Formats ranks, times, sizes and long texts for people. Kernel side; pure functions, standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def rank_list(ranks: Iterable[int], *, sentence: bool = False) -> str:
-    """Name ranks shortly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
+    """Name ranks briefly: `rank 3`, `ranks 0-2, 5`; with a capital if it begins a `sentence`."""
     return numbered("Rank" if sentence else "rank", ranks)
 
 
@@ -49,5 +49,5 @@ def short(name: str, characters: int = 40) -> str:
 
 
 def clipped(text: str, characters: int) -> str:
-    """Cut a text that is too long to be read, and say by how much."""
+    """Cut a text that is too long to be read, and state the length of the cut part."""
     return text if len(text) <= characters else f"{text[:characters]}... ({len(text) - characters:,} more characters)"

@@ -1,4 +1,4 @@
-"""Waits of the kernel's main thread that notice an interrupt, and steps that none cuts in two.
+"""Makes waits of the kernel's main thread that notice an interrupt, and steps that no interrupt cuts in two.
 
 Python runs the handler of a signal between two steps of the main thread. One that arrives after the last step before a
 blocking call, and before that call has begun to block, is heard when the call returns (seen once in some hundred
@@ -18,7 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 HEAR_S = 0.2
-"""The longest that a press may go unnoticed."""
+"""Seconds that a press of the interrupt button may go unnoticed at most."""
 
 
 def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
@@ -37,7 +37,7 @@ def wait(event: threading.Event, timeout_s: float | None = None) -> bool:
 
 
 def _turns(timeout_s: float | None) -> Iterator[float]:
-    """Yield how long to block, again and again until the time is over; at least once."""
+    """Yield the seconds to block, again and again until the time is over; at least once."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left_s = HEAR_S if until_s is None else max(0.0, until_s - time.monotonic())
@@ -47,7 +47,7 @@ def _turns(timeout_s: float | None) -> Iterator[float]:
 
 
 class Uninterrupted:
-    """A block in the midst of which no interrupt is raised: it waits for the end, which must be near.
+    """A block in the midst of which no interrupt is raised: it is raised at the end, which must be near.
 
     Args:
         instead: Called then for the interrupt; without it, whoever had it before has it.

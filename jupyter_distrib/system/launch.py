@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from typing import IO
 
 AGENT = "JUPYTER_DISTRIB_AGENT"
-"""The variable by which all that an agent starts, and what that starts, is known when the agent is gone."""
+"""Variable by which everything that an agent has started, directly or not, can be found when the agent is gone."""
 Launched = tuple["subprocess.Popen[bytes]", tuple[socket.socket, socket.socket], "IO[bytes]"]
-"""A forkserver that is importing torch; links to it and to the preloaded one that replaces it; its log."""
+"""Forkserver that is importing torch; links to it and to the preloaded one that replaces it; its log."""
 
 
 def exec_agent(
@@ -28,7 +28,7 @@ def exec_agent(
     *,
     told: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start a module that serves on a socket at `path`, which can be connected to at once.
+    """Start a module that serves on a socket at `path`, which accepts connections at once.
 
     It inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach it. The
     first of `arguments` is the module; the others it is given, after the socket's descriptor. What it is `told` it
@@ -87,12 +87,12 @@ def new_log() -> IO[bytes]:
 
 
 def own_mark() -> str:
-    """Name this process, and no later one that is given its pid; the value of `AGENT` in what an agent starts."""
+    """Name this process, and no later one with the same pid; the value of `AGENT` in what an agent starts."""
     return f"{os.getpid()}.{began(os.getpid())}"
 
 
 def began(pid: int) -> str:
-    """Return when a process was started, in the system's own ticks; empty if it is gone, or a zombie."""
+    """Return the start time of a process, in the system's own ticks; empty if it is gone, or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()

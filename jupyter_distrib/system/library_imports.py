@@ -1,4 +1,5 @@
-"""Whether an interrupt would cut the import of a library. Called in a signal's handler, in the kernel and in ranks."""
+"""Detects whether an interrupt would cut the import of a library. Called in a signal's handler, in the kernel and in
+ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _IMPORT = "<frozen importlib._bootstrap>"
 
 
 def importing_library(frame: types.FrameType | None) -> bool:
-    """Whether this is part of an import of a module that is not local.
+    """Return whether this is part of an import of a module that is not local.
 
     It is not to be interrupted: what its C code has registered by then stays (operators of torch, the core of numpy),
     and every later import of it in this process fails ("Tried to register an operator ... twice") or ends the process

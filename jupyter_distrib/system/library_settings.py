@@ -1,5 +1,5 @@
-"""What a program has set in its libraries for all that it computes and prints: read in the kernel, set in a rank. Only
-libraries that are loaded are looked at. Standard library only.
+"""Copies the settings that a program has made in its libraries for all that it computes and prints: read in the kernel,
+set in a rank. Only libraries that are loaded are looked at. Standard library only.
 
 Each setting is a value of JSON. One that has its default is left out.
 """
@@ -31,18 +31,18 @@ _NUMPY_PRINTING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibrarySetting:
-    """One thing that a library remembers."""
+    """One setting that a library keeps."""
 
     name: str
     library: str
     read: Callable[[Any], Any]
-    """Returns the value, given the library; None for the default."""
+    """Function that returns the value, given the library; None for the default."""
     write: Callable[[Any, Any], None]
-    """Sets a value, given the library."""
+    """Function that sets a value, given the library."""
 
 
 def read() -> dict[str, Any]:
-    """Return all that is not as the libraries begin."""
+    """Return all settings that differ from the libraries' defaults."""
     return {
         each.name: value
         for each in SETTINGS
@@ -59,13 +59,14 @@ def default_device() -> str:
 
 
 class Applied:
-    """The settings of this process that it has from somebody else."""
+    """The settings of this process that came from another one."""
 
     def __init__(self) -> None:
         self._now: dict[str, Any] = {}
 
     def apply(self, wanted: dict[str, Any]) -> None:
-        """Have these settings, and defaults where the last call had set another one; what else was set here stays."""
+        """Apply these settings, and defaults where the last call had set another one; other settings of this process
+        stay."""
         if wanted == self._now:
             return
         for each in SETTINGS:
@@ -102,7 +103,7 @@ def _write_numpy_printing(numpy: Any, value: dict[str, Any] | None) -> None:
 
 
 def _unlike(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the values that are not the default ones, as far as JSON has them."""
+    """Return the values that are not the default ones, as far as JSON can express them."""
     plain = (str, int, float, bool, type(None))
     unlike = {
         name: value
@@ -113,7 +114,7 @@ def _unlike(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any] 
 
 
 def _read_logging(_: Any) -> dict[str, Any] | None:
-    """Return the level of the root logger, and the form that `logging.basicConfig` has given to what it prints."""
+    """Return the level of the root logger, and the format that `logging.basicConfig` has set."""
     value: dict[str, Any] = {} if logging.root.level == logging.WARNING else {"level": logging.root.level}
     for handler in logging.root.handlers:
         if type(handler) is logging.StreamHandler and handler.formatter is not None:
@@ -129,7 +130,7 @@ def _write_logging(_: Any, value: dict[str, Any] | None) -> None:
 
 
 def _read_warnings(_: Any) -> list[list[str]] | None:
-    """Return the filters that are about all modules and one of Python's categories, which is what users set."""
+    """Return the filters for all modules and one of Python's categories, which is what users set."""
     found = []
     for action, message, category, module, line in warnings.filters:
         pythons = isinstance(category, type) and getattr(builtins, category.__name__, None) is category
@@ -148,9 +149,9 @@ def _write_warnings(_: Any, value: list[list[str]] | None) -> None:
 _OF_PYTHON = {
     ("ignore", each) for each in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 }
-"""Filters that Python itself begins with."""
+"""Filters with which Python itself begins."""
 _OF_LIBRARIES = ("numpy.", "torch::")
-"""Beginnings of the messages that numpy and torch filter when they are imported."""
+"""Beginnings of the messages that numpy and torch filter at their import."""
 
 
 SETTINGS = (

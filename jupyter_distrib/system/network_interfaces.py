@@ -1,4 +1,4 @@
-"""The network interfaces of this machine. Standard library only; read anew at each call."""
+"""Lists the network interfaces of this machine. Standard library only; read anew at each call."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def addresses() -> dict[str, str]:
 
 
 def towards(others: Sequence[str], own: str) -> str:
-    """Return the interface by which this machine reaches the others, as its routes say; without others, the one that
-    has its own address. Loopback's if none can be told."""
+    """Return the interface by which this machine reaches the others, by its routes; without others, the one that has
+    its own address. Loopback's if none can be determined."""
     names = {address: name for name, address in (*_addresses_6(), *addresses().items())}
     return next((names[source] for address in (*others, own) if (source := _source(address)) in names), LOOPBACK)
 
 
 def _source(address: str) -> str:
-    """Return the address that packets to there would leave from; connecting sends none. Empty if there is no way."""
+    """Return the local address from which packets to an address would leave; connecting sends none. Empty if there is
+    no route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock, suppress(OSError):
         sock.connect((address, 9))

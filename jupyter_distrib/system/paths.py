@@ -10,7 +10,7 @@ from pathlib import Path
 from jupyter_distrib.errors import PoolError
 
 SOCKET_PATH_LIMIT = 107
-"""Longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
+"""Length of the longest path of a socket: `sun_path` holds 108 bytes with its end (unix(7))."""
 
 
 def runtime_directory() -> Path:
@@ -43,7 +43,7 @@ def log_directory(otherwise: Path | None = None) -> Path:
 
 
 def state_directory() -> Path:
-    """Return the folder for what is remembered from one kernel to the next."""
+    """Return the folder for what is kept from one kernel to the next."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return private(Path(base) / "jupyter_distrib")
 

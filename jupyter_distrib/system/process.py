@@ -1,5 +1,4 @@
-"""The place of a process in the system, as it sets it itself: its parent, its session, its standard streams, its
-sockets."""
+"""Sets the place of this process in the system: its parent, its session, its standard streams, its sockets."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
 
 
 def has_children() -> bool:
-    """Return whether processes that this one started live, or have not been waited for; costs a microsecond."""
+    """Return whether children of this process live, or have not been waited for; costs a microsecond."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -128,13 +127,13 @@ _flushing = threading.Lock()
 
 
 def flush_unfinished() -> None:
-    """Flush what Python holds back: lines without an end. Any thread; costs a microsecond if there is nothing."""
+    """Flush what Python buffers: lines without an end. Any thread; costs a microsecond if there is nothing."""
     with _flushing:
         _flush(sys.__stdout__, sys.__stderr__)
 
 
 def flush_streams() -> None:
-    """Flush what Python and C hold back."""
+    """Flush what Python and C buffer."""
     with _flushing:
         _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     _libc().fflush(None)
@@ -164,7 +163,7 @@ NO_KEYBOARD = (
 
 
 class _NoInput(io.TextIOBase):
-    """Standard input of a rank: nobody can type there, and a prompt must not hang."""
+    """The standard input of a rank: nobody can type into it, and a prompt must not hang."""
 
     def readable(self) -> bool:
         return True
@@ -176,7 +175,7 @@ class _NoInput(io.TextIOBase):
 
 
 def _line_buffer_c_stdout() -> None:
-    """Buffer C's stdout by lines: on a pipe it holds back 4 KB, and what a C library prints should appear at once
+    """Buffer C's stdout by lines: on a pipe it holds back 4 KB, and the output of a C library should appear at once
     too."""
     try:
         stdout = ctypes.c_void_p.in_dll(_libc(), "stdout")
@@ -191,8 +190,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def shut_sockets(inodes: frozenset[int]) -> None:
-    """Shut down those of this process's connected sockets that have these inodes; a collective that waits on one
-    returns with an error."""
+    """Shut down those connected sockets of this process that have these inodes; a collective that waits on one returns
+    with an error."""
     for name in os.listdir("/proc/self/fd") if inodes else ():
         try:
             info = os.fstat(int(name))
@@ -204,7 +203,7 @@ def shut_sockets(inodes: frozenset[int]) -> None:
 
 
 def umask() -> int:
-    """Return this process's umask, without changing it where the system tells it (proc_pid_status(5))."""
+    """Return this process's umask, without changing it where the system reports it (proc_pid_status(5))."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/status", "rb") as file:
         return int(file.read(256).partition(b"\nUmask:")[2].split()[0], 8)
     mask = os.umask(0o077)

@@ -1,4 +1,4 @@
-"""The environment of this process: its variables, without decoding all of them again each time, and the packages
+"""Reads the environment of this process: its variables, without decoding all of them again each time, and the packages
 installed. Standard library only."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ OWN = tuple(
         for path in (os.path.abspath(__file__), (lambda: 0).__code__.co_filename)
     }
 )
-"""The folders of this package, and where its code says that it is, as tracebacks and frames have it: on a node of a
-cluster that is the folder of the machine on which it was compiled, or whatever it was compiled as."""
+"""Folders of this package, and the folders that its code names, as tracebacks and frames show them: on a node of a
+cluster that is the folder of the machine on which it was compiled, or whatever name it was compiled with."""
 
 
 def variables() -> dict[str, str]:
-    """Return the content of `os.environ`. Every cell asks, in the kernel and on each rank, and to decode it all takes a
-    tenth of what a cell may cost."""
+    """Return the content of `os.environ`. Every cell asks for it, in the kernel and on each rank, and decoding it all
+    takes a tenth of what a cell may cost."""
     raw = getattr(os.environ, "_data", None)  # where CPython keeps it as the system gave it
     return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
 

@@ -13,7 +13,7 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.system.launch import AGENT, began
 
 WORKER = "JUPYTER_DISTRIB_WORKER"
-"""The variable by which what a rank starts is known, whatever session it is in."""
+"""Variable that marks everything a rank starts, whatever session it is in."""
 _PROC = Path("/proc")
 _SWEEPS = 3
 """Number of sweeps: what is killed may have started something meanwhile."""
@@ -29,7 +29,7 @@ class Sweep:
 
     def add(self, pid: int, mark: str) -> None:
         """Kill what a rank that has ended leaves: its process group, its session, and what carries its mark. The group
-        ends now, the rest when the loop has dealt with what has happened by now."""
+        ends now, the rest when the loop has handled what has happened by now."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         if not self._sessions:
@@ -49,15 +49,14 @@ def kill_left(sessions: Collection[int], marks: Collection[str]) -> None:
 
 
 def kill_adopted(known: frozenset[int], belongs_to_living: Callable[[int], bool]) -> None:
-    """Kill children that came to us because their own parent, a rank that is gone, ended."""
+    """Kill children that were adopted because their own parent, a rank that is gone, ended."""
     for pid in children(os.getpid()):
         if pid not in known and not belongs_to_living(pid):
             _kill(pid)
 
 
 def kill_orphans() -> None:
-    """Kill what agents have left that were killed themselves: everything that carries the mark of an agent that is
-    gone."""
+    """Kill what killed agents have left: everything that carries the mark of an agent that is gone."""
     for _ in range(_SWEEPS):
         orphans = _others(_is_orphan)
         for pid in orphans:
@@ -73,7 +72,7 @@ def _is_orphan(pid: int) -> bool:
 
 def _pid_namespace(pid: int) -> str:
     """Return the namespace of pids: processes of a container have numbers of their own, and agents that cannot be seen
-    from here."""
+    from outside."""
     try:
         return os.readlink(_PROC / str(pid) / "ns" / "pid")
     except OSError:
@@ -113,8 +112,8 @@ def rss_bytes(pid: int) -> int:
 
 
 def sockets_between(pids: list[int]) -> tuple[int, ...]:
-    """Return inodes of connected TCP sockets whose both ends belong to these processes: their collectives and their
-    store.
+    """Return the inodes of connected TCP sockets both of whose ends belong to these processes: their collectives and
+    their store.
 
     A user's own connections, to a database or a tracking server, have another process at the other end and are left
     alone.
@@ -124,13 +123,14 @@ def sockets_between(pids: list[int]) -> tuple[int, ...]:
 
 
 def ends_outside(pids: list[int]) -> tuple[tuple[str, str], ...]:
-    """Return local and remote address of the connections of these processes that none of them has the other end of."""
+    """Return local and remote address of those connections of these processes whose other ends none of them has."""
     ends = _connections(pids)
     return tuple((local, remote) for local, remote in ends if (remote, local) not in ends)
 
 
 def sockets_towards(pids: list[int], ends: Iterable[tuple[str, str]]) -> tuple[int, ...]:
-    """Return inodes of those connections of these processes whose other ends `ends_outside` has found elsewhere."""
+    """Return the inodes of those connections of these processes whose other ends `ends_outside` has found on another
+    node."""
     found = _connections(pids)
     return tuple(found[remote, local] for local, remote in ends if (remote, local) in found)
 

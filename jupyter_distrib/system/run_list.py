@@ -19,23 +19,23 @@ class ListedRun:
 
     run: str
     label: str
-    """The cell."""
+    """Name of the cell."""
     holder: str
-    """The notebook and kernel that began it, as others are told."""
+    """Notebook and kernel that began the run, as other notebooks name them."""
     notebook: str
-    """The notebook's path; empty if the front end does not tell."""
+    """Path of the notebook; empty if the front end does not report it."""
     began_at_s: float
-    """Seconds since 1970."""
+    """Start of the run, in seconds since 1970."""
     ended: bool
     server: str
-    """The name of the process that holds the record, as of its socket."""
+    """Name of the process that holds the record, as of its socket."""
     pid: int
     protocol: int
-    """The protocol that this process speaks."""
+    """Protocol that this process speaks."""
 
 
 def write(directory: Path, run: ListedRun) -> None:
-    """Put a run into the list, in place of what is there of it; a full disk costs the entry only."""
+    """Put a run into the list, in place of an earlier entry; a full disk costs the entry only."""
     with suppress(OSError):
         path = directory / f"{run.run}{_SUFFIX}"
         temporary = path.with_suffix(".new")
@@ -49,7 +49,7 @@ def remove(directory: Path, run: str) -> None:
 
 
 def listed(directory: Path) -> list[ListedRun]:
-    """Return the runs whose holder is alive, oldest first; what dead ones have left is removed."""
+    """Return the runs whose holder is alive, oldest first; entries of dead holders are removed."""
     runs = []
     for path in directory.glob(f"*{_SUFFIX}"):
         with suppress(OSError, ValueError, TypeError, KeyError):

@@ -43,11 +43,11 @@ class Descriptors:
         return owned
 
     def take(self) -> tuple[int, ...]:
-        """Return the descriptors, which are the caller's from now on."""
+        """Return the descriptors, which the caller then owns."""
         fds, self._fds = self._fds, ()
         return fds
 
     def close(self) -> None:
-        """Close those that nobody took; nothing happens the second time."""
+        """Close the descriptors that nobody took; a second call does nothing."""
         for fd in self.take():
             os.close(fd)

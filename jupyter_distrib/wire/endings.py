@@ -1,4 +1,5 @@
-"""Events that end a run for ranks that do not tell of their end themselves. Any process; pure but for the clock."""
+"""Makes the events that end a run for ranks that do not report their end themselves. Any process; pure but for the
+clock."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from jupyter_distrib.wire.messages import Ended, Exited, Failed, Failure, Interr
 
 
 def interrupted(run: str, ranks: Sequence[int]) -> list[RunEvent]:
-    """End a run that was stopped before it came to its ranks."""
+    """End a run that was stopped before it reached its ranks."""
     now_s = time.monotonic()
     return [*(Interrupted(run=run, rank=rank, frames=(), at_s=now_s) for rank in ranks), Ended(run=run, at_s=now_s)]
 
 
 def failed(run: str, ranks: Sequence[int], failure: Failure) -> list[RunEvent]:
-    """End a run that did not come to its ranks, which are there for the next."""
+    """End a run that did not reach its ranks, which stay for the next one."""
     now_s = time.monotonic()
     return [*(Failed(run=run, rank=rank, failure=failure, at_s=now_s) for rank in ranks), Ended(run=run, at_s=now_s)]
 
 
 def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: str = "") -> list[RunEvent]:
-    """End a run whose ranks, by number with their processes (0: not known), are gone or out of reach."""
+    """End a run whose ranks, by number with their processes (0: unknown), are gone or out of reach."""
     ended = Ended(run=run, at_s=time.monotonic(), log_directory=log_directory)
     return [*exits(run, pids, lost=reason, asked=False), ended]
 
@@ -29,7 +30,7 @@ def lost(run: str, pids: Mapping[int, int], reason: str = "", *, log_directory: 
 def exits(
     run: str, pids: Mapping[int, int], *, asked: bool, exit_code: int | None = None, lost: str = "", reason: str = ""
 ) -> list[Exited]:
-    """Tell that processes of ranks have ended, or count as ended.
+    """Report that processes of ranks have ended, or count as ended.
 
     Args:
         run: Its id.

@@ -28,14 +28,14 @@ from jupyter_distrib.wire.messages import Message
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
 _READ_BYTES = 1 << 16
-"""Bytes per read: for four times as much C's allocator asks the system at each read, which takes longer than the read
+"""Bytes per read: for four times as many, C's allocator asks the system at each read, which takes longer than the read
 itself."""
 _GATHER = 64
 _FD_BYTES = struct.calcsize("i")
 _FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
-"""Linux passes at most 253 descriptors in one message (SCM_MAX_FD, unix(7))."""
+"""Bytes of the descriptors in one message: Linux passes at most 253 (SCM_MAX_FD, unix(7))."""
 _MAX_FRAME_BYTES = 1 << 28
-"""Limit on a frame: what is larger lies in shared memory, so a frame that says so is none."""
+"""Limit on a frame: larger contents lie in shared memory, so a frame that claims more is invalid."""
 _CLASSES = {name: value for name, value in vars(messages).items() if isinstance(value, type) and is_dataclass(value)}
 _MESSAGES = frozenset(get_args(Message))
 _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
@@ -62,7 +62,7 @@ class Link:
         self._fds: deque[int] = deque()
         self._outgoing: deque[tuple[memoryview, Descriptors]] = deque()
         self.frame = b""
-        """The last message that `read` gave, as it came: a relay sends it on without encoding it again."""
+        """Last message that `read` gave, still encoded: a relay sends it on without encoding it again."""
         self._send_lock = threading.Lock()
 
     def fileno(self) -> int:
@@ -78,7 +78,7 @@ class Link:
         self.sock.close()
 
     def send(self, message: Message, fds: Iterable[int] = (), *, after: Iterable[Message] = ()) -> None:
-        """Send one message, in one go with those that come before it; the caller keeps its own copies of `fds`."""
+        """Send one message, together with those queued before it; the caller keeps its own copies of `fds`."""
         fds = list(fds)
         self.pass_on(b"".join((*map(encode, after), encode(message, len(fds)))), fds)
 
@@ -179,7 +179,7 @@ class Link:
         self._incoming += data
 
     def _next(self) -> tuple[bytes, list[int]] | None:
-        """Return the next frame, if all of it is here."""
+        """Return the next frame, if it is complete."""
         incoming = self._incoming
         length = _length(incoming)
         if length is None or len(incoming) < length:
@@ -231,7 +231,7 @@ def split(frames: bytes) -> Iterator[bytes]:
 
 
 def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
-    """Return the length of the frame that begins there; None if too little of it is there to tell."""
+    """Return the length of the frame that begins at an offset; None if too little of it has arrived."""
     if len(incoming) < at + _PREFIX.size:
         return None
     json_bytes, blob_count, _ = _PREFIX.unpack_from(incoming, at)
@@ -246,7 +246,7 @@ def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
 
 
 def _sizes(frame: bytes | bytearray, blob_count: int, at: int = 0) -> tuple[int, ...]:
-    """Return the sizes of the raw bytes behind the text of the frame that begins there."""
+    """Return the sizes of the raw bytes behind the text of the frame that begins at an offset."""
     return struct.unpack_from(f"!{blob_count}Q", frame, at + _PREFIX.size)
 
 
@@ -299,7 +299,7 @@ def _rich(value: Any, blobs: list[bytes]) -> Any:
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """Return the user at the other end of a unix socket, by the system's word; None where the system cannot tell."""
+    """Return the user at the other end of a unix socket; None where the system does not report it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -1,4 +1,4 @@
-"""A check whether kernel and ranks may exchange pickles: their Python, torch and cloudpickle, compared before anything
+"""Checks whether kernel and ranks may exchange pickles: their Python, torch and cloudpickle, compared before anything
 is unpickled. Kernel side; pure functions, standard library only."""
 
 from __future__ import annotations
@@ -6,13 +6,13 @@ from __future__ import annotations
 from jupyter_distrib.wire.messages import Hello, Welcomed
 
 _SAME_PARTS = {"python": 2, "torch": 2, "cloudpickle": 1}
-"""How many parts of the version must be equal: code objects change with Python's minor version, tensors' own pickles
-with torch's, and functions by value with cloudpickle's major one."""
+"""Number of parts of the version that must be equal: code objects change with Python's minor version, tensors' own
+pickles with torch's, and functions by value with cloudpickle's major one."""
 _SHOWN = {"python": "Python", "torch": "torch", "cloudpickle": "cloudpickle"}
 
 
 def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
-    """Return a sentence that names both sides; empty if they fit."""
+    """Return a sentence that names both sides; empty if they are compatible."""
     for name, parts in _SAME_PARTS.items():
         ours, theirs = getattr(kernel, name), getattr(agent, name)
         shown = _SHOWN[name]
@@ -30,7 +30,7 @@ def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:
 
 
 def remark(kernel: Hello, agent: Welcomed) -> str:
-    """Return what differs and mostly works; empty if nothing does."""
+    """Return the differences that mostly do no harm; empty if there are none."""
     differing = [
         f"{_SHOWN[name]} {theirs} there, {ours} here"
         for name in _SAME_PARTS

@@ -202,7 +202,7 @@ RunEvent = (
     | TimedOut
     | Ended
 )
-"""The events that a `RunRecord` folds."""
+"""Events that a `RunRecord` folds."""
 Event = (
     Welcomed
     | Leaving
@@ -227,8 +227,8 @@ Event = (
     | NotAttached
 )
 Message = Command | Event
-"""Any message that a link carries."""
+"""Message that a link carries."""
 PROTOCOL = crc32(
     repr([(one.__name__, one.__annotations__) for one in list(globals().values()) if isinstance(one, type)]).encode()
 )
-"""A number that differs whenever a class has other fields; part of the agent's fingerprint."""
+"""Number that differs whenever a class has other fields; part of the agent's fingerprint."""

@@ -52,19 +52,19 @@ class OpenWorkerGroup:
     """Address by which other nodes reach this one; rank 0's node binds the store to it."""
     interface: str = "lo"
     load_env: dict[str, str] = field(default_factory=dict)
-    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): given any, the ranks are exec'd
-    instead of forked from the forkserver."""
+    """Variables that are read when a program loads (`LD_*`, `PYTHON*`, `OMP_*`, ...): if there are any, the ranks are
+    exec'd instead of forked from the forkserver."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES, split; None if unset."""
     gpu_type: str = ""
     """Text that the names of the GPUs must contain, in any case: `A10`."""
     wait_s: float = 0.0
-    """Seconds to wait for what others hold; `WorkerGroupQueued` says what that is. 0: refuse at once."""
+    """Seconds to wait for what others hold; `WorkerGroupQueued` reports what that is. 0: refuse at once."""
 
 
 @message
 class Execute:
-    """Run a cell on the given ranks of a worker group; also what the agent hands to each worker."""
+    """Run a cell on the given ranks of a worker group; the agent hands it on to each worker."""
 
     run: str
     group: str
@@ -73,13 +73,13 @@ class Execute:
     inputs: Parcel
     setting: Setting
     run_size: int = 0
-    """Ranks of the run on all nodes, where `ranks` are those of one, and a coordinator looks after all; 0: there is
-    none."""
+    """Number of ranks of the run on all nodes, if `ranks` are those of one node and a coordinator handles all; 0: there
+    is no coordinator."""
     detached: bool = False
     timeout_s: float | None = None
-    """Seconds after which the agent stops the run and says so with `TimedOut`."""
+    """Seconds after which the agent stops the run and reports it with `TimedOut`."""
     hang_timeout_s: float | None = None
-    """Seconds after which the agent stops the run when ranks wait for others in one and the same place."""
+    """Seconds of waiting in one place for other ranks after which the agent stops the run."""
     label: str = ""
     """The run's name in lists: `Cell In[5]`."""
 
@@ -104,13 +104,13 @@ class Forget:
 
 @message
 class CloseWorkerGroup:
-    """End a worker group's workers, their children, and give its devices back. A run on them ends with them."""
+    """End a worker group's workers and their children, and give its devices back. A run on them ends with them."""
 
     group: str
     reason: str = ""
-    """The reason, for everyone who waits for that run."""
+    """Reason for everyone who waits for that run."""
     force: bool = False
-    """Whether to kill them, instead of giving exit handlers a second."""
+    """Whether to kill the workers, instead of giving exit handlers a second."""
 
 
 @message
@@ -139,8 +139,8 @@ class Welcomed:
 
 @message
 class Leaving:
-    """Stop taking worker groups, because the holder of the pool cannot reach it any more: the next one is for the
-    agent's successor."""
+    """The coordinator takes no more worker groups, since it cannot reach the cluster: the next one is for its
+    successor."""
 
 
 @message
@@ -150,12 +150,11 @@ class WorkerGroupOpened:
     gpus: bool
     """Whether each of these ranks has a GPU."""
     node_has_gpus: bool | None = None
-    """Whether there are GPUs that the kernel's CUDA_VISIBLE_DEVICES lets through, whether or not these ranks have any;
-    None if that is not known."""
+    """Whether the kernel's CUDA_VISIBLE_DEVICES lets GPUs through, even if these ranks have none; None if unknown."""
     gpu_problem: str = ""
-    """Why GPUs that are there cannot be used, a sentence for the user; empty if all is well."""
+    """Reason why GPUs of the node cannot be used, a sentence for the user; empty if all is well."""
     notes: tuple[str, ...] = ()
-    """Sentences for the head of the first run: how GPUs were chosen, and who else uses them."""
+    """Sentences for the head of the first run: the choice of GPUs, and their use by others."""
 
 
 @message
@@ -164,21 +163,21 @@ class WorkerGroupRefused:
 
     group: str
     reason: str
-    """A sentence for the user: what is missing or who holds it, and what to do."""
+    """Sentence for the user: what is missing or who holds it, and what to do."""
 
 
 @message
 class WorkerGroupQueued:
-    """The worker group waits, because it was asked to; sent again when the reason changes."""
+    """The worker group waits, because the user asked for that; sent again when the reason changes."""
 
     group: str
     reason: str
-    """A sentence for the user, as in `WorkerGroupRefused`."""
+    """Sentence for the user, as in `WorkerGroupRefused`."""
 
 
 @message
 class WorkerGroupClosed:
-    """The worker group is gone: asked for, or (with a reason) taken away, for example for another notebook."""
+    """The worker group is gone: closed on request, or (with a reason) taken away, for example for another notebook."""
 
     group: str
     reason: str = ""
@@ -186,7 +185,7 @@ class WorkerGroupClosed:
 
 @message
 class WorkerGroupChanged:
-    """A rank of an idle worker group was replaced: what was kept on it is gone."""
+    """A rank of an idle worker group was replaced: values kept on it are gone."""
 
     group: str
     workers: tuple[WorkerInfo, ...]
@@ -245,7 +244,7 @@ class Measured:
 
 @message
 class Noted:
-    """A sentence about a run or a rank that belongs in the view: `utils.py changed and was imported again`."""
+    """A sentence about a run or a rank for the view: `utils.py changed and was imported again`."""
 
     run: str
     rank: int | None
@@ -254,18 +253,18 @@ class Noted:
 
 @message
 class Sampled:
-    """A rank's process and the children it started were measured; about once a second while a run is on, only then."""
+    """A rank's process and the children it started were measured; about once a second, only while a run is on."""
 
     run: str
     rank: int
     rss_bytes: int
     cpu_percent: float
-    """Processor usage since the sample before; 100 is one core."""
+    """Processor usage since the previous sample; 100 is one core."""
     gpu_memory_bytes: int | None
-    """Memory used by this rank on its GPU; None for a CPU rank, and where the driver does not tell."""
+    """Memory used by this rank on its GPU; None for a CPU rank, and where the driver does not report it."""
     gpu_memory_total_bytes: int | None
     gpu_percent: float | None
-    """How busy the whole GPU is."""
+    """Utilization of the whole GPU in percent."""
     at_s: float
 
 
@@ -280,13 +279,13 @@ class Displayed:
     metadata: dict[str, object]
     display_id: str = ""
     update: bool = False
-    """Whether it takes the place of what this rank displayed under the same `display_id`, and is nothing new."""
+    """Whether it replaces what this rank displayed under the same `display_id`."""
     at_s: float
 
 
 @message
 class Cleared:
-    """A rank called `clear_output`: what it displayed goes; what it wrote stays."""
+    """A rank called `clear_output`: its displays go, its output stays."""
 
     run: str
     rank: int
@@ -295,7 +294,7 @@ class Cleared:
 
 @message
 class Stalled:
-    """Nothing moves any more, and why; until `Moved` or another `Stalled`. The run goes on."""
+    """Nothing moves any more, for this reason; valid until `Moved` or another `Stalled`. The run goes on."""
 
     run: str
     text: str
@@ -328,21 +327,22 @@ class Returned:
     sharded: tuple[str, ...] = ()
     """The names among `kept` whose values are sharded over the ranks."""
     sequence: int = -1
-    """Collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no group."""
+    """Number of collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no
+    group."""
     started: Started | None = None
-    """The beginning, if the cell was over before that was sent."""
+    """Beginning of the cell, if the cell was over before that was sent."""
 
 
 @message
 class Failed:
-    """A rank raised."""
+    """A rank raised an exception."""
 
     run: str
     rank: int
     failure: Failure
     at_s: float
     settles: bool = False
-    """Whether the rank looks after its device before it is ready again: `DeviceSettled` follows, or its end."""
+    """Whether the rank waits for its device before it is ready again: `DeviceSettled` follows, or its end."""
 
 
 @message
@@ -355,7 +355,7 @@ class Interrupted:
     """The frames at which it was interrupted."""
     at_s: float
     settles: bool = False
-    """As in `Failed`."""
+    """Whether the rank waits for its device, as in `Failed`."""
 
 
 @message
@@ -366,21 +366,22 @@ class Exited:
     rank: int
     pid: int
     exit_code: int | None
-    """The exit code as `waitpid` has it: the status, or minus the signal's number; None if it cannot be known."""
+    """Exit code as `waitpid` returns it: the status, or minus the signal's number; None if unknown."""
     asked: bool
-    """Whether we killed it, because a stop was asked for, another rank had failed first, or for the `reason`."""
+    """Whether we killed it: a stop was asked for, another rank had failed first, or the `reason` holds."""
     reason: str = ""
-    """Why the whole run had to end with its ranks: `its ranks were stopped`; empty if it ended for another cause."""
+    """Reason why the whole run had to end with its ranks: `its ranks were stopped`; empty if it ended for another
+    cause."""
     last_lines: tuple[str, ...] = ()
     """The end of its standard error (and of the crash report for a fatal signal)."""
     frames: tuple[Frame, ...] = ()
-    """The frames at which a fatal signal came, as far as the crash report tells."""
+    """Frames at which a fatal signal came, as far as the crash report shows."""
     loading: str = ""
-    """The variable of the notebook that it was unpickling; empty if it was past that."""
+    """Variable of the notebook that it was unpickling; empty if it had finished with that."""
     out_of_memory: bool = False
     """Whether the system's own counter says that its out-of-memory killer was at work."""
     memory_limit_bytes: int = 0
-    """Limit on all processes of its control group together; 0: there is none, or it does not matter here."""
+    """Limit on all processes of its control group together; 0: there is none, or it had no effect."""
     peak_rss_bytes: int = 0
     at_s: float = 0.0
 
@@ -393,7 +394,7 @@ class TimedOut:
     limit_s: float
     at_s: float
     stalled: bool = False
-    """Whether the limit is that for a stall; the last `Stalled` says what it is."""
+    """Whether the limit is that for a stall; the last `Stalled` describes it."""
 
 
 @message

@@ -8,14 +8,14 @@ from jupyter_distrib.wire.messages.worker import ProbeAnswer
 
 @message
 class MakeStore:
-    """To the node of rank 0 of a worker group that spans nodes: make a new store. Answered by `GroupsReset`."""
+    """Make a new store; sent to the node of rank 0 of a worker group that spans nodes. Answered by `GroupsReset`."""
 
     group: str
 
 
 @message
 class UseStore:
-    """To the other nodes of such a worker group: where its store is now."""
+    """Use the store at this address; sent to the other nodes of such a worker group."""
 
     group: str
     host: str
@@ -24,7 +24,7 @@ class UseStore:
 
 @message
 class CutRemoteSockets:
-    """To the other nodes of such a worker group: shut the connections whose far ends these are."""
+    """Shut the connections with these far ends; sent to the other nodes of such a worker group."""
 
     run: str
     ends: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class CutRemoteSockets:
 
 @message
 class RankSighting:
-    """The agent's knowledge of one rank that executes a cell."""
+    """The agent's view of one rank that executes a cell."""
 
     rank: int
     state: str
@@ -42,14 +42,14 @@ class RankSighting:
     seen: ProbeAnswer | None = None
     """The rank's last answer to a probe."""
     line: int | None = None
-    """The line where a silent rank is now."""
+    """Current line of a silent rank."""
     silent_s: float = 0.0
     """Seconds that a rank has been silent and has done nothing; 0 for one that computes."""
 
 
 @message
 class NodeSawRanks:
-    """Agent to coordinator, once a second: what it knows of its ranks of a run that may have others elsewhere."""
+    """Agent to coordinator, once a second: its view of its ranks of a run that may have others on other nodes."""
 
     run: str
     looks: tuple[RankSighting, ...]
@@ -57,7 +57,7 @@ class NodeSawRanks:
 
 @message
 class GroupsReset:
-    """Rank 0's node of a worker group that spans nodes has a new store."""
+    """A new store of a worker group that spans nodes is ready; sent by the node of rank 0."""
 
     group: str
     host: str
@@ -66,7 +66,7 @@ class GroupsReset:
 
 @message
 class Connected:
-    """The run's ranks on one node of several are being stopped, or one has left; these are their connections whose far
+    """The run's ranks on one node of several are being stopped, or one has left; `ends` are their connections whose far
     ends belong to processes of other agents."""
 
     run: str

@@ -1,4 +1,4 @@
-"""The parts that the messages of several conversations share."""
+"""The parts of messages that several conversations share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
-    """Make a dataclass of keywords that is not changed once it is made: type checkers see to that.
+    """Make a keyword-only dataclass, which type checkers treat as frozen.
 
     All share how they are compared and shown. A class for which `dataclass` generates that, and what freezes it at run
     time, takes three times as long to make, and each process of the project begins with these sixty.
@@ -39,10 +39,10 @@ def _shown(one: Any) -> str:
 
 @message
 class Parcel:
-    """Pickled bytes and where their out-of-band buffers are (pickle protocol 5)."""
+    """Pickled bytes and the place of their out-of-band buffers (pickle protocol 5)."""
 
     data: bytes
-    """The pickle stream; empty if it is so long that it is the first of the buffers."""
+    """Pickle stream; empty if it is so long that it is the first of the buffers."""
     sizes: tuple[int, ...] = ()
     """Length of each buffer in bytes, in pickle order."""
     inline: tuple[bytes, ...] = ()
@@ -71,7 +71,7 @@ class Failure:
     type_name: str
     """Qualified name, without the module for builtins and `__main__`: `KeyError`, `torch.OutOfMemoryError`."""
     message: str
-    """The text of `str(exception)`, or a sentence that says it failed."""
+    """Text of `str(exception)`, or a sentence that says it failed."""
     frames: tuple[Frame, ...] = ()
     notes: tuple[str, ...] = ()
     parcel: Parcel | None = None
@@ -92,12 +92,13 @@ class Cell:
     filename: str
     """The cell's name in tracebacks: `Cell In[5]`."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Names that the notebook has or had, and in a sentence why the ranks do not: a `NameError` says it."""
+    """Names that the notebook has or had, each with a sentence why the ranks do not have it: a `NameError` quotes
+    it."""
 
 
 @message
 class Setting:
-    """The environment a rank takes over before it executes a cell."""
+    """The environment that a rank takes over before it executes a cell."""
 
     env: dict[str, str] = field(default_factory=dict)
     """The kernel's whole environment plus `--env`; the rank's own variables (RANK, ...) are added by the worker."""
@@ -123,7 +124,7 @@ class Setting:
 
 @message
 class WorkerInfo:
-    """One rank of a worker group, as the agent knows it."""
+    """One rank of a worker group, as the agent describes it."""
 
     rank: int
     pid: int
@@ -135,7 +136,7 @@ class WorkerInfo:
     """The state: `starting`, `idle`, `running` or `gone`."""
     rss_bytes: int = 0
     node: str = ""
-    """The machine that it is on, by the name or address that its pool knows it by; empty if there is only one."""
+    """Machine of the rank, by the name or address that its pool uses; empty if there is only one."""
 
 
 @message
@@ -144,11 +145,11 @@ class RankPlace:
 
     rank: int
     where: str
-    """Its action there, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
+    """Action of the rank, in a few words: `waits in all_reduce #2`, `runs load()`, `is stopped (SIGSTOP)`."""
     line: int | None
-    """The line of the cell; None if it is not known, or the rank is in no line of the cell."""
+    """Line of the cell; None if it is unknown, or the rank is in no line of the cell."""
     waiting: bool
-    """Whether it waits for other ranks, so that it is not the one to look at."""
+    """Whether it waits for other ranks, so that it is not the cause."""
 
 
 @message
@@ -159,7 +160,7 @@ class GroupSighting:
     ranks: tuple[int, ...]
     """The group's members, as numbers of the whole world."""
     entered: int
-    """Number of the last collective that the rank has called in it, counted from 1 in each run."""
+    """Number of the last collective of the group that the rank has called, counted from 1 in each run."""
     number: int = 0
     """Number of the first collective that has not ended for this rank; 0: none."""
     op: str = ""
@@ -167,4 +168,4 @@ class GroupSighting:
     tensors: str = ""
     """Shapes and types of the tensors given to it: `[4] Float`."""
     spins: bool = False
-    """Whether a thread that waits for it keeps its core busy (NCCL)."""
+    """Whether a thread that waits for the collective keeps its core busy (NCCL)."""

@@ -24,9 +24,10 @@ class WorkerOrder:
     threads: int = 1
     """Intra-op threads (cores / ranks of the node)."""
     agent: str = ""
-    """The agent's mark; in the environment too, for when the agent itself is gone. Empty: there is no agent."""
+    """Mark of the agent, in the environment too, for the time when the agent itself is gone. Empty: there is no
+    agent."""
     interface: str = "lo"
-    """The interface through which ranks reach one another: loopback, or for worker groups of several nodes the one that
+    """Interface through which ranks reach one another: loopback, or for worker groups of several nodes the one that
     routes between them."""
 
 
@@ -39,17 +40,17 @@ class Fork:
 
     orders: tuple[WorkerOrder, ...]
     number: int = 0
-    """A number of this order's own, which the answer has too."""
+    """Number of this order, which the answer repeats."""
 
 
 @message
 class Preload:
-    """Agent to forkserver: fork the preloaded one, which goes on to import what an optimizer or FSDP needs."""
+    """Agent to forkserver: fork the preloaded forkserver, which goes on to import what an optimizer or FSDP needs."""
 
 
 @message
 class ResetGroups:
-    """Agent to worker: the store is a new one; drop every process group made with the old one.
+    """Agent to worker: drop every process group that was made with the old store; the new one is at this address.
 
     For the worker group's rank 0 the frame carries the store's listening socket."""
 
@@ -59,8 +60,8 @@ class ResetGroups:
 
 @message
 class ReplaceStreams:
-    """Agent to worker: what an earlier run has left keeps the rank's pipes, and is not its child. Answered by
-    `StreamsReplaced`."""
+    """Agent to worker: replace the pipes, because processes of an earlier run hold them that are not the rank's
+    children. Answered by `StreamsReplaced`."""
 
     run: str
 
@@ -72,13 +73,13 @@ class CutSockets:
     run: str
     inodes: tuple[int, ...]
     stop: bool = True
-    """Whether the run is being stopped; False: only its far ends have gone."""
+    """Whether the run is being stopped; False: only the far ends have gone."""
 
 
 @message
 class Probe:
-    """Agent to worker: where is the main thread? Answered at once by `ProbeAnswer`, from the control thread. From the
-    coordinator to an agent: have all of the run's ranks look deep, since ranks of other nodes seem to wait."""
+    """Agent to worker: report the place of the main thread. Answered at once by `ProbeAnswer`, from the control thread.
+    Coordinator to agent: look deep at all of the run's ranks, since ranks of other nodes seem to wait."""
 
     run: str
     deep: bool = False
@@ -92,28 +93,28 @@ class Leave:
 
 @message
 class ProbeAnswer:
-    """Worker to agent: where its main thread is."""
+    """Worker to agent: the place of its main thread."""
 
     run: str
     rank: int
     line: int | None
-    """The line of the cell."""
+    """Line of the cell."""
     function: str
-    """The function that runs at that line: the cell's function, or the library's that it has called: `load()`, `wait()
+    """Function that runs at that line: the cell's function, or the library's that it has called: `load()`, `wait()
     (threading.py)`; empty for the cell's own level."""
     call: str
-    """The function of `torch.distributed` that it is in: `all_reduce`; empty if it is in none."""
+    """Function of `torch.distributed` that it is in: `all_reduce`; empty if it is in none."""
     unmoved_s: float
-    """Seconds that it has been seen at exactly this place, with no collective in between."""
+    """Seconds for which it has been seen at exactly this place, with no collective in between."""
     idle_s: float
-    """Seconds that the main thread has used no processor time."""
+    """Seconds for which the main thread has used no processor time."""
     groups: tuple[GroupSighting, ...] | None
     """The process groups; None if it has not looked."""
 
 
 @message
 class Ready:
-    """Worker to agent: it is up and waits for commands."""
+    """Worker to agent: the worker is up and waits for commands."""
 
     rank: int
     pid: int
@@ -123,15 +124,16 @@ class Ready:
 
 @message
 class DeviceSettled:
-    """Worker with a device to agent, after `ResetGroups`: what a cell has left on the device is done or aborted, and it
-    is ready for the next cell."""
+    """Worker with a device to agent, after `ResetGroups`: the cell's remaining work on the device is done or aborted,
+    and the worker is ready for the next cell."""
 
     rank: int
 
 
 @message
 class ForkserverReady:
-    """Forkserver to agent: torch is imported; from now on it forks. `early` if a preloaded one is still on its way."""
+    """Forkserver to agent: torch is imported; from now on it forks. `early` if a preloaded forkserver is still
+    starting."""
 
     pid: int
     early: bool
@@ -139,7 +141,7 @@ class ForkserverReady:
 
 @message
 class Forked:
-    """Forkserver to agent: the pids, in the order asked for."""
+    """Forkserver to agent: the pids of the forked workers, in the order asked for."""
 
     number: int
     pids: tuple[int, ...]
