@@ -44,7 +44,7 @@ class Gpu:
     display: bool = field(default=False, compare=False)
     """Whether a display is attached to it."""
     cuda_word: str = field(default="", compare=False)
-    """What CUDA_VISIBLE_DEVICES calls it in a rank; empty: its UUID."""
+    """Name of the GPU in a rank's CUDA_VISIBLE_DEVICES; empty: its UUID."""
 
     @property
     def number(self) -> str:

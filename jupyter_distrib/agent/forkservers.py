@@ -44,7 +44,7 @@ class _Generation:
 
 
 class Forkservers:
-    """At most two forkservers: the base one, and the preloaded one that replaces it.
+    """The forkservers, at most two: the base one, and the preloaded one that replaces it.
 
     Args:
         on_preloaded: Called when it has.

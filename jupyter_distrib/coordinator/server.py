@@ -39,7 +39,7 @@ AskNodes = Callable[[Callable[[Described], None]], None]
 
 
 class Coordinator:
-    """Everything on other machines that belongs to the user's kernels with one environment and one pool.
+    """The worker groups on other machines of the user's kernels with one environment and one pool.
 
     Args:
         listener: A bound unix socket, to which kernels connect.

@@ -294,7 +294,7 @@ class Cleared:
 
 @message
 class Stalled:
-    """Nothing moves any more, for this reason; valid until `Moved` or another `Stalled`. The run goes on."""
+    """The run has stalled, for this reason; valid until `Moved` or another `Stalled`. The run goes on."""
 
     run: str
     text: str
