@@ -27,7 +27,7 @@ class WaitingGroups:
 
     Args:
         reopen: Tries again: it opens the worker group, refuses it, or has it wait on.
-        tell: Sends to a kernel.
+        tell: Sends an event to a kernel.
     """
 
     def __init__(

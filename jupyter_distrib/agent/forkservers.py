@@ -47,8 +47,8 @@ class Forkservers:
     """The forkservers, at most two: the base one, and the preloaded one that replaces it.
 
     Args:
-        on_preloaded: Called when it has.
-        launched: The first, if it is on its way already.
+        on_preloaded: Called when the preloaded forkserver has replaced the base one.
+        launched: The first forkserver, if it is starting already.
     """
 
     def __init__(self, loop: Loop, on_preloaded: Callable[[], None], launched: Launched | None = None) -> None:
@@ -191,7 +191,7 @@ class Forkservers:
             self.start()
 
     def _fail(self, generation: _Generation) -> None:
-        """Give up on a forkserver: tell all waiting orders why, and try anew next time."""
+        """Give up on a forkserver: fail all waiting orders with the reason, and try anew next time."""
         self._close(generation)
         self._log.seek(0)
         reason = self._log.read().decode("utf-8", "replace").strip()[-2000:]

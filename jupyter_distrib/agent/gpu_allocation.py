@@ -51,8 +51,8 @@ class GpuAllocation:
     """The leases of this node's GPUs.
 
     Args:
-        leases: This agent's.
-        groups: The agent's own, as they come and go.
+        leases: The leases of this agent.
+        groups: The worker groups of this agent; a live view.
         end: Ends a worker group and gives its GPUs back when its ranks are gone.
     """
 
@@ -68,9 +68,9 @@ class GpuAllocation:
         nothing.
 
         Args:
-            choice: What will do.
-            hello: Who wants them.
-            leaving: GPUs of ranks that have been told to leave, and how long that may take.
+            choice: The GPUs that suit.
+            hello: The kernel that wants them.
+            leaving: GPUs of ranks that were told to leave, and the seconds that this may take.
         """
         for fitting in choice.alternatives:
             taken = self._free(fitting, choice.size, hello.label)

@@ -1,7 +1,7 @@
 """Chooses the GPUs that suit a worker group, before anybody looks whether they are free. Pure.
 
-Whoever names GPUs, by CUDA_VISIBLE_DEVICES or `--gpu-type`, is given those. Else a cell is given GPUs of one type, and
-the one that drives a display only if it is asked for by number.
+A notebook that names GPUs, by CUDA_VISIBLE_DEVICES or `--gpu-type`, gets those. Else a cell gets GPUs of one type, and
+the GPU that drives a display only if that many are asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) ->
     """Choose GPUs for ranks; CPU ranks on a machine without GPUs, or that hides them all.
 
     Raises:
-        GpusRefused: The notebook has asked for what is not there, or for GPUs that cannot be used.
+        GpusRefused: The notebook has asked for GPUs that do not exist, or cannot be used.
     """
     if problem := problem_of(inventory, build):
         if command.size or command.gpu_type:
@@ -154,9 +154,9 @@ def _alike(size: int, seen: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], ...]:
     """Return sets of GPUs of one type, the commonest first; all of them if no type has enough.
 
     Args:
-        size: How many are asked for; 0: all of the commonest type, without one that drives a display if there are
+        size: Number of GPUs asked for; 0: all of the commonest type, without one that drives a display if there are
             others.
-        seen: All that the notebook sees.
+        seen: All GPUs that the notebook sees.
     """
     by_type: dict[str, list[Gpu]] = {}
     for gpu in seen:

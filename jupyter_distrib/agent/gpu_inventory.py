@@ -1,6 +1,6 @@
 """Lists this node's GPUs, as the driver reports them. Read in the thread of `nvml.py`, used in the agent's loop.
 
-Whatever the driver does not tell of a GPU is unknown, and a GPU that it has lost is left out: neither keeps a cell
+What the driver does not report about a GPU is unknown, and a GPU that it has lost is left out: neither keeps a cell
 from running.
 """
 
@@ -33,7 +33,7 @@ class GpuInventory:
     """The node's GPUs, for the agent's loop.
 
     Args:
-        session: The driver's, in its thread.
+        session: The session with the driver, in its thread.
         calls: Brings answers into the loop.
     """
 
@@ -53,8 +53,8 @@ class GpuInventory:
 
         Args:
             answered: Called once, in the loop.
-            fresh_s: How old the list may be; 0: it is read from now on.
-            limit_s: How long to wait for the driver.
+            fresh_s: Greatest age of the list; 0: a reading that begins now.
+            limit_s: Seconds to wait for the driver.
         """
         if self.latest is not None and time.monotonic() - self._read_s < fresh_s:
             return answered(self.latest)

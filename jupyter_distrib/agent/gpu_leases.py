@@ -1,10 +1,10 @@
 """Leases this node's GPUs: no agent of the machine gives a GPU to anybody while another agent leases it. Agent's loop.
 
-A lease is a listening socket with the GPU's name in the abstract namespace (unix(7)): whoever binds it has the GPU.
-There is no file, so it holds between users, between logins of one user and between a notebook and a Ray cluster on one
-machine, whatever their folders are, and it ends with its process, however that ends. Who asks for a GPU that is taken
-connects there, learns the holder's user and process from the system, and the notebook from the agent itself.
-Containers with a network of their own have a namespace of their own, too; they are not seen.
+A lease is a listening socket with the GPU's name in the abstract namespace (unix(7)): the process that binds it has the
+GPU. There is no file, so it holds between users, between logins of one user and between a notebook and a Ray cluster on
+one machine, whatever their folders are, and it ends with its process, however that ends. A process that asks for a GPU
+that is taken connects to the socket, learns the holder's user and process from the system, and the notebook from the
+agent itself. Containers with a network of their own have a namespace of their own, too; they are not seen.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class GroupStore:
     Args:
         command: The command that asked for the worker group.
         ranks: The ranks of this node.
-        tell: Sends to the kernel, or to the coordinator.
+        tell: Sends an event to the kernel, or to the coordinator.
     """
 
     def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell) -> None:

@@ -26,8 +26,8 @@ class IdleGpus:
     """Ends the worker groups of one agent that hold GPUs for nothing.
 
     Args:
-        groups: The agent's, as they come and go.
-        end: Ends one, for a reason.
+        groups: The worker groups of this agent; a live view.
+        end: Ends a worker group that was idle for these seconds.
     """
 
     def __init__(

@@ -19,10 +19,10 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
     """Return the order that starts one rank of a worker group.
 
     Args:
-        command: What the worker group was asked for.
-        local_rank: Which of its ranks.
-        count: How many were started for this worker group, with this one: a replaced rank is another worker.
-        gpus: The worker group's, one for each local rank; none for CPU ranks.
+        command: The command that asked for the worker group.
+        local_rank: Number of the rank on this node.
+        count: Number of ranks started for this worker group, with this one: a replaced rank is another worker.
+        gpus: GPUs of the worker group, one for each local rank; none for CPU ranks.
     """
     size = command.size
     return WorkerOrder(

@@ -41,8 +41,8 @@ class AdoptedProcesses:
     """Kills what dead ranks have left: children of this process that are neither ranks nor forkservers.
 
     Args:
-        forking: Tells whether ranks are being forked, so that children may be ours that nobody knows yet.
-        pids: Returns all ranks.
+        forking: Returns whether ranks are being forked, so that some children may not be registered yet.
+        pids: Returns the pids of all ranks.
         sessions: Returns other sessions in which everything stays.
         marks: Returns the marks of living ranks.
     """

@@ -2,7 +2,7 @@
 
 A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like others
 (rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. Intel's and
-Apple's GPUs are told of only: no rank leases them.
+Apple's GPUs are only reported: no rank leases them.
 """
 
 from __future__ import annotations

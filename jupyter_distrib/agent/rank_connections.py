@@ -19,9 +19,9 @@ class RankConnections:
 
     Args:
         run: Its id.
-        ranks: All ranks of the worker group on this node, as they come and go.
+        ranks: All ranks of the worker group on this node; a live view.
         spans_nodes: Whether ranks of other nodes belong to it; they are cut by their own agents.
-        tell: Tells which connections end on other nodes.
+        tell: Reports which connections end on other nodes.
     """
 
     def __init__(self, run: str, ranks: Mapping[int, Rank], tell: Tell, *, spans_nodes: bool) -> None:

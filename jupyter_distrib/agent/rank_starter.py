@@ -21,8 +21,8 @@ class RankStarter:
     """The starter of one worker group's ranks: by the forkserver, or as programs of their own.
 
     Args:
-        command: What was asked for.
-        gpus: The worker group's, one for each local rank; none for CPU ranks.
+        command: The command that asked for the worker group.
+        gpus: GPUs of the worker group, one for each local rank; none for CPU ranks.
         owner: The worker group.
         on_started: Called with each rank that has a process.
         on_failed: Called with ranks that have none, and the reason.

@@ -1,6 +1,6 @@
 """A run, as far as this node's ranks execute it. Runs in the agent's loop.
 
-How it is stopped is in `stop_ladder.py`.
+`stop_ladder.py` stops it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NodeRun:
     """One cell on its way.
 
     Args:
-        command: What is executed.
-        ranks: All of the worker group, by number, as they come and go.
-        loop: The agent's.
+        command: The cell to execute.
+        ranks: All ranks of the worker group, by number; a live view.
+        loop: The loop of the agent.
         output: Takes what the ranks print.
         tell: Takes events for the notebook.
         spans_nodes: Whether ranks of other nodes take part in it too.

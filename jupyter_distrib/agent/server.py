@@ -62,9 +62,9 @@ class Agent:
     """The agent that serves the ranks of this node to the user's kernels with one environment.
 
     Args:
-        listener: A bound unix socket, by which kernels come.
+        listener: A bound unix socket, to which kernels connect.
         directory: The folder of sockets, locks and leases.
-        name: This agent's, in that folder.
+        name: This agent's name in that folder.
         launched: A forkserver that is starting already.
     """
 

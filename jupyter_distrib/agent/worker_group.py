@@ -3,7 +3,7 @@ stops or dies.
 
     open -> Ready from all -> WorkerGroupOpened -> Execute -> events ... -> Ended -> (repair) -> Execute -> ...
 
-Runs in the agent's loop. How a run is stopped is in `stop_ladder.py`. A rank that is gone is replaced from the
+Runs in the agent's loop. `stop_ladder.py` stops a run. A rank that is gone is replaced from the
 forkserver while the notebook already has its answer.
 """
 
@@ -109,7 +109,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def has_early_ranks(self) -> bool:
         """Return whether its ranks may be exchanged for better ones.
 
-        Not one node's alone, whose group the other nodes are in; nor ranks with GPUs, where a second CUDA context takes
+        Ranks whose group spans other nodes are not exchanged, nor ranks with GPUs, where a second CUDA context takes
         memory beside the first, or cannot be made.
         """
         return not self.gpus and not self.store.spans_nodes and any(rank.early for rank in self.ranks)

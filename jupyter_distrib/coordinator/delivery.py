@@ -16,7 +16,7 @@ class Delivery:
     """The deliveries to the nodes of one reservation.
 
     Args:
-        calls: Brings what other threads do back to the loop.
+        calls: Calls functions of other threads in the loop.
     """
 
     def __init__(self, calls: CallSoon, reservation: Reservation) -> None:
@@ -47,7 +47,7 @@ class Delivery:
         return self._files[1]
 
     def tell_once(self, run: str, text: str, tell: Callable[[Event], None]) -> None:
-        """Tell a kernel something, if it is not empty and has not been told for another node or run."""
+        """Send a kernel a note, if it is not empty and was not sent for another node or run."""
         if text and text not in self._told:
             self._told.add(text)
             tell(Noted(run=run, rank=None, text=text))

@@ -3,7 +3,7 @@
     Reservation.acquire() -> ReservedNodes: one Channel for each node -> Channel.order("send", frame), .ask("receive"),
     ...
 
-An engine starts `relay.Relay` on each node that it reserves, in a process of its own there. It may raise anything: an
+An engine starts `relay.Relay` on each node that it reserves, in a process of its own. It may raise anything: an
 exception that is no `PoolError` is put into words by `Reservation.cause`.
 """
 
@@ -24,7 +24,7 @@ class Channel(Protocol):
     def order(self, method: str, *arguments: Any) -> Any:
         """Call a method, in the order of the calls, whatever becomes of it.
 
-        Returns what `Transfer` needs to know when it has been done; None if the engine is gone.
+        Returns a reference by which `Transfer` waits for its end; None if the engine is gone.
         """
 
     def ask(self, method: str, *arguments: Any) -> Future[Any]:

@@ -18,8 +18,8 @@ class LogCollection:
     """The logs of one run.
 
     Args:
-        run: Its id.
-        nodes: The nodes of its worker group.
+        run: The id of the run.
+        nodes: The nodes of the worker group.
         folder: The folder of this run's logs.
         on_fetched: Called when the logs of a node have come, or will not.
     """

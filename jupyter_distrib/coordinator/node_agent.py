@@ -26,7 +26,7 @@ class NodeAgent:
 
     Args:
         folder: Private to it; it removes the folder when it ends.
-        address: By which the engine knows this node.
+        address: The address by which the engine knows this node.
         python: The interpreter of the agent and its ranks; empty: this process's own.
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
         left_out: Prefixes of variables that the engine has set for its own process.

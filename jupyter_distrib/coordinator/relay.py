@@ -37,8 +37,8 @@ class Relay:
 
     Args:
         folder: Private to it; removed in the end.
-        label: Of the notebook.
-        address: By which the engine knows this node.
+        label: The label of the notebook.
+        address: The address by which the engine knows this node.
         python: The interpreter of the agent and its ranks; empty: this process's own.
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
         plain: The engine pickles large contents again on their way: they must be plain bytes.

@@ -50,9 +50,9 @@ class RemoteNode:
     """One relay, and through it one agent.
 
     Args:
-        number: The node's, in its placement.
-        about: What `Relay.describe` says.
-        shared: The node has the notebook's folder; if not, its files are brought there.
+        number: Number of the node in its placement.
+        about: The result of `Relay.describe`.
+        shared: Whether the node has the notebook's folder; if not, the files are brought to the node.
     """
 
     def __init__(

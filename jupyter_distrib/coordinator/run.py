@@ -1,7 +1,7 @@
 """One run whose ranks are on several nodes. Runs in the coordinator's loop.
 
-What only somebody who sees all nodes can do for a run is done here: the others are stopped when ranks of one node fail,
-the far ends of cut connections are cut, who waits for whom is told, and the run ends once.
+What needs the view of all nodes is done for a run by this module: the others are stopped when ranks of one node fail,
+the far ends of cut connections are cut, stalls are reported, and the run ends once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SpreadRun:
         ranks: The ranks that execute it, by node.
         nodes: All nodes of the worker group.
         logs: Folder of the logs of all runs.
-        on_over: Called once, when every node has ended it and its logs are here.
+        on_over: Called once, when every node has ended it and its logs have arrived.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Ranks on this machine: an agent that the user's kernels share, found by a fingerprint of what must be equal.
 
 The kernel binds the agent's socket and hands it over, so that it can connect at once and nobody waits for a port or a
-file to appear. Whoever has a command sends it; one thread reads what the agent says. An interrupt, which Python raises
-in the main thread, never cuts a frame in two.
+file to appear. Each thread sends its commands itself; one thread reads the agent's events. An interrupt, which Python
+raises in the main thread, never cuts a frame in two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Selects the part of a long record that is worth sending again. Pure; runs in the agent.
 
-Output goes, and how many lines went is said where they were; the logs have all of it. Of reported numbers every second
-goes, so that those left span the whole run. Of what only tells a state, the newest stays.
+Output is left out, and replaced by the number of its lines; the logs have all of it. Of reported numbers every second
+one is left out, so that the rest span the whole run. Of events that only report a state, the newest stays.
 """
 
 from __future__ import annotations

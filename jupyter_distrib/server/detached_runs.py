@@ -24,9 +24,9 @@ class DetachedRuns:
     """The detached runs of one agent, by name, the newest last.
 
     Args:
-        tell: Sends to a kernel.
-        directory: Where the runs are listed for all kernels of this user.
-        server: The name of this process there.
+        tell: Sends an event to a kernel.
+        directory: The folder in which the runs are listed for all kernels of this user.
+        server: The name of this process in that list.
     """
 
     def __init__(self, tell: Tell, directory: Path, server: str) -> None:

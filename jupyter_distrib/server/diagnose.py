@@ -3,8 +3,8 @@ ranks of several nodes in the coordinator; pure.
 
     looks, one a rank  -->  diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
 
-A rank that waits for others is never the one to blame; those that have not come are. That a rank waits is no fault
-either: the text says what is, and how long is left to the caller.
+A rank that waits for others is never to blame; the ranks that have not come are. Waiting is no fault either: the text
+describes the state, and leaves its duration to the caller.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ class Server(Generic[G]):
     """The kernels that are served, and their worker groups.
 
     Args:
-        listener: A bound unix socket, by which kernels come.
+        listener: A bound unix socket, to which kernels connect.
         directory: The folder of sockets and locks.
-        name: This server's, in that folder.
+        name: This server's name in that folder.
     """
 
     def __init__(self, service: Service[G], listener: socket.socket, directory: Path, name: str) -> None:

@@ -68,7 +68,7 @@ class WorkerGroupState(Generic[R]):
     execute.
 
     Args:
-        command: What was asked for.
+        command: The command that asked for the worker group.
         tell: Sends an event to the kernel.
     """
 

@@ -85,7 +85,7 @@ class OutOfMemoryKills:
 
     @property
     def grown(self) -> bool:
-        """Return whether there were more kills since."""
+        """Return whether more kills have happened since."""
         return out_of_memory_kills() > self._count
 
 

@@ -50,7 +50,7 @@ class Uninterrupted:
     """A block in the midst of which no interrupt is raised: it is raised at the end, which must be near.
 
     Args:
-        instead: Called then for the interrupt; without it, whoever had it before has it.
+        instead: Called for the interrupt at the end; without it, the previous handler is called.
     """
 
     _inside = False

@@ -30,9 +30,9 @@ def exec_agent(
 ) -> subprocess.Popen[bytes]:
     """Start a module that serves on a socket at `path`, which accepts connections at once.
 
-    It inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach it. The
-    first of `arguments` is the module; the others it is given, after the socket's descriptor. What it is `told` it
-    reads from its standard input; command lines are for all to see.
+    The process inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach
+    it. The first of `arguments` is the module; the others follow the socket's descriptor on its command line. It reads
+    `told` from its standard input, since command lines are visible to all.
     """
     module, *rest = arguments
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

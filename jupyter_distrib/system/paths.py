@@ -1,4 +1,4 @@
-"""The folders of this user's sockets and logs. Every directory made here is 0700 and checked to be ours."""
+"""The folders of this user's sockets and logs. Each directory that this module makes is 0700 and checked to be ours."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _IOLBF = 1
 def die_with_parent(parent_pid: int) -> None:
     """Have the system kill this process when `parent_pid` ends (prctl(2); Linux only, elsewhere nothing happens).
 
-    Waits until that process is the parent: a forked rank is handed on to it a moment after it was born.
+    Waits until that process is the parent: a forked rank is handed on to it a moment after the fork.
     """
     if sys.platform != "linux":
         return

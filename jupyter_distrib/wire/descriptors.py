@@ -1,7 +1,7 @@
 """Owns file descriptors until somebody takes them, and closes those that nobody took. Any process.
 
-Who is given `Descriptors` owns them: it takes them out, gives them on, or closes them. Who is given a plain sequence of
-numbers borrows them for the call.
+A function that gets `Descriptors` owns them: it takes them out, passes them on, or closes them. A function that gets a
+plain sequence of numbers borrows them for the call.
 """
 
 from __future__ import annotations

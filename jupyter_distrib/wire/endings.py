@@ -33,11 +33,11 @@ def exits(
     """Report that processes of ranks have ended, or count as ended.
 
     Args:
-        run: Its id.
-        pids: The process of each rank; 0 if it is not known.
-        asked: They were killed, for the `reason` or because another rank had failed.
+        run: The id of the run.
+        pids: The process of each rank; 0 if unknown.
+        asked: Whether they were killed, for the `reason` or because another rank had failed.
         exit_code: As in `Exited`.
-        lost: Why they are out of reach; empty if they are not.
+        lost: Reason why they are out of reach; empty if they are not.
         reason: As in `Exited`.
     """
     return [

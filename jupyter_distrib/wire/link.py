@@ -1,11 +1,11 @@
 """One end of the stream socket that carries commands and events, with file descriptors where a frame has any.
 
-A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. Nothing here unpickles, and a
-decoded message can only be an instance of a class in `wire/messages/`. Both ends are unix sockets of one user:
-inherited pairs, or a socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
+A frame is a fixed prefix, the message as JSON, and the raw bytes that the JSON refers to. This module unpickles
+nothing, and a decoded message can only be an instance of a class in `wire/messages/`. Both ends are unix sockets of one
+user: inherited pairs, or a socket in a 0700 directory whose peer's uid was checked (`peer_uid`).
 
 `send` and `receive` block and may be used by one thread each. `post` and `flush` never block, nor does `read` if the
-socket does not; they belong to the agent's loop, and to whoever has seen to it that only one thread is at it.
+socket does not; they belong to the agent's loop, or to code that lets only one thread use the link.
 """
 
 from __future__ import annotations

@@ -280,8 +280,8 @@ class _Clock:
 class _Interrupts:
     """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
 
-    In the main thread the notebook's own handler of SIGINT stays what is called; it merely has to wait. Another thread
-    has no signals: there `ask` raises the exception at the cell's next line.
+    In the main thread the notebook's own handler of SIGINT is still called, only later. Another thread has no signals:
+    there `ask` raises the exception at the cell's next line.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class Nodes:
     """The cluster's nodes, as `described` returns them.
 
     Args:
-        joined: The cluster, when it can be asked.
+        joined: The cluster, once it has been joined.
     """
 
     def __init__(self, loop: Loop, calls: CallSoon, joined: Future[Address]) -> None:
@@ -74,8 +74,8 @@ def described(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str
     amounts are None if unknown.
 
     Args:
-        nodes: As `ray.nodes()` has them.
-        free: By a node's id, what is free of its resources.
+        nodes: The result of `ray.nodes()`.
+        free: Free resources by the id of the node.
     """
     return tuple(
         _described(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"]))

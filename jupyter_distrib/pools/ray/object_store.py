@@ -36,7 +36,7 @@ class RayTransfer:
 
     Args:
         fds: Descriptors of the content, see `shared_memory.Arriving`; duplicated.
-        given_up: Set when no node is there any more.
+        given_up: Set when no node is left.
     """
 
     def __init__(self, run: str, fds: Sequence[int], calls: CallSoon, given_up: threading.Event) -> None:

@@ -60,8 +60,8 @@ class RayCluster:
     """The cluster of one coordinator.
 
     Args:
-        wanted: How worker groups are spread.
-        joined: The cluster, when it has been joined.
+        wanted: The pool's options for the spread of worker groups.
+        joined: The cluster, once it has been joined.
         package: This package as a file, for the nodes.
     """
 
@@ -90,7 +90,7 @@ class RayReservation:
     """See `coordinator.engine.Reservation`.
 
     Args:
-        hello: The kernel's, for whose notebook the nodes are.
+        hello: The kernel whose notebook gets the nodes.
     """
 
     engine = "Ray"

@@ -27,7 +27,7 @@ class Hello:
     label: str
     """The holder's name in other notebooks: `train.ipynb (kernel 4242)`."""
     notebook: str = ""
-    """The notebook's path, the same after a restart of its kernel; empty if the front end does not tell."""
+    """The notebook's path, the same after a restart of its kernel; empty if the front end does not report it."""
     python: str
     torch: str
     cloudpickle: str

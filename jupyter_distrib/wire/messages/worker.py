@@ -159,7 +159,7 @@ class ForkFailed:
 class StreamsReplaced:
     """Worker to agent: processes that the run's cell started go on after it and keep the rank's pipes.
 
-    With it come the read ends of the rank's new ones: standard output, standard error.
+    The frame carries the read ends of the rank's new pipes: standard output, standard error.
     """
 
     run: str
