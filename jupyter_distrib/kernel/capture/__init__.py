@@ -1,1 +1,1 @@
-"""The capture of what a cell needs from the notebook."""
+"""The capture of the values that a cell needs from the notebook."""

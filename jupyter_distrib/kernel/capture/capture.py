@@ -28,7 +28,7 @@ from jupyter_distrib.wire.messages import Cell
 MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__", "__builtin__", "__annotations__"}
 )
-"""Names that every module has for itself; the notebook's never travel."""
+"""Names that every module has for itself; the notebook's values under them never travel."""
 PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib"}
 """Names that a rank puts into the cell's namespace by itself."""
 MAGICS = frozenset({"time", "cd", "env", "pwd", "matplotlib"})
@@ -45,29 +45,29 @@ class Input:
     name: str
     value: object
     line: int
-    """First cell line that reads it (the magic line is line 1); 0 if only `--with` names it."""
+    """The first line of the cell that reads it (the magic line is line 1); 0 if only `--with` names it."""
     certain: bool
-    """Whether the cell is sure to read it; False in a function that may not run, or where the cell may have bound it by
+    """Whether the cell is sure to read it; False in a function that may not run, or if the cell may have bound it by
     then."""
     reason: str
     submodules: tuple[str, ...] = ()
-    """If it is a module: those modules inside it that the notebook has imported and the cell reads as attributes."""
+    """For a module, the modules inside it that the notebook has imported and the cell reads as attributes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A cell that is known to compile, and everything it takes from the notebook."""
+    """A cell that compiles, and everything that it takes from the notebook."""
 
     cell: Cell
     inputs: tuple[Input, ...]
     defines: tuple[str, ...]
-    """Names the cell binds at module level, in order."""
+    """The names that the cell binds at module level, in order."""
     imports: frozenset[str]
     """The names among `defines` that an import binds."""
     reads: frozenset[str]
-    """Names that it reads, or perhaps reads, before it binds them."""
+    """The names that it reads, or perhaps reads, before it binds them."""
     missing: tuple[tuple[str, int], ...]
-    """Names that it certainly reads although nothing defines them, each with its line."""
+    """The names that it certainly reads although nothing defines them, each with its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +99,20 @@ def capture(
     provided: Collection[str] = PROVIDED,
     transform: Transform | None = None,
 ) -> Captured:
-    """Turn cell text into a program and its inputs.
+    """Turn the text of a cell into a program and its inputs.
 
-    `body` is the cell without its magic line and begins on the front end's `first_line`. `dropped` is what earlier
-    cells defined on the ranks only. `provided` are the names that ranks have by themselves; a value of the notebook's
-    own under such a name wins. `transform` is IPython's `shell.transform_cell`, called only for what is not Python.
+    `body` is the cell without its magic line and begins on the front end's `first_line`. `dropped` are the
+    names that earlier cells defined on the ranks only. `provided` are the names that ranks have by themselves; the
+    notebook's own value under such a name wins. `transform` is IPython's `shell.transform_cell`, called only for a cell
+    that is not Python.
 
     Raises:
-        SyntaxError: With the front end's line, before anything is started.
-        CaptureError: A magic that ranks do not have, a cell magic, or an unknown `--with` name.
+        SyntaxError: The cell is not valid; the error has the front end's line and comes before anything is started.
+        CaptureError: The cell has a magic that ranks do not have, a cell magic, or an unknown `--with` name.
     """
     source, program = _program(body, filename, first_line, transform)
     inherited = namespace.get("annotations") is __future__.annotations and first_line > 1 and "__future__" not in body
-    if inherited:  # IPython compiles all later cells that way; the magic's own line is free for saying it again
+    if inherited:  # IPython compiles all later cells that way; the line of the magic is free for the import
         source = "from __future__ import annotations" + source
     if "get_ipython" in source:
         program = _Magics(transform).visit(program)
@@ -137,8 +138,8 @@ def capture(
 
 
 def explain_missing(captured: Captured, dropped: Mapping[str, Dropped]) -> CaptureError | None:
-    """Return an error that says where a missing name was last seen; None if no missing name was ever defined on the
-    ranks."""
+    """Return an error that names the cell which defined a missing name on the ranks; None if no missing name was ever
+    defined on the ranks."""
     for name, line in captured.missing:
         if (was := dropped.get(name)) is not None:
             return CaptureError(was.told(name, f" (line {line})"))
@@ -155,7 +156,7 @@ def reachable(inputs: Iterable[Input], namespace: Mapping[str, object]) -> dict[
     """Return the names of the notebook that only the inputs' own functions, classes and instances lead to.
 
     Returns:
-        Name -> the names on the way there, the input first: `{"model": ("train", "helper")}`.
+        Name -> the names that lead to it, the input first: `{"model": ("train", "helper")}`.
     """
     start: tuple[str, ...] = ()
     queue = deque((each.name, each.value, start) for each in inputs)
@@ -181,13 +182,13 @@ def _travels(name: str, namespace: Mapping[str, object], provided: Collection[st
 
 
 def _is_builtin(name: str) -> bool:
-    """Whether Python itself has the name, also where IPython hides it while a cell is executed."""
+    """Return whether the name is a builtin of Python, even one that IPython hides while it executes a cell."""
     return hasattr(builtins, name) or name in _HIDDEN_BUILTINS
 
 
 def _is_ipythons(value: object) -> bool:
     """Return whether IPython itself puts a value into every notebook, such as `get_ipython`, `exit` and `open`."""
-    # its `open` is a function that says it were the builtin
+    # its `open` is a function whose `__module__` is that of the builtin
     module = value.__globals__["__name__"] if isinstance(value, FunctionType) else getattr(value, "__module__", None)
     return isinstance(module, str) and module.partition(".")[0] in ("IPython", "ipykernel")
 
@@ -212,7 +213,7 @@ def _named(name: str, namespace: Mapping[str, object], known: Input | None, drop
 
 
 def _program(body: str, filename: str, first_line: int, transform: Transform | None) -> tuple[str, ast.Module]:
-    """Parse and compile; translate with IPython only if the text is not Python, since that costs more."""
+    """Return the source and its program; translate with IPython, which is slower, only if the text is not Python."""
     padding = "\n" * (first_line - 1)
     source = padding + body
     program = _parse(source, filename)
@@ -236,8 +237,7 @@ def _parse(source: str, filename: str) -> ast.Module | SyntaxError:
 
 
 def _compile(program: ast.Module, source: str, filename: str) -> None:
-    """Check for errors that the parser lets through, such as `return` outside a function, before anything is
-    started."""
+    """Raise the errors that the parser does not find, such as `return` outside a function, before anything starts."""
     try:
         compile(program, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
@@ -247,7 +247,7 @@ def _compile(program: ast.Module, source: str, filename: str) -> None:
 
 
 def _translate(body: str, transform: Transform) -> str:
-    """Translate with IPython and keep each line in its place: IPython drops empty ones at the top and joins after
+    """Translate with IPython and keep each line in its place: IPython drops empty lines at the top and joins after
     `\\`."""
     try:
         translated = transform(body).splitlines()
@@ -284,9 +284,10 @@ def _imported(program: ast.AST) -> Iterator[str]:
 
 
 class _Magics(ast.NodeTransformer):
-    """Replaces `get_ipython().run_line_magic(...)` and similar calls by what their text will read and bind.
+    """A transformer that replaces `get_ipython().run_line_magic(...)` and the like by the reads and bindings of the
+    text.
 
-    For the analysis alone: the rank gets the calls, with its own `get_ipython()`.
+    Only for the analysis: the rank gets the calls, with its own `get_ipython()`.
     """
 
     def __init__(self, transform: Transform | None) -> None:
@@ -352,7 +353,7 @@ def _all_of(expressions: list[ast.expr], where: ast.expr) -> ast.expr:
 
 
 def _in_text(text: str) -> list[ast.expr]:
-    """Return the expressions that IPython fills into a magic's text: `{expression}` and `$name`."""
+    """Return the expressions that IPython evaluates in a magic's text: `{expression}` and `$name`."""
     try:
         pieces = list(string.Formatter().parse(text))
     except ValueError:  # a lone brace: IPython leaves such text alone
@@ -368,11 +369,11 @@ def _in_text(text: str) -> list[ast.expr]:
     return found
 
 
-# What functions and classes of the notebook lead to.
+# The names that the notebook's functions and classes lead to.
 
 
 def _codes(value: object, seen: set[int]) -> Iterator[CodeType]:
-    """Yield the code of everything defined in the notebook that comes along with a value."""
+    """Yield the code of the notebook's functions that travel with a value."""
     if id(value) in seen:
         return
     seen.add(id(value))

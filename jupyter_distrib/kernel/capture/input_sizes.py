@@ -1,8 +1,8 @@
-"""The size that each variable adds to what travels. Kernel side, in the thread that runs the cell.
+"""The size that each variable adds to the inputs of a cell. Kernel side, in the thread that runs the cell.
 
-Asked only when there is so much that the user is told, since everything is pickled once more for it, to nowhere. What
-functions lead to goes first, so that it counts for itself and not for the functions; what several names hold counts
-for the first of them.
+Measured only for a warning about large inputs, since everything is pickled once more for it and thrown away. Values
+that functions lead to go first, so that they count for their own names and not for the functions; a value that several
+names hold counts for the first of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jupyter_distrib.system.formatting import size
 
 LARGE_BYTES = 100_000_000
 NAMED_BYTES = LARGE_BYTES // 10
-"""Size below which a variable is not named."""
+"""The size below which the warning does not name a variable."""
 
 
 def warning(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int) -> str:
-    """Return a warning that names the variables that make the inputs so large, the largest first."""
+    """Return a warning that names the variables which make the inputs large, the largest first."""
     ways = reachable(inputs, namespace)
     values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
     weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])
@@ -49,7 +49,7 @@ def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict
 
 
 class _Meter(InputPickler):
-    """A pickler that keeps nothing and notes its position at each name."""
+    """A pickler that keeps no data and records its position at each name."""
 
     def __init__(self, namespace: dict[str, object], tensors: Tensors) -> None:
         self.tensors = tensors
@@ -66,7 +66,7 @@ class _Meter(InputPickler):
         return {name: end - begin for (name, begin), end in zip(self._marks.items(), ends, strict=True)}
 
     def _bytes(self) -> int:
-        """Return about how many bytes were pickled so far: the pickler holds back up to 64 KB."""
+        """Return the approximate number of bytes pickled so far: the pickler holds back up to 64 KB."""
         return self._stream.count + sum(view.nbytes for view in self._buffers)
 
 

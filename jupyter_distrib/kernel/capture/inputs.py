@@ -1,7 +1,8 @@
-"""The inputs that travel with a cell: pickled, with a sentence for what cannot be, and a warning for what is large.
+"""The inputs that travel with a cell: pickled, with a sentence on values that cannot be pickled, and a warning about
+large ones.
 
-Names that the ranks will not have, although the notebook has or had them, go along with the reason, so that a
-`NameError` on one of them can tell it. Kernel side, in the thread that runs the cell.
+Names that the ranks will not have, although the notebook has or had them, travel with the reason, which a `NameError`
+on one of them then gives. Kernel side, in the thread that runs the cell.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class PackedInputs:
     """The values that travel, by name."""
     packed: payload.Packed
     left_out: dict[str, str]
-    """The names that do not travel, since the cell may do without them, and why."""
+    """The names that do not travel, since the cell may not need them, each with the reason."""
 
     def names_in_code(self) -> Iterator[str]:
         """Yield the names that the notebook's travelling functions look up or bind as globals, and their attributes."""
@@ -37,10 +38,10 @@ class PackedInputs:
 
 
 def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInputs:
-    """Pickle the inputs. What cannot be pickled is left out if the cell may do without it.
+    """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it.
 
     Raises:
-        PayloadError: It names the variable, what in it cannot be pickled, and the line that reads it.
+        PayloadError: It names the variable, the part that cannot be pickled, and the line that reads the variable.
     """
     travelling = {item.name: item.value for item in inputs}
     by_name = {item.name: item for item in inputs}
@@ -65,7 +66,7 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInput
 
 
 def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) -> dict[str, object]:
-    """Return the values, with modules that bring along the modules inside them which the cell reads."""
+    """Return the values, in which modules bring along the modules inside them that the cell reads."""
     return {
         name: payload.ModuleInput(value, inputs[name].submodules) if inputs[name].submodules else value
         for name, value in values.items()
@@ -75,8 +76,7 @@ def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) 
 def absent(
     source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
 ) -> dict[str, str]:
-    """Return the names that the cell, or code that travels with it, may miss on the ranks, and why they are not
-    there."""
+    """Return the names that the cell, or code that travels with it, may miss on the ranks, each with the reason."""
     gone = dropped.keys() - namespace.keys()
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
     return {**{name: dropped[name].told(name) for name in gone & mentioned}, **packed_inputs.left_out}

@@ -31,12 +31,12 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names that a program takes from its namespace and those that it binds there."""
+    """The names that a program takes from its namespace, and the names that it binds in it."""
 
     needs: tuple[Need, ...]
     """The needs, one for each name, in the order of their lines."""
     defines: tuple[str, ...]
-    """Names bound at module level, also by `global` in a function, in order."""
+    """The names bound at module level, also by `global` in a function, in order."""
 
 
 def analyse(program: ast.Module, *, future_annotations: bool = False) -> Names:
@@ -52,21 +52,21 @@ class _Scope:
     parent: _Scope | None = None
     settled: set[str] = field(default_factory=set)
     bound: dict[str, None] = field(default_factory=dict)
-    """Names bound so far on any path."""
+    """The names bound so far on any path."""
     declared_global: set[str] = field(default_factory=set)
     hidden: frozenset[str] = frozenset()
-    """Variables of the comprehensions around this point, and type parameters: they hide what lies outside."""
+    """The variables of the comprehensions around this point, and type parameters: they hide outer names."""
     in_comprehension: bool = False
     in_generator: bool = False
     dead: bool = False
-    """Whether no path leads here."""
+    """Whether no path leads to this point."""
     straight: bool = True
-    """Whether every call of the function gets here, if nothing raises."""
+    """Whether every call of the function reaches this point, if nothing raises."""
     breaks: list[list[set[str]]] = field(default_factory=list)
-    """For each loop around this point, the names settled at its `break`s."""
+    """The names settled at the `break`s of each loop around this point."""
     reads: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """Reads in a function: name -> first line, whether every call reads it. Which of them are local is known at the
-    end."""
+    """The reads in a function: name -> first line, whether every call reads it. Which names are local is known only at
+    its end."""
 
 
 class _Walk:
@@ -77,10 +77,10 @@ class _Walk:
         self.lazy_annotations = future_annotations or LAZY_ANNOTATIONS
         self.needs: dict[str, tuple[int, bool]] = {}
         self.later: list[tuple[str, int, bool, str | None]] = []
-        """Reads in function bodies: name, line, whether every call reads it, and the function to call."""
+        """The reads in function bodies: name, line, whether every call reads it, and the function to call."""
         self.called: set[str] = set()
         self.guards = 0
-        """Number of statements around this point that expect a NameError."""
+        """The number of statements around this point that expect a NameError."""
         self.star = False
 
     def result(self) -> Names:
@@ -91,15 +91,15 @@ class _Walk:
         needs = tuple(Need(name=name, line=line, certain=certain) for name, (line, certain) in found)
         return Names(needs=needs, defines=tuple(self.module.bound))
 
-    # Names: whose is it, and does the module already know.
+    # Names: the scope of each, and whether the module has settled it.
 
     def need(self, name: str, line: int, certain: bool) -> None:
         known = self.needs.get(name)
         self.needs[name] = (line, certain) if known is None else (min(line, known[0]), certain or known[1])
 
     def read(self, name: str, line: int, *, later: bool = False, sure: bool = True, owner: str | None = None) -> None:
-        """Find the scope a name belongs to and record the read. `later`: in a function made here, which does not see a
-        class's names."""
+        """Find the scope of a name and record the read. `later`: the read is in a function made at this point, which
+        does not see a class's names."""
         scope: _Scope | None = self.scope
         while scope is not None and name not in scope.hidden:
             if name in scope.declared_global:
@@ -140,8 +140,8 @@ class _Walk:
     # Paths.
 
     def branch(self, *nodes: ast.AST, sometimes: bool = True, dead: bool = False) -> set[str] | None:
-        """Follow one of several paths, then step back. Return the names settled at its end; None if it is never
-        reached."""
+        """Follow one of several paths, then restore the state before it. Return the names settled at its end; None if
+        the end is never reached."""
         scope = self.scope
         before = scope.settled, scope.dead, scope.straight
         scope.settled = set(scope.settled)
@@ -164,7 +164,7 @@ class _Walk:
         return None if self.scope.dead else self.scope.settled
 
     def take(self, *nodes: ast.AST | None) -> None:
-        """Walk nodes in the order of execution; flat where possible, since `a + b + c + ...` nests deeply."""
+        """Walk nodes in the order of execution, without recursion if possible, since `a + b + c + ...` nests deeply."""
         stack: list[Any] = list(reversed(nodes))
         while stack:
             node = stack.pop()
@@ -254,7 +254,7 @@ class _Walk:
         self.bind(node.name)
 
     def take_later(self, *nodes: ast.AST | None, arguments: Sequence[ast.arg] = (), owner: str | None = None) -> None:
-        """Walk what runs when a function made here is called, and pass on the names that are not its own."""
+        """Walk the body of a function made at this point, and pass on the reads of names that are not its own."""
         outer, guards = self.scope, self.guards
         self.scope = inner = _Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
         self.guards = 0
@@ -271,7 +271,7 @@ class _Walk:
             self.take(*nodes)
 
     def enter_type_parameters(self, node: ast.AST) -> frozenset[str]:
-        """Hide the names of `[T, ...]`. Return what was hidden before, to be put back."""
+        """Hide the names of `[T, ...]`. Return the names hidden before, which the caller puts back."""
         outside = self.scope.hidden
         parameters = getattr(node, "type_params", ())
         self.scope.hidden = outside.union(each.name for each in parameters)
@@ -294,7 +294,7 @@ class _Walk:
 
     def visit_annassign(self, node: ast.AnnAssign) -> None:
         self.take(node.value)
-        in_function = self.scope.kind == "function"  # which does not evaluate them
+        in_function = self.scope.kind == "function"  # a function does not evaluate its annotations
         if not in_function:
             self.annotations(node.annotation)
         if in_function or node.value is not None or not node.simple:
@@ -340,8 +340,8 @@ class _Walk:
         self.join(end, *breaks)
 
     def loop(self, *nodes: ast.AST) -> list[set[str]]:
-        """Walk a loop's body. Return the names settled at each `break`; its end counts for nothing, since it may never
-        have run."""
+        """Walk a loop's body. Return the names settled at each `break`; the end of the body is ignored, since it may
+        never have run."""
         breaks: list[set[str]] = []
         self.scope.breaks.append(breaks)
         self.branch(*nodes, sometimes=False)
@@ -409,7 +409,7 @@ _NOT_NODES = {"ctx", "op", "ops", "attr", "arg", "kind", "type_comment", "conver
 
 
 def _plan(kind: type[ast.AST]) -> tuple[_Visit | None, tuple[str, ...]]:
-    """Return how to walk a class of nodes: by a method, or by the attributes that hold its children, last first."""
+    """Return the plan to walk a class of nodes: a method, or the attributes that hold its children, last first."""
     name = kind.__name__.lower()
     visit = _OTHERS.get(kind) or getattr(_Walk, f"visit_{_ALIKE.get(name, name)}", None)
     fields = () if kind in (ast.Constant, ast.MatchSingleton) else _ORDER.get(kind, kind._fields)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def read_submodules(program: ast.AST, values: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Return, by the name of each value that is a module, the loaded modules inside it that the program reads."""
+    """Return the loaded modules inside each value's module that the program reads, by the value's name."""
     modules = {name: value for name, value in values.items() if isinstance(value, ModuleType)}
     if not modules:
         return {}
@@ -35,7 +35,7 @@ def _chains(program: ast.AST) -> Iterator[tuple[str, list[str]]]:
 
 
 def _loaded(module: ModuleType, attributes: list[str]) -> Iterator[str]:
-    """Yield the names of the modules that lie on the way."""
+    """Yield the names of the modules among the attributes, from the outside in."""
     for attribute in attributes:
         name = f"{module.__name__}.{attribute}"
         inner = getattr(module, attribute, None)

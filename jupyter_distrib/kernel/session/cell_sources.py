@@ -1,5 +1,5 @@
-"""The names and the source lines of cells in the tracebacks of one run. Called in the pool's own thread, and in the
-thread that waits for the run."""
+"""The names and source lines of cells in the tracebacks of one run. Called in the pool's own thread and in the thread
+that waits for the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_distrib.wire.messages import Exited, Failed, Failure, Frame, Interr
 
 
 class CellSources:
-    """The sources of one run.
+    """The source lines that the tracebacks of one run show.
 
     Args:
         cell: Source lines of its cell, by file name.
@@ -21,11 +21,11 @@ class CellSources:
     def __init__(self, cell: Mapping[str, Sequence[str]]) -> None:
         self._cell = cell
         self._files: dict[str, str] = {}
-        """By the name that is shown, the file name that `linecache` has the lines under."""
+        """Shown name -> the file name under which `linecache` has the lines."""
 
     def named(self, event: RunEvent) -> RunEvent:
-        """Return the event with the names that the front end has for cells, such as `Cell In[2]`: functions of plain
-        cells have file names that only ipykernel knows."""
+        """Return the event with the front end's names of cells, such as `Cell In[2]`: functions of plain cells have
+        file names that only ipykernel knows."""
         if isinstance(event, Failed):
             return replace(event, failure=self._failure(event.failure))
         if isinstance(event, (Interrupted, Exited)) and event.frames:
@@ -33,7 +33,7 @@ class CellSources:
         return event
 
     def source_of(self, filename: str) -> Sequence[str] | None:
-        """Return the lines of a file or cell as tracebacks name it; None if they are not known."""
+        """Return the lines of the file or cell that tracebacks call `filename`; None if they cannot be found."""
         return self._cell.get(filename) or linecache.getlines(self._files.get(filename, filename)) or None
 
     def _failure(self, failure: Failure) -> Failure:
@@ -51,8 +51,8 @@ class CellSources:
 
 
 def cell_name(filename: str) -> str:
-    """`Cell In[2]` for the file name under which the kernel compiled that cell; any other name stays as it is."""
-    # Asked in the node's thread, maybe while another one is importing IPython: its modules may be there in part only.
+    """Return `Cell In[2]` for the file name under which the kernel compiled that cell, and any other name unchanged."""
+    # Called in the node's thread, maybe while another one imports IPython, whose modules may be loaded only in part.
     shells = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
     shell = shells.instance() if shells is not None and shells.initialized() else None
     name = shell.compile.format_code_name(filename) if shell is not None else None

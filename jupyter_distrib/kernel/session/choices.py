@@ -1,7 +1,7 @@
-"""The choices that were made in this notebook, and the settings with them in place. Knows no ranks.
+"""The choices that were made in this notebook, and the settings with these choices applied. Knows no ranks.
 
-A choice counts for more than files and environment, and for less than the cell's own line. Called from the thread that
-runs the cell, and from the one that serves the front end."""
+A choice takes precedence over files and environment, and the cell's own line over a choice. Called from the thread that
+runs the cell and from the one that serves the front end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Choices:
 
     def __init__(self) -> None:
         self.added: dict[str, NamedPool] = {}
-        """Pools of this notebook alone."""
+        """The pools that only this notebook has, by name."""
         self.sizes: dict[str, ChosenSize] = {}
-        """By pool."""
+        """The chosen sizes, by pool."""
         self._pool: str | None = None
         self._pool_by = ""
         self._strategy: str | None = None
@@ -37,11 +37,11 @@ class Choices:
         """Project files whose pools the user has named."""
         self._told: set[str] = set()
         self._loaded: tuple[FilesState, Settings] | None = None
-        """The last content of files and environment."""
+        """The state of files and environment when they were last read, and the settings that they gave."""
 
     @property
     def settings(self) -> Settings:
-        """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
+        """The pools and defaults as they are now. Raises `OptionsError` for a file with an error."""
         settings = self._from_files()
         if self.added:
             settings = replace(settings, pools=settings.pools | self.added)
@@ -63,7 +63,7 @@ class Choices:
 
     @property
     def pool(self) -> str:
-        """The pool that cells use unless they say otherwise."""
+        """The pool of cells that name none."""
         return self.settings.pool
 
     @property
@@ -76,13 +76,13 @@ class Choices:
         self._pool, self._pool_by = pool, by
 
     def pick(self, *, pool: str | None = None, strategy: str | None = None, size: GroupSize | None = None) -> None:
-        """Choose what the next runs use where their cell does not say, as picked in the sidebar; None leaves a choice
-        as it is.
+        """Choose, in the sidebar, pool, strategy and size for the next cells that name none; None leaves a choice
+        unchanged.
 
         Args:
-            pool: By name.
-            strategy: By name.
-            size: Of the pool that is then in use; `GroupSize()` for what the pool gives by itself.
+            pool: Its name.
+            strategy: Its name.
+            size: The size for the pool that is then in use; `GroupSize()` for the pool's default.
         """
         if pool is not None and pool != self.pool:
             self.use(pool, SIDEBAR)
@@ -92,7 +92,7 @@ class Choices:
             self.resize(self.pool, size, SIDEBAR)
 
     def resize(self, pool: str, size: GroupSize, by: str = NOTEBOOK) -> None:
-        """Choose the number of ranks of a pool; nothing changes if that is what holds already."""
+        """Choose the number of ranks of a pool; nothing changes if the pool has this size already."""
         if size == GroupSize():
             self.sizes.pop(pool, None)
         elif size != self.settings.size_of(pool):
@@ -101,7 +101,7 @@ class Choices:
     # ------------------------------------------------------------------------------------------------ project files
 
     def name(self, pool: str) -> None:
-        """Note that the user has named this pool: that is trust enough if no other pool has that name."""
+        """Record that the user has named this pool, which is enough trust if only its file defines that name."""
         file = self.settings.pools[pool].project_file
         if file is not None and file.only:
             self._named.add(file)
@@ -114,7 +114,7 @@ class Choices:
             trusted_files.trust(file)
 
     def check_trusted(self, pool: NamedPool) -> None:
-        """Raise `PoolError` for a pool whose program or machine nobody but a project's file has named."""
+        """Raise `PoolError` for a pool whose program or machine is named only by a project's file."""
         file = pool.project_file
         if file is None or file in self._named:
             return
@@ -129,7 +129,7 @@ class Choices:
         )
 
     def untold(self, settings: Settings) -> list[str]:
-        """Return the sentences about files that are not read, each once in the life of the kernel."""
+        """Return the sentences about ignored files, each of them once in the life of the kernel."""
         new = [text for text in settings.ignored if text not in self._told]
         self._told.update(new)
         return new
@@ -137,11 +137,11 @@ class Choices:
     # ------------------------------------------------------------------------------------------------ pools
 
     def add(self, pool: NamedPool) -> None:
-        """Add a pool of this notebook."""
+        """Add a pool to this notebook."""
         self.added[pool.name] = pool
 
     def remove(self, name: str) -> None:
-        """Forget a pool that `added` has."""
+        """Remove a pool from `added`, and what was chosen for it."""
         del self.added[name]
         self.sizes.pop(name, None)
         if self._pool == name:

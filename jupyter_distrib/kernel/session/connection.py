@@ -1,4 +1,4 @@
-"""One pool that a kernel has reached: its worker groups, the runs on them, and which event concerns which of them.
+"""One pool that a kernel has reached: its worker groups, the runs on them, and the routing of events to both.
 
 `take` is called in the pool's own thread, everything else in the thread that runs the cell.
 """
@@ -52,24 +52,24 @@ class PoolAddress:
 
 
 class GpuVisibility:
-    """The GPUs of a pool, as far as the kernel knows of them."""
+    """The kernel's knowledge about the GPUs of a pool."""
 
     def __init__(self) -> None:
         self.devices: tuple[str, ...] | None = None
-        """The kernel's CUDA_VISIBLE_DEVICES, split; None if that is unset."""
+        """The kernel's CUDA_VISIBLE_DEVICES, split; None if the variable is unset."""
         self.exist: bool | None = None
-        """Whether ranks can have GPUs; None while no ranks have been up that see these devices."""
+        """Whether ranks can have GPUs; None until ranks that see these devices have been up."""
 
         self.broken = False
-        """Whether there are some that cannot be used: a cell that asks for a number of them is to be told why."""
+        """Whether there are GPUs that cannot be used: a cell that asks for a number of GPUs gets the reason."""
 
     def learn(self, event: WorkerGroupOpened) -> None:
-        """Note what a pool tells when ranks are up; it may not know, if they are to have none."""
+        """Record whether the pool has GPUs, from the event that its ranks are up; it may be unknown for CPU ranks."""
         if event.gpus or event.node_has_gpus is not None:
             self.exist, self.broken = event.gpus or event.node_has_gpus, bool(event.gpu_problem)
 
     def update(self, devices: tuple[str, ...] | None) -> None:
-        """Note the kernel's CUDA_VISIBLE_DEVICES of this moment."""
+        """Record the kernel's present CUDA_VISIBLE_DEVICES."""
         if devices != self.devices:
             self.devices, self.exist = devices, None
 
@@ -79,9 +79,9 @@ class VersionCheck:
 
     def __init__(self, hello: Hello, pool: str) -> None:
         self.refusal = ""
-        """Why kernel and ranks must not exchange values; known before any worker group is open."""
+        """The reason why kernel and ranks must not exchange values; set before any worker group is open."""
         self.remark = ""
-        """The differences that do no harm."""
+        """A sentence on the differences that do no harm."""
         self._hello, self._pool = hello, pool
 
     def compare(self, welcomed: Welcomed) -> None:
@@ -90,7 +90,7 @@ class VersionCheck:
 
 
 class Requests:
-    """The requests to an agent that it answers, and their answers."""
+    """The requests that await an agent's answer, and the answers."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
@@ -108,7 +108,7 @@ class Requests:
         return answer
 
     def attach(self, node: Node, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
-        """Have the events of a detached run sent from its beginning. Raises `PoolError`."""
+        """Request the events of a detached run from its beginning, and return the run. Raises `PoolError`."""
         self._make = make
         node.send(Attach(run=run))
         answer: Run | NotAttached = self._within(self._attachments)
@@ -124,7 +124,7 @@ class Requests:
         return answer
 
     def give_up(self, reason: str) -> None:
-        """Have the threads that wait for an answer raise: there will be none."""
+        """Make the threads that wait for an answer raise, since none will come."""
         refusal = PoolError(f"the {self._pool} pool cannot answer: {reason}.")
         for box in list(self._answers.values()):
             box.put(refusal)
@@ -135,7 +135,7 @@ class Requests:
             box.put(event.answer)
 
     def attached(self, event: Attached) -> Run | None:
-        """Return the run that was asked for; None if nobody asked."""
+        """Return the run that `attach` has requested; None without such a request."""
         if self._make is None:
             return None
         run = self._make(event)
@@ -151,9 +151,9 @@ class Connection:
 
     Args:
         address: The pool.
-        hello: Who the kernel is.
+        hello: The identity of the kernel.
         opened: The pool itself, if it is not one that `address` describes.
-        on_lost: Called when nothing more can be sent to it.
+        on_lost: Called when the pool can no longer be reached.
         on_change: Called when a worker group has come, changed or gone.
     """
 
@@ -173,9 +173,9 @@ class Connection:
         self.groups: dict[str, WorkerGroup] = {}
         self.runs: dict[str, Run] = {}
         self.pid = 0
-        """The process at the other end, once it has answered."""
+        """The id of the process at the other end, once it has answered."""
         self.lost = ""
-        """Why nothing can be sent any more."""
+        """The reason why nothing can be sent any more; empty while the pool can be reached."""
         self._leaving = False
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
@@ -192,7 +192,7 @@ class Connection:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """The options of the pool's kind that it was reached with."""
+        """The options of the pool's kind with which it was reached."""
         return self._address.options
 
     @property
@@ -201,16 +201,16 @@ class Connection:
 
     @property
     def remote(self) -> bool:
-        """Whether its ranks may be on other machines."""
+        """Return whether its ranks may be on other machines."""
         return self.capabilities.remote
 
     @property
     def elsewhere(self) -> bool:
-        """Whether its ranks run, or may run, under another interpreter than the kernel."""
+        """Return whether its ranks run, or may run, under another interpreter than the kernel."""
         return self.remote or bool(self.options.get("python"))
 
     def take(self, event: Event, fds: Sequence[int]) -> None:
-        """Pass an event on to what it concerns; in the node's thread."""
+        """Pass an event to the worker group, run or request that it concerns; in the node's thread."""
         match event:
             case (
                 WorkerGroupOpened()
@@ -269,7 +269,7 @@ class Connection:
             self.node.close()
 
     def _lose(self, reason: str) -> None:
-        """End everything here: the agent is gone, and every rank with it."""
+        """End all requests, worker groups and runs: the agent is gone, and every rank with it."""
         self.lost = reason
         self._requests.give_up(reason)
         self._on_lost(self)
@@ -280,7 +280,7 @@ class Connection:
             self._give_up(run)
 
     def begin(self, run: Run) -> None:
-        """Have its events passed on to this run. It ends at once if the agent was lost a moment ago."""
+        """Pass the events of this run on to it from now on. The run ends at once if the agent was lost a moment ago."""
         self.runs[run.id] = run
         if self.lost:
             self._give_up(run)
@@ -291,7 +291,7 @@ class Connection:
             self._run_event(event, ())
 
     def leave(self) -> None:
-        """Have this kernel's ranks end, and follow runs that go on without it to their end."""
+        """Close the connection, which ends this kernel's ranks; while runs go on, follow them to their end first."""
         self._leaving = True
         if not self.runs:
             self.node.close()
@@ -301,5 +301,5 @@ class Connection:
         return self._requests.ask(self.node)
 
     def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
-        """Return the detached run of this id, made of the agent's answer; the newest for an empty id."""
+        """Return the detached run with this id, made from the agent's answer; the newest one for an empty id."""
         return self._requests.attach(self.node, run, make)

@@ -15,15 +15,15 @@ from jupyter_distrib.pools.local import AGENT_NAME, RunningServer
 from jupyter_distrib.system.run_list import ListedRun
 
 HEAD_START_S = 0.1
-"""Seconds for which the thread that gets the pool ready has the kernel for itself, if it takes that long."""
+"""The most seconds for which the thread that reaches the pool has the kernel to itself."""
 
 
 class Connections:
     """The connections of one kernel, one for each pool and set of options.
 
     Args:
-        identity: Who the kernel is.
-        choices: Which pools there are.
+        identity: The identity of the kernel.
+        choices: The pools that exist.
         on_change: Called when a connection, or a worker group on one, has come, changed or gone; from any thread.
     """
 
@@ -31,11 +31,11 @@ class Connections:
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self._open: list[Connection] = []
         self._of_attached: list[Connection] = []
-        """Connections to what holds detached runs, and is no pool of this notebook."""
+        """Connections to processes that hold detached runs and are no pool of this notebook."""
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Connection]:
-        """Yield the pools that are in use, in the order of their first use."""
+        """Iterate over the pools that are in use, in the order of their first use."""
         return iter(list(self._open))
 
     def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
@@ -54,18 +54,18 @@ class Connections:
             return connection
 
     def warm_up(self) -> None:
-        """Reach the pool that cells will use while the user is still typing: the local agent imports torch, a
-        coordinator joins its cluster. Called when the extension is loaded."""
+        """Reach the pool of the first cell while the user is still typing: the local agent imports torch, a coordinator
+        joins its cluster. Called when the extension is loaded."""
 
         def connect() -> None:
             try:
                 self.connect(self._choices.pool)
             except (DistributedError, OSError):
-                return  # the first cell meets the same trouble, and tells it
+                return  # the first cell meets the same error and reports it
 
         thread = threading.Thread(target=connect, name="jupyter_distrib-warm-up", daemon=True)
         thread.start()
-        thread.join(HEAD_START_S)  # beside the imports that follow it would take three times as long
+        thread.join(HEAD_START_S)  # it would take three times as long beside the imports that follow
 
     def reach(self, run: ListedRun) -> Connection:
         """Return a connection to the process that holds this detached run. Raises `PoolError`."""

@@ -1,4 +1,4 @@
-"""The detached runs of this user on this machine, whatever pool they are in, and which one is meant. Kernel side."""
+"""The detached runs of this user on this machine, whatever pool they are in, and the choice of one. Kernel side."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from jupyter_distrib.wire.messages import PROTOCOL
 
 
 def runs() -> list[ListedRun]:
-    """Return all of them, oldest first. Raises `PoolError` if their folder cannot be had."""
+    """Return all detached runs, oldest first. Raises `PoolError` if their folder cannot be used."""
     return run_list.listed(paths.runtime_directory())
 
 
 def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:
-    """Return the run of this name, or the newest one; None if none is listed.
+    """Return the run with this name, or the newest one; None if none is listed.
 
     Args:
-        name: A run's id, or its number; None for the newest of this notebook, else of any.
+        name: A run's id or number; None for the newest run of this notebook, else of any notebook.
         identity: This kernel.
 
     Raises:
-        PoolError: Several have this number, or a process of another version holds it.
+        PoolError: Several runs have this number, or a process of another version holds the run.
     """
     known, notebook = runs(), identity.notebook
     matching = [run for run in known if name is None or run.run == name or run.run.endswith(f"-{name}")]

@@ -1,5 +1,5 @@
-"""Variables that the notebook has set after its pool was reached, and that libraries of a GPU read once in a process:
-ranks that are up do not have them in force. Kernel side.
+"""Environment variables that GPU libraries read once in a process and that the notebook has set after it reached its
+pool: they are not in force on ranks that are up. Kernel side.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from jupyter_distrib.system import process_environment
 
 
 class GpuVariables:
-    """The variables of one connection, as they were when it was made."""
+    """The variables of GPU libraries as they were when a connection was made."""
 
     def __init__(self) -> None:
         self._at_first = _now()
 
     def changed(self) -> dict[str, str]:
-        """Return those that have another value now; one that was deleted cannot be taken from a rank's environment."""
+        """Return the variables with a new value; a deleted one is left out, as ranks cannot be rid of it."""
         return {name: value for name, value in _now().items() if self._at_first.get(name) != value}
 
 
 def not_in_force(changed: dict[str, str], in_force: dict[str, str]) -> str:
-    """Return a sentence on those that ranks, which have other ones in force, do not have; empty if there are none."""
+    """Return a sentence on the changed variables that are not in force on the ranks; empty if all of them are."""
     missing = sorted(name for name, value in changed.items() if in_force.get(name) != value)
     if not missing:
         return ""

@@ -1,6 +1,6 @@
-"""The values that ranks keep of a run: which names can be kept, and handles to the values.
+"""The values of a run that ranks keep: the names that can be kept, and the handles to the values.
 
-The ranks drop a value that nobody in the notebook has a handle to any more.
+The ranks drop a value when the notebook's last handle to it is gone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.wire.messages import Forget
 
 _PROVIDED = PROVIDED | {"mesh"}
-"""Names that a rank puts into the cell's namespace, with `--strategy fsdp` and `tp` included."""
+"""Names that a rank puts into the cell's namespace, including those of `--strategy fsdp` and `tp`."""
 _BINDS_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "__import__", "get_ipython"})
-"""A program that reads one of these may bind names that its text does not show."""
+"""Names that let a program which reads one of them bind names that its text does not show."""
 
 
 def explain_unknown(
     names: Iterable[str], captured: Captured, packed_inputs: PackedInputs, notebook: Mapping[str, object]
 ) -> CaptureError | None:
-    """Say which name of `--keep` no rank will have; None if each may come about. A training would be lost with it."""
+    """Return an error about a name of `--keep` that no rank will have; None if ranks may have all of them. Found only
+    at the end of the cell, such a name would cost a training."""
     if re.search(r"\bimport\s*\*", captured.cell.source):
         return None
     code = {*captured.reads, *packed_inputs.names_in_code()}
@@ -44,7 +45,7 @@ def explain_unknown(
 
 
 def note_missing(run: Run, names: Iterable[str]) -> None:
-    """Say which names of `--keep` no rank had when it came to the end of the cell."""
+    """Add a note on the names of `--keep` that no rank had at the end of the cell."""
     kept = {name for rank in run.record.ranks.values() for name in rank.kept}
     if run.record.ok and (missing := [f"`{name}`" for name in names if name not in kept]):
         has = "has this name" if len(missing) == 1 else "has one of these names"
@@ -53,10 +54,10 @@ def note_missing(run: Run, names: Iterable[str]) -> None:
 
 
 class KeptValues:
-    """Makes the handles of one notebook.
+    """The handles of one notebook to values that ranks keep.
 
     Args:
-        fetch: Gives a copy of a key's value from one rank of a worker group.
+        fetch: Returns a copy of the value under a key from one rank of a worker group.
     """
 
     def __init__(self, fetch: Callable[[WorkerGroup, str, int], Any]) -> None:
@@ -64,7 +65,7 @@ class KeptValues:
         self._forgotten: queue.SimpleQueue[tuple[WorkerGroup, str]] = queue.SimpleQueue()
 
     def handles(self, group: WorkerGroup, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
-        """Return the names that some rank defined."""
+        """Return handles to the kept values, for the names that at least one rank defined."""
         out: dict[str, RankValue] = {}
         for name in names:
             types = {rank.rank: rank.kept[name] for rank in run.record.ranks.values() if name in rank.kept}
@@ -95,7 +96,7 @@ class KeptValues:
         return handle
 
     def pass_on(self) -> None:
-        """Tell the ranks which values are not wanted any more. (Handles go at any moment, in any thread.)"""
+        """Tell the ranks which values have no handle any more; handles are collected at any moment, in any thread."""
         keys: dict[str, tuple[WorkerGroup, list[str]]] = {}
         while not self._forgotten.empty():
             group, key = self._forgotten.get()

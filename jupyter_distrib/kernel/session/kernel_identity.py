@@ -14,20 +14,20 @@ from jupyter_distrib.wire.messages import PROTOCOL, Hello
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelIdentity:
-    """One use of the extension by one kernel."""
+    """The identity of one use of the extension by one kernel."""
 
     name: str = field(default_factory=lambda: secrets.token_hex(3))
-    """Random; the ids of runs and worker groups begin with it."""
+    """A random name, with which the ids of runs and worker groups begin."""
     pid: int = field(default_factory=os.getpid)
 
     @property
     def notebook(self) -> str:
-        """The notebook's path; empty if the front end does not tell."""
+        """The notebook's path; empty if the front end does not give it."""
         return _notebook()
 
     @property
     def label(self) -> str:
-        """The name of this kernel for others."""
+        """The name of this kernel in other notebooks."""
         notebook = os.path.basename(self.notebook)
         return f"{notebook} (kernel {self.pid})" if notebook else f"kernel {self.pid}"
 
@@ -46,6 +46,6 @@ class KernelIdentity:
 
 
 def _notebook() -> str:
-    """Return the notebook's path, as far as the front end tells: Jupyter in the environment, VS Code by a name in the
+    """Return the notebook's path if the front end gives it: Jupyter in the environment, VS Code as a variable of the
     notebook."""
     return os.environ.get("JPY_SESSION_NAME") or str(getattr(sys.modules["__main__"], "__vsc_ipynb_file__", ""))

@@ -1,12 +1,12 @@
-"""The observers of runs: who follows a run, and what keeps an observer of another package from harming it.
+"""The observers of runs, and the protection of a run from an observer of another package.
 
     Run.deliver --> RunRecord.apply --> RunObservers.tell --+--> LiveView          wakes the thread that waits
                                                             +--> SidebarObserver   wakes the thread that sends the news
                                                             +--> ObserverThread    a queue, and a thread of its own
 
 `tell` is called in the pool's own thread, under the lock of the run, so an observer of this package returns at once.
-One of another package is called in a thread of its own, with a record of its own, which folds the same events. If it
-raises, falls behind or hangs, it is dropped with a note, and the run goes on.
+An observer of another package is called in a thread of its own, with a record of its own, which folds the same events.
+If it raises, falls behind or hangs, it is dropped with a note, and the run goes on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from jupyter_distrib.wire.messages import Displayed, Ended, Returned, RunEvent, 
 
 ENTRY_POINTS = "jupyter_distrib.observers"
 BEGIN_S = 2.0
-"""The longest that a cell waits for the `begin` of its observers, all of them together."""
+"""The most seconds that a cell waits for the `begin` of all its observers together."""
 FINISH_S = 2.0
-"""The longest that the end of a cell waits until its observers have dealt with all events."""
+"""The most seconds that the end of a cell waits until its observers have handled all events."""
 BACKLOG_BYTES = 32_000_000
-"""The size of the events that may wait for one observer."""
+"""The most bytes of events that may wait for one observer."""
 EVENT_BYTES = 1000
-"""The size that any event counts for at least."""
+"""The least size that an event counts for, in bytes."""
 
 
 class RunObservers:
@@ -47,12 +47,12 @@ class RunObservers:
         self._observers = (*self._observers, observer)
 
     def tell(self, event: RunEvent, record: RunRecord) -> None:
-        """Give all of them an event that the record has just folded. Returns at once."""
+        """Pass an event that the record has just folded to all observers. Returns at once."""
         for observer in self._observers:
             observer.observe(event, record)
 
     def finish(self, given_up: Callable[[], bool]) -> None:
-        """Wait, for a bounded time, until those with a thread of their own have dealt with the end of the run."""
+        """Wait, for a bounded time, until observers with a thread of their own have handled the end of the run."""
         until_s = time.monotonic() + FINISH_S
         for observer in self._observers:
             if isinstance(observer, ObserverThread):
@@ -60,24 +60,24 @@ class RunObservers:
 
 
 class Followed(Protocol):
-    """A run, as far as its observers are concerned."""
+    """The part of a run that its observers use."""
 
     record: RunRecord
     observers: RunObservers
 
 
 class Observers:
-    """All that may follow the runs of this kernel: our own observers, and those of other packages."""
+    """All observers that may follow the runs of this kernel: our own, and those of other packages."""
 
     def __init__(self) -> None:
         self.own: list[Follow] = []
-        """Called in the thread that begins a run; their observers return at once, whatever they are told."""
+        """Functions that are called in the thread that begins a run; their observers return at once from every call."""
         self._hung: dict[str, ObserverThread] = {}
-        """By name, observers that have hung in an earlier run."""
+        """Observers that have hung in an earlier run, by name."""
         _entry_points()
 
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
-        """Add the observers of a run that begins or is attached; returns environment variables for its ranks."""
+        """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
         for follow in self.own:
             if (observer := follow(facts)) is not None:
                 observer.begin()
@@ -111,11 +111,11 @@ class ObserverThread(Observer):
     """One observer of another package, which follows one run in a thread of its own.
 
     Args:
-        name: Its name, as its entry point has it.
+        name: The name of its entry point.
         run: The run.
-        make: Returns the observer, or None if it does not follow this run; called in the thread.
+        make: Returns the observer, or None if it does not follow this run; called in the observer's thread.
         record: The record of the run, fresh.
-        on_hung: Called with this thread, by the observer's name, if it hangs.
+        on_hung: Called with a mapping from the observer's name to this thread, if the observer hangs.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ObserverThread(Observer):
         self._environment: dict[str, str] = {}
         self._begun, self._finished = threading.Event(), threading.Event()
         self._dropped = threading.Lock()
-        """Held by nobody until the observer is dropped, and never released: the one who takes it says so."""
+        """The lock that the thread which drops the observer acquires and never releases; it then adds the note."""
         self._thread = threading.Thread(target=self._follow, name=f"jupyter_distrib-observer-{name}", daemon=True)
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class ObserverThread(Observer):
         return self._thread.is_alive()
 
     def environment(self, until_s: float) -> dict[str, str]:
-        """Return what its `begin` gives, if it has returned by then."""
+        """Return the variables from the observer's `begin`; drop the observer if it has not returned by `until_s`."""
         if not interrupts.wait(self._begun, max(0.0, until_s - time.monotonic())):
             self._hang(f"its begin() has not returned within {BEGIN_S:g} s")
         return self._environment
@@ -156,12 +156,12 @@ class ObserverThread(Observer):
             self._backlog.put(event.started)
             event = replace(event, started=None)
         if not self._backlog.put(event) and self._dropped.acquire(blocking=False):
-            # In a thread, because whoever calls this holds the lock of the run, and a note needs it.
+            # In a thread, because the caller holds the lock of the run, which a note needs.
             why = "it has fallen too far behind the events"
             threading.Thread(target=self._say_hung, args=(why,), name=self._thread.name, daemon=True).start()
 
     def finish(self, until_s: float, given_up: Callable[[], bool]) -> None:
-        """Wait until it has dealt with the last event, has been dropped, or the user does not want to wait."""
+        """Wait until the observer has handled the last event or was dropped, or the user no longer wants to wait."""
         while not (self._finished.is_set() or self._dropped.locked() or given_up()):
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -188,7 +188,7 @@ class ObserverThread(Observer):
                 return
 
     def _drop(self, why: str) -> None:
-        """Give it no more events, and say so, once."""
+        """Pass no more events to the observer, and add one note about that."""
         if self._dropped.acquire(blocking=False):
             self._note(_dropped(self._name, why))
 
@@ -203,14 +203,14 @@ class ObserverThread(Observer):
 
 
 class Backlog:
-    """The events that wait for one observer: put by one thread at a time, taken by another."""
+    """The queue of events that wait for one observer: put by one thread at a time, taken by another."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
         self._put_bytes = self._taken_bytes = 0
 
     def put(self, event: RunEvent) -> bool:
-        """Add an event; returns whether it was added: there is no room if too much waits."""
+        """Add an event unless too many bytes wait already. Return whether it was added."""
         self._put_bytes += _size_bytes(event)
         if self._put_bytes - self._taken_bytes > BACKLOG_BYTES:
             return False
@@ -218,13 +218,13 @@ class Backlog:
         return True
 
     def take(self) -> RunEvent | None:
-        """Wait for the next event; None if it was closed."""
+        """Wait for the next event and return it; None if the backlog was closed."""
         if (event := self._events.get()) is not None:
             self._taken_bytes += _size_bytes(event)
         return event
 
     def close(self) -> None:
-        """Wake the thread that takes."""
+        """Wake the thread that waits in `take`."""
         self._events.put(None)
 
 

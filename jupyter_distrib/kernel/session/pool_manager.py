@@ -1,5 +1,5 @@
-"""The worker groups of one kernel: a cell takes one that fits or has it opened, and users start, stop and resize them.
-Knows no cells.
+"""The worker groups of one kernel: a cell takes one that fits or opens one; users start, stop and resize them. Knows no
+cells.
 
 Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
 (`kernel/session/connection.py`)."""
@@ -35,8 +35,8 @@ class PoolManager:
     """The worker groups that a kernel holds in its pools.
 
     Args:
-        identity: Who the kernel is.
-        choices: Which pools there are, and which sizes were chosen.
+        identity: The identity of the kernel.
+        choices: The pools that exist, and the sizes that were chosen.
         on_change: Called when a pool or a worker group has come, changed or gone; from any thread.
     """
 
@@ -44,7 +44,7 @@ class PoolManager:
         self.connections = Connections(identity, choices, on_change)
         self._identity, self._choices, self._on_change = identity, choices, on_change
         self._turns = threading.Condition(threading.RLock())
-        """For threads that want ranks which another one has taken."""
+        """The condition on which threads wait for ranks that another thread has taken."""
         self._numbers = itertools.count(1)
 
     def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
@@ -52,7 +52,7 @@ class PoolManager:
         return self.connections.connect(pool, options)
 
     def groups(self, pool: str | None = None) -> list[WorkerGroup]:
-        """Return the worker groups of this pool, or of all of them."""
+        """Return the worker groups of this pool, or of all pools."""
         reached = [each for each in self.connections if pool in (None, each.pool)]
         return [group for connection in reached for group in list(connection.groups.values())]
 
@@ -60,15 +60,15 @@ class PoolManager:
 
     @contextmanager
     def taking(self, options: Options, handles: Sequence[RankValue] = ()) -> Iterator[WorkerGroup]:
-        """The ranks a cell asks for: warm ones if they fit, else new ones on their way. No other thread is given them
-        until the cell has been sent, or has come to nothing.
+        """Take the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
+        thread gets them until the cell has been sent or has failed to start.
 
         Args:
-            options: With every default in its place.
+            options: The cell's options, completed with all defaults.
             handles: The kept values that the cell reads.
 
         Raises:
-            PoolError: They execute another cell of this notebook, also after the time that `options` allow.
+            PoolError: The ranks still execute another cell of this notebook after the time that `options` allow.
         """
         waiting_s = options.wait_s or 0.0
         until_s = time.monotonic() + waiting_s
@@ -86,7 +86,7 @@ class PoolManager:
                 self._turns.notify_all()
 
     def _take(self, options: Options, handles: Sequence[RankValue]) -> WorkerGroup:
-        """Choose ranks, and take them for this thread's cell if they are free."""
+        """Choose ranks, and take them for this thread's cell if they are not busy."""
         with self._turns:
             group = self._choose(options, handles)
             if not group.busy:
@@ -123,7 +123,7 @@ class PoolManager:
         return free[-1] if free else self._open(connection, request, options.wait_s or 0.0)
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
-        """Ask for new ranks; idle ones of another size that keep nothing make room."""
+        """Request new ranks, and close idle worker groups that keep no values."""
         for other in list(connection.groups.values()):
             if not other.busy and not other.kept:
                 self.close_group(other)
@@ -148,13 +148,13 @@ class PoolManager:
         return group
 
     def wait_open(self, group: WorkerGroup) -> None:
-        """Wait until its ranks are up. Raises `PoolError` if they cannot be had; an interrupt gives them up."""
+        """Wait until the group's ranks are up. Raises `PoolError` if they cannot be; an interrupt closes the group."""
         try:
             while not group.opened.is_set():
                 if reason := interrupts.take(group.news):
                     print(f"Waiting: {reason}")
                 else:
-                    group.news.put("")  # for another thread that waits for the same ranks
+                    group.news.put("")  # to wake another thread that waits for the same ranks
         except KeyboardInterrupt:
             self.close_group(group)
             raise
@@ -167,19 +167,19 @@ class PoolManager:
     # ------------------------------------------------------------------------------------------------ for users
 
     def add_pool(self, pool: NamedPool) -> None:
-        """Add a pool of this notebook; another one of that name that was added before goes, with its ranks."""
+        """Add a pool to this notebook; a different one that was added under that name is removed, with its ranks."""
         if self._choices.added.get(pool.name, pool) != pool:
             self.remove_pool(pool.name)
         self._choices.add(pool)
 
     def remove_pool(self, name: str) -> None:
-        """End the ranks of a pool of this notebook and forget it. Raises `PoolError` for a pool that files name."""
+        """End the ranks of a pool of this notebook and remove it. Raises `PoolError` for a pool that files define."""
         self._choices.check_removable(name)
         self.stop_ranks(name)
         self._choices.remove(name)
 
     def start_ranks(self, pool: str, size: GroupSize | None = None) -> None:
-        """Have ranks up before a cell asks for them; those that are at work count. A size holds from now on."""
+        """Start ranks before a cell asks for them, unless ranks that fit are up or busy. A given size stays chosen."""
         if size is not None:
             kept = self._choices.settings.size_of(pool).gpu_type if size.gpus else ""
             self._choices.resize(pool, replace(size, gpu_type=size.gpu_type or kept))
@@ -191,12 +191,12 @@ class PoolManager:
         self.wait_open(group)
 
     def stop_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
-        """End the ranks of a pool, and what runs there; what they keep is gone."""
+        """End the ranks of a pool and the runs on them; the values that they keep are lost."""
         for group in self.groups(pool):
             self.close_group(group, by)
 
     def restart_ranks(self, pool: str, by: str = NOTEBOOK) -> None:
-        """Replace the processes that are up by new ones: as many, and of the same kind."""
+        """Replace the ranks of a pool by as many new ones with the same kind of device."""
         up = [group for group in self.groups(pool) if group.size]
         self.stop_ranks(pool, by)
         options = Options(pool=pool)
@@ -207,12 +207,12 @@ class PoolManager:
         self._start(options)
 
     def resize(self, pool: str, size: GroupSize | int | None = None, by: str = NOTEBOOK) -> None:
-        """Have ranks of this size from now on; those that are up make room.
+        """Replace the ranks of a pool by ranks of this size, which stays chosen.
 
         Args:
-            pool: By name.
-            size: A mere number keeps the kind of device; None: what was chosen.
-            by: Where this is asked.
+            pool: Its name.
+            size: The new size; a mere number keeps the kind of device, and None stands for the chosen size.
+            by: The place where the user asked for it.
         """
         if isinstance(size, int):
             gpus = next((group.gpus for group in self.groups(pool)), True)
@@ -221,7 +221,7 @@ class PoolManager:
         self.start_ranks(pool, size)
 
     def close_group(self, group: WorkerGroup, by: str = NOTEBOOK) -> None:
-        """End its ranks; a run on them ends, and says from where they were stopped."""
+        """End the ranks of a group; a run on them ends, and its output says from where they were stopped."""
         with interrupts.Uninterrupted():
             group.connection.groups.pop(group.name, None)
             group.close("it was stopped")
@@ -229,7 +229,7 @@ class PoolManager:
         self._on_change()
 
     def close(self) -> None:
-        """Give everything up: the agent ends this kernel's ranks, but for those of detached runs, which are followed
+        """Close all connections: the agent ends this kernel's ranks, except those of detached runs, which are followed
         to their end."""
         for connection in self.connections.take_all():
             for group in list(connection.groups.values()):
@@ -240,7 +240,8 @@ class PoolManager:
 
 
 def _request(options: Options, connection: Connection) -> GroupRequest:
-    """Return what a cell asks for: CPU ranks where the pool is known to have no GPUs, unless it would say why."""
+    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or its refusal gives the
+    reason."""
     size = options.size
     # Nodes with GPUs may join a cluster.
     may_come = size.count is not None and connection.remote and (bool(options.wait_s) or not connection.groups)
@@ -254,6 +255,6 @@ def _request(options: Options, connection: Connection) -> GroupRequest:
 
 
 def _visible() -> tuple[str, ...] | None:
-    """Return the GPUs that the notebook wants seen; None for all."""
+    """Return the GPUs that the notebook's CUDA_VISIBLE_DEVICES names; None for all."""
     words = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if words is None else tuple(filter(None, words.split(",")))

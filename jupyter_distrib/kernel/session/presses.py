@@ -1,4 +1,4 @@
-"""Interrupts of the kernel while a thread waits for a run: orders to stop the run, and no exceptions. Main thread."""
+"""Interrupts of the kernel while a thread waits for a run: they stop the run and raise no exception. Main thread."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jupyter_distrib.wire.messages import Frame
 
 Handler = Callable[[int, types.FrameType | None], object]
 LATE_S = 1.0
-"""A press that comes this soon after the end of a run that was stopped was meant for it."""
+"""The seconds after the end of a stopped run in which a press is taken as meant for that run."""
 
 
 @contextmanager
 def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool]) -> Iterator[None]:
-    """While this thread waits, an interrupt calls `order`: an exception between two lines would leave the run behind.
+    """Call `order` for an interrupt while this thread waits: an exception between two lines would leave the run behind.
 
-    The handler that is there, Python's own or that of a library (Spark's, say), is put back before anything else runs,
-    a second later if the run was `stopped`.
+    The previous handler, Python's own or a library's (Spark's, say), is put back before anything else runs, a second
+    later if the run was `stopped`.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -40,10 +40,10 @@ def taken_as_orders(order: Callable[[], object], *, stopped: Callable[[], bool])
 
 
 class LatePresses:
-    """A handler that swallows the presses meant for a run that has just been stopped, then gives way to `successor`.
+    """A signal handler that swallows presses meant for a run that has just stopped, then gives way to `successor`.
 
-    One that met ipykernel (7.4) while it shows the first would cost the cell its reply: the front end would wait for
-    ever. ipykernel sets its own handler for each cell.
+    A press that reached ipykernel (7.4) while it shows the first one would cost the cell its reply: the front end would
+    wait for ever. ipykernel sets its own handler for each cell.
     """
 
     def __init__(self, successor: Handler) -> None:
@@ -57,8 +57,8 @@ class LatePresses:
 
 
 def early_interrupt(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
-    """Return what to raise, outside any `except` block, for an interrupt that met the kernel before it waited for a
-    run; that of a run is returned as it is.
+    """Return the exception to raise, outside any `except` block, for an interrupt that came before the kernel waited
+    for a run; the interrupt of a run is returned unchanged.
 
     IPython cannot show every such interrupt: Python 3.11 may raise it where a generator begins, which has no line, and
     IPython 9 fails to format a frame without one, so the cell would end without an error.

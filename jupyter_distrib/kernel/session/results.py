@@ -1,4 +1,4 @@
-"""What a run gives back: the value of every rank, and handles to what stays on the ranks. Kernel side; no thread.
+"""The results of a run: the value of every rank, and handles to values that stay on the ranks. Kernel side; no thread.
 
 `Results` is what a cell evaluates to. `RankValue` stands in the notebook for a name that was kept with `--keep`: the
 value itself lives in the ranks' processes.
@@ -18,10 +18,10 @@ REPR_CHARACTERS = 600
 
 
 class Results:
-    """The value of each rank, indexed by the rank's number whichever ranks the run was on; immutable.
+    """The value of each rank, indexed by the rank's number even if the run had only some of the ranks; immutable.
 
-    `results[3]` is rank 3's value, `results[-1]` the last rank's, `results[:2]` a list of those below rank 2. Iteration
-    and comparison with a list go over the values in the order of ranks.
+    `results[3]` is rank 3's value, `results[-1]` the last rank's, `results[:2]` a list of the values below rank 2.
+    Iteration and comparison with a list go over the values in the order of ranks.
     """
 
     __slots__ = ("_values",)
@@ -87,7 +87,7 @@ class Results:
         return f"<table>{''.join(rows)}</table>"
 
     def _shown(self) -> list[tuple[list[int], str, str]]:
-        """Ranks, text and markup ("" if the value has none); ranks whose values look the same share one."""
+        """Return ranks, text and markup ("" if none) of each value; ranks whose values look the same share an entry."""
         groups: dict[tuple[str, str], list[int]] = {}
         for rank, value in self._values.items():
             groups.setdefault((_text(value), _html(value)), []).append(rank)
@@ -115,18 +115,18 @@ def _html(value: object) -> str:
 
 
 class RankValue:
-    """A name that was kept on ranks, as the notebook sees it: `model[0]` fetches rank 0's copy.
+    """The notebook's handle to a name that was kept on ranks: `model[0]` fetches rank 0's copy.
 
     In a `%%distributed` cell on the same pool the name means the rank's own value. When the last handle to it is
-    garbage collected, the ranks may drop theirs.
+    garbage collected, the ranks may drop their values.
 
     Args:
-        key: What the worker group knows the value by.
-        type_names: Rank -> name of the value's type, as far as known.
-        pool: How the pool is called in the repr: `local`.
-        since: Which cell kept it: `Cell In[3]`.
-        sharded: No rank has all of it; `handle[rank]` brings the whole, whichever rank is named.
-        fetch: Brings a copy of one rank's value; called by `handle[rank]` in the caller's thread.
+        key: The key of the value in the worker group.
+        type_names: Rank -> name of the value's type, if it is known.
+        pool: The pool's name in the repr: `local`.
+        since: The label of the cell that kept it: `Cell In[3]`.
+        sharded: Whether no rank has all of it; then `handle[rank]` fetches the whole value for any rank.
+        fetch: Returns a copy of one rank's value; called by `handle[rank]` in the caller's thread.
         on_drop: Called with `key` when the handle is collected, which may be in any thread and in the middle of
             anything: it must neither wait nor take a lock.
     """
@@ -152,7 +152,7 @@ class RankValue:
         self.type_names = dict(type_names or {})
         self.sharded = sharded
         self.lost: frozenset[int] = frozenset()
-        """Ranks whose copy is gone."""
+        """The ranks whose copy is gone."""
         self._pool = pool
         self._since = since
         self._fetch = fetch
@@ -161,11 +161,11 @@ class RankValue:
             weakref.finalize(self, on_drop, key).atexit = False
 
     def mark_lost(self, ranks: Iterable[int]) -> None:
-        """Say that these ranks' processes ended: their copies are gone."""
+        """Record that the copies of these ranks are gone."""
         self.lost = self.lost | (frozenset(ranks) & frozenset(self.ranks))
 
     def __getitem__(self, rank: int) -> Any:
-        """Fetch a copy of a rank's value.
+        """Return a copy of a rank's value.
 
         Raises:
             IndexError: The name was not kept on that rank.
@@ -200,7 +200,7 @@ class RankValue:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from jupyter_distrib.serialization.payload import kept_value  # here, because only this needs what is heavy
+        from jupyter_distrib.serialization.payload import kept_value  # a heavy import that only this needs
 
         return kept_value, (self.key,)
 

@@ -1,5 +1,5 @@
-"""The values that the ranks of one run return: taken as they come, in the pool's own thread, and unpacked by the thread
-that wants them."""
+"""The values that the ranks of one run return: received in the pool's own thread, and unpacked by the thread that
+wants them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jupyter_distrib.wire.messages import Parcel, Returned, RunEvent
 
 
 class ReturnedValues:
-    """The values of one run. Owns the descriptors that came with them."""
+    """The values that the ranks of one run returned. Owns the descriptors that came with them."""
 
     def __init__(self) -> None:
         self.held: object = ()
-        """The kernel's own classes that were sent, alive until values have come."""
+        """The kernel's classes and functions that were sent, kept alive until the values have come."""
         self._parcels: dict[int, tuple[Parcel, int | None]] = {}
         self._results: Results | None = None
 
     def taken(self, event: RunEvent, fds: Sequence[int]) -> RunEvent:
-        """Return the event without its value, which stays here. Takes the descriptors."""
+        """Keep the event's value and return the event without it. Takes the descriptors."""
         if isinstance(event, Returned) and event.value is not None:
             self._parcels[event.rank] = (event.value, fds[0] if fds else None)
             return replace(event, value=None)
@@ -32,11 +32,11 @@ class ReturnedValues:
         return event
 
     def unpacked(self, returned: Iterable[int], *, keep: bool) -> Results:
-        """Unpack the values of the ranks that have returned, once.
+        """Unpack and return the values of the ranks that have returned, once.
 
         Args:
-            returned: Those ranks.
-            keep: They are asked for again; else the notebook has what it wants.
+            returned: The ranks that have returned.
+            keep: Whether to keep the results for further calls.
         """
         if self._results is not None:
             return self._results

@@ -1,8 +1,8 @@
-"""One execution of a cell: its record, the values that came back, and how to wait for it and stop it.
+"""One execution of a cell: its record, its returned values, and the means to wait for it and to stop it.
 
-Events arrive in the node's thread (`deliver`), where observers are told of them; whoever waits does so in its own
-thread, usually the kernel's main one, where an interrupt of the kernel is raised. The run is folded in `RunRecord`;
-this class only adds what a fold must not have: a lock, a clock, and the way to the agent.
+Events arrive in the node's thread (`deliver`), which passes them to the observers; a caller waits in its own thread,
+usually the kernel's main one, where an interrupt of the kernel is raised. `RunRecord` folds the events; this class
+adds only what a fold must not have: a lock, a clock, and the connection to the agent.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class View(Observer, Protocol):
     """An observer that shows the run in the thread that waits for it."""
 
     def wait_for_news(self) -> None:
-        """Return when there is something new to be shown, or as soon as the run has ended."""
+        """Return when there is something new to show, or as soon as the run has ended."""
 
     def draw(self, record: RunRecord, elapsed_s: float) -> None:
-        """Show a record that is so many seconds old, under the lock of the run."""
+        """Show the record of a run after `elapsed_s` seconds, under the lock of the run."""
 
 
 class RunClock:
-    """The time of one run, since its beginning, `age_s` ago, until its end."""
+    """The clock of one run, from its beginning, `age_s` ago, to its end."""
 
     def __init__(self, age_s: float = 0.0) -> None:
         self.began_at_s = time.time() - age_s
-        """Since the epoch."""
+        """The time of the beginning, in seconds since the epoch."""
         self.ended = threading.Event()
-        """Set when nothing of the run is left to be done."""
+        """The event that is set when nothing of the run is left to do."""
         self._began_s = time.monotonic() - age_s
         self._stopped_s: float | None = None
 
@@ -65,10 +65,10 @@ class StopOrder:
     def __init__(self, send: Callable[[bool], None]) -> None:
         self._send = send
         self.asked_at_s: float | None = None
-        """Since the epoch; None if nobody has asked."""
+        """The time of the first request, in seconds since the epoch; None without one."""
         self.kill_asked = False
         self.late = False
-        """Whether it was given, or given again, after the end of the run."""
+        """Whether a request came after the end of the run."""
 
     def give(self, *, force: bool, late: bool = False) -> None:
         self.asked_at_s = self.asked_at_s or time.time()
@@ -76,22 +76,22 @@ class StopOrder:
         self._send(force)
 
     def stage(self, now_s: float) -> str:
-        """Return how far it has come at this time since the epoch: `asked`, or `killed` when the ranks that have not
-        stopped are; empty if nobody has asked."""
+        """Return the stage of the stop at this time since the epoch: `asked`; `killed` once ranks that have not stopped
+        are killed; empty without a request."""
         if self.asked_at_s is None:
             return ""
         return "killed" if self.kill_asked or now_s >= self.asked_at_s + KILL_AFTER_S else "asked"
 
 
 class Run:
-    """A run, as `%%distributed --detach` returns it, and as every other cell waits for it.
+    """One run of a cell: `%%distributed --detach` returns it, any other cell waits for it.
 
     Args:
-        record: Of this run, fresh.
+        record: The run's record, still without events.
         stop: Asks the pool to stop the run; with True, to kill it.
-        cell: Source lines by file name, for tracebacks.
-        cell_id: By which the front end finds the cell again.
-        echoes_output: Its ranks print straight into the notebook.
+        cell: Source lines of the cell by file name, for tracebacks.
+        cell_id: The front end's id of the cell.
+        echoes_output: Whether its ranks print straight into the notebook.
     """
 
     def __init__(
@@ -130,28 +130,29 @@ class Run:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user asked for its stop."""
+        """Return whether the user asked to stop the run."""
         return self.stop_order.asked_at_s is not None
 
     def done(self) -> bool:
-        """Whether every rank has ended."""
+        """Return whether the run has ended."""
         return self.clock.ended.is_set()
 
     @property
     def abandoned(self) -> bool:
-        """Whether an interrupt came before the thread that began the run could wait for it, so that nobody does; asked
-        by the next cell that wants its ranks."""
+        """Return whether no thread waits for the run, because an interrupt came before the one that began it could.
+
+        Read by the next cell that wants its ranks."""
         elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
         return elsewhere and not self.detached and not self.done()
 
     def wait_ended(self, timeout_s: float | None) -> bool:
-        """Whether it ends within this time; takes no part in how it ends."""
+        """Wait for the end of the run, without stopping it. Return whether it has ended within this time."""
         return interrupts.wait(self.clock.ended, timeout_s)
 
     @property
     def state(self) -> str:
-        """`running`, `stopping`, or how it ended: `done`, the worst that happened to a rank, or `refused` if the cell
-        never came to its ranks."""
+        """The state of the run: `running`, `stopping`, `done`, the worst end of a rank (`lost`, `failed` or
+        `interrupted`), or `refused` if the cell did not reach its ranks."""
         if not self.done():
             return "stopping" if self.interrupted else "running"
         states = {rank.state for rank in self.record.ranks.values()}
@@ -161,22 +162,22 @@ class Run:
 
     @property
     def stopping(self) -> str:
-        """Return how far a stop has come: `asked`, `killed`, or empty if nobody has asked."""
+        """The stage of a stop: `asked`, `killed`, or empty without a request."""
         return self.stop_order.stage(self.clock.began_at_s + self.elapsed_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The `Results`, or None if no rank returned anything; waits for the end of the run.
+        """Wait for the end of the run and return the `Results`, or None if no rank returned anything.
 
         Raises:
-            TimeoutError: It has not ended after `timeout_s` seconds; it goes on.
-            BaseException: What the first failing rank raised.
+            TimeoutError: The run has not ended after `timeout_s` seconds; it goes on.
+            BaseException: The exception of the first rank that failed.
         """
         if not self.wait_ended(timeout_s):
             raise TimeoutError(f"run {self.id} has not ended after {timeout_s} s; it goes on.")
         return self._conclude()
 
     def logs(self, rank: int | None = None) -> str:
-        """All that a rank wrote so far, or all ranks one after another."""
+        """Return the output of a rank so far, or of all ranks, one after another."""
         ranks = sorted(self.record.ranks) if rank is None else [rank]
         texts = []
         for number in ranks:
@@ -193,10 +194,10 @@ class Run:
         self.stop_order.give(force=force)
 
     def wait(self, view: View | None = None) -> Any:
-        """Wait for the end in the calling thread, showing the run in `view`; an interrupt stops the run, a second one
+        """Wait for the end in the calling thread and show the run in `view`; an interrupt stops the run, a second one
         kills it.
 
-        Returns what `result` returns, and raises what it raises; after an interrupt, `KeyboardInterrupt`.
+        Returns and raises the same as `result`; after an interrupt, raises `KeyboardInterrupt`.
         """
         with presses.taken_as_orders(self._pressed, stopped=lambda: self.interrupted):
             self._show_until_ended(view)
@@ -215,21 +216,21 @@ class Run:
             self._draw(view)
 
     def _draw(self, view: View | None, *, at_end: bool = False) -> None:
-        """Have it shown; as ended only when nothing is added any more."""
+        """Draw the view; draw an ended record only when nothing is added to it any more."""
         if view is not None:
             with self._lock:
                 if at_end or not self.record.ended:
                     view.draw(self.record, self.elapsed_s)
 
     def note(self, text: str) -> None:
-        """Put a sentence into the output of the run; from any thread."""
+        """Add a sentence to the output of the run; from any thread."""
         self.deliver(Noted(run=self.id, rank=None, text=text), ())
 
     def _pressed(self) -> None:
         self.stop_order.give(force=self.interrupted, late=self.done())
 
     def deliver(self, event: RunEvent, fds: Sequence[int]) -> None:
-        """Fold one event; called in the node's thread. Takes the descriptors."""
+        """Fold one event into the record; called in the node's thread. Takes the descriptors."""
         event = self._sources.named(self.values.taken(event, fds))
         with self._lock:
             self.record.apply(event)
@@ -244,7 +245,7 @@ class Run:
 
     def _end(self) -> None:
         self.clock.stop()
-        calls, self.on_ended = self.on_ended, []  # nothing that they hold is held any longer
+        calls, self.on_ended = self.on_ended, []  # so that what the callbacks hold is released
         try:
             for call in calls:
                 call()
@@ -252,7 +253,7 @@ class Run:
             self.clock.ended.set()
 
     def _conclude(self) -> Any:
-        """The values if all is well, else the exception, raised outside any `except` block."""
+        """Return the results of a run that succeeded, else raise its exception, outside any `except` block."""
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         try:
             with interrupts.WholeImports():

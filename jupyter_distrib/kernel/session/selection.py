@@ -16,7 +16,7 @@ from jupyter_distrib.system.formatting import rank_list
 
 
 def fits(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Whether these ranks are what is asked for; `request.size` counts ranks of a pool without GPUs."""
+    """Return whether these ranks meet the request, whose size is for CPU ranks if the pool has no GPUs."""
     size, asked = request.size, group.asked
     on_cpus = group.state == "open" and not group.gpus  # where nothing reads the variables of GPU libraries
     same = _given(asked) == _given(request) if on_cpus else asked.load_env == request.load_env
@@ -32,7 +32,7 @@ def fits(group: WorkerGroup, request: GroupRequest) -> bool:
 
 
 def fits_but_for_variables(group: WorkerGroup, request: GroupRequest) -> bool:
-    """Whether these ranks are what is asked for, but for what the notebook has set since they were started."""
+    """Return whether these ranks meet the request but for variables that the notebook has set since they started."""
     asked = group.asked
     return _given(asked) == _given(request) and fits(group, replace(request, load_env=asked.load_env))
 
@@ -43,7 +43,8 @@ def _given(request: GroupRequest) -> dict[str, str]:
 
 
 def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
-    """Have the head of its next run say, once, which variables of the notebook are not in force on these ranks."""
+    """Return the group, with a note for the head of its next run, once, on the notebook's variables that are not in
+    force on its ranks."""
     text = not_in_force(request.changed, group.asked.load_env)
     if text and text not in group.told:
         group.told.add(text)
@@ -52,12 +53,12 @@ def told_of_variables(group: WorkerGroup, request: GroupRequest) -> WorkerGroup:
 
 
 def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Condition) -> None:
-    """Another cell of this notebook has the ranks: return when that may be over.
+    """Wait until another cell of this notebook may have left these ranks; raise `PoolError` when the time is over.
 
     Args:
-        group: They are `busy`.
-        until_s: When to give up, by `time.monotonic`.
-        turns: Told when a thread has sent its cell, or has come to nothing; not held.
+        group: The ranks, which are `busy`.
+        until_s: The time to give up, by `time.monotonic`.
+        turns: The condition that is notified when a thread has sent its cell or has failed to; not held.
     """
     left_s = until_s - time.monotonic()
     if left_s <= 0 or group.state == "closed":
@@ -72,7 +73,7 @@ def wait_or_refuse(group: WorkerGroup, until_s: float, turns: threading.Conditio
 def of_handles(
     handles: Sequence[RankValue], connection: Connection, count: int | None, on: Iterable[int] | None
 ) -> WorkerGroup:
-    """The worker group on which the kept values live that the cell reads."""
+    """Return the worker group that keeps the values which the cell reads."""
     first = handles[0]
     for handle in handles:
         if lost := handle.lost.intersection(handle.ranks if on is None else on):
@@ -107,7 +108,7 @@ def newest(connection: Connection) -> WorkerGroup:
 
 
 def busy(group: WorkerGroup) -> PoolError:
-    """Why a cell cannot have these ranks, which another one has."""
+    """Return an error with the reason why a cell cannot use these ranks, which another cell has."""
     if (run := group.executing) is None:
         return PoolError("another cell is about to run on these ranks: wait for it, or use --wait S.")
     return PoolError(

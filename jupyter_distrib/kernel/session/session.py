@@ -1,4 +1,4 @@
-"""The session of one kernel: the runs on its ranks. One instance a process (`current`); it has a pool manager, which
+"""The session of one kernel: the runs on its ranks. One instance per process (`current`); it has a pool manager, which
 holds the ranks (`kernel/session/pool_manager.py`), and the choices that were made in this notebook.
 
 Called from the thread that runs the cell; events of a pool arrive in that pool's own thread
@@ -38,37 +38,37 @@ from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Attached, Cell, Ended, Execute, NotAttached, Noted, Parcel, Setting, Stop
 
 HISTORY = 20
-"""Runs that are remembered; more only while more go on."""
+"""The number of runs that are remembered; more only while more go on."""
 STOPPED_S = 5.0
-"""How long a cell that cannot be sent whole is waited for."""
+"""The most seconds to wait for the end of a run whose cell could not be sent completely."""
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""Has torch compare what the ranks call before each collective."""
+"""The variable with which torch compares the ranks' calls before each collective."""
 GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
-"""The cell that brings a sharded value back."""
+"""The source of the cell that fetches a sharded value."""
 
 
 class Session:
-    """Everything this kernel holds: its ranks, and the runs on them."""
+    """The session of this kernel: its ranks, and the runs on them."""
 
     def __init__(self) -> None:
         self.identity = KernelIdentity()
         self.choices = Choices()
         self.pools = PoolManager(self.identity, self.choices, self.changed)
         self.on_change: Callable[[], object] = lambda: None
-        """Called when worker groups or runs have come, changed or gone; from any thread."""
+        """The function that is called when worker groups or runs have come, changed or gone; from any thread."""
         self.history: tuple[Run, ...] = ()
         """The last runs, oldest first, and all that go on."""
         self.dropped: dict[str, Dropped] = {}
-        """Names that a distributed cell defined on the ranks only."""
+        """The names that a distributed cell defined on the ranks only."""
         self._lock = threading.Lock()
-        """For `history`."""
+        """The lock of `history`."""
         self.observers = Observers()
         self._numbers = itertools.count(1)
         self._kept_values = KeptValues(self._fetch)
 
     @property
     def settings(self) -> Settings:
-        """Pools and defaults as they are now. Raises `OptionsError` for a file that is wrong."""
+        """The pools and defaults as they are now. Raises `OptionsError` for a file with an error."""
         return self.choices.settings
 
     def changed(self) -> None:
@@ -87,11 +87,11 @@ class Session:
         settings: Settings | None = None,
         observed: bool = True,
     ) -> Run:
-        """Send the cell to its ranks. Returns as soon as they have been told to run it.
+        """Send the cell to its ranks. Returns as soon as the order to run it is sent.
 
-        `on_ended` is called in the node's thread, before a thread that waits for the run is told of its end. `settings`
-        are those that the options were read with; without them, those of now. With `observed`, observers may follow the
-        run.
+        `on_ended` is called in the node's thread, before a thread that waits for the run learns of its end. `settings`
+        are the settings with which the options were read, by default the present ones. With `observed`, observers may
+        follow the run.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
@@ -121,7 +121,7 @@ class Session:
         return run
 
     def _send(self, run: Run, group: WorkerGroup, command: Execute, content: shared_memory.Content | None) -> None:
-        """Ranks that have the cell, or some of its content, are told of an interrupt by the run."""
+        """Send the command with its content. Once ranks may have received any of it, an interrupt cancels the run."""
         connection = group.connection
         capabilities = connection.capabilities
         early = content is not None and capabilities.streams_content
@@ -198,7 +198,7 @@ class Session:
         self.changed()
 
     def _after(self, group: WorkerGroup, run: Run) -> None:
-        """Void the handles on ranks that died in a run that has ended. In the node's thread."""
+        """Mark the handles on ranks that died in a run as lost, after its end. In the node's thread."""
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
         for handle in list(group.handles):
             handle.mark_lost(gone)
@@ -225,16 +225,16 @@ class Session:
         )
 
     def pass_on(self) -> None:
-        """Have the ranks free what nobody here has a handle to any more."""
+        """Tell the ranks to free the values to which this notebook has no handle any more."""
         self._kept_values.pass_on()
 
     def handles(self, run: Run, names: Iterable[str]) -> dict[str, RankValue]:
-        """Handles to what a run has kept, for those names that some rank defined."""
+        """Return handles to the values that a run has kept, for the names that at least one rank defined."""
         group = next((group for group in self.pools.groups() if group.run is run), None)
         return {} if group is None else self._kept_values.handles(group, run, names)
 
     def _fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
-        """A copy of one rank's kept value: a run of its own, on that rank; on all of them, if each has a shard."""
+        """Fetch a copy of one rank's kept value by a run on that rank, or on all ranks if each has a shard."""
         handle = next(handle for handle in group.handles if handle.key == key)
         if group.busy:
             raise selection.busy(group)
@@ -251,7 +251,7 @@ class Session:
         return None if results is None else results[home]
 
     def find_run(self, name: str | None) -> Run:
-        """Return a run by its id or number, the last one for None. Raises `PoolError`."""
+        """Return the run with this id or number, or the last one for None. Raises `PoolError`."""
         for run in reversed(self.history):
             if name is None or name in (run.id, run.id.rpartition("-")[2]):
                 return run
@@ -261,7 +261,7 @@ class Session:
         )
 
     def attach(self, name: str | None) -> Run:
-        """A detached run, from this kernel or an earlier one, with its whole record. Raises `PoolError`."""
+        """Return a detached run of this kernel or an earlier one, with its whole record. Raises `PoolError`."""
         for run in reversed(self.history):
             if run.detached and (name is None or name in (run.id, run.id.rpartition("-")[2])):
                 return run
@@ -290,7 +290,7 @@ class Session:
 
 
 def _facts(run: Run, cell: Cell | None = None, options: Options | None = None) -> ObservedRun:
-    """Return what observers know of a run; without its cell, it is attached."""
+    """Return the facts about a run for its observers; a run without its cell is an attached one."""
     record = run.record
     return ObservedRun(
         id=run.id,
@@ -311,7 +311,7 @@ def _facts(run: Run, cell: Cell | None = None, options: Options | None = None) -
 
 @contextmanager
 def _observers_hear_of_the_end(run: Run) -> Iterator[None]:
-    """Whatever keeps the cell from being sent, the observers of the run are told of its end."""
+    """Pass the end of the run to its observers if any exception keeps the cell from being sent."""
     try:
         yield
     except BaseException:
@@ -321,7 +321,7 @@ def _observers_hear_of_the_end(run: Run) -> Iterator[None]:
 
 
 def _with_variables(options: Options) -> Options:
-    """Add what the strategy wants in the environment of its cells, which `--env` may override."""
+    """Return the options with the environment variables of the strategy, which `--env` may override."""
     from jupyter_distrib.kernel.settings.available import strategy_environment
 
     env = strategy_environment(options.strategy or "none", options.strategy_options)
@@ -329,7 +329,7 @@ def _with_variables(options: Options) -> Options:
 
 
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
-    """Return the cell's options that change nothing where it runs."""
+    """Yield a sentence for each option of the cell that has no effect on its pool."""
     ignored = connection.capabilities.ignored_options
     for option in OPTIONS:
         if option.name in ignored and getattr(options, option.name):
@@ -342,7 +342,7 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 
 def current() -> Session:
-    """This process's session; a forked child of the kernel gets its own."""
+    """Return the session of this process; a forked child of the kernel gets its own."""
     global _current
     with _making:
         if _current is None or _current.identity.pid != os.getpid():
@@ -351,7 +351,7 @@ def current() -> Session:
 
 
 def close() -> None:
-    """End the session, if there is one; the next use starts another."""
+    """End the session, if there is one; the next use starts a new one."""
     global _current
     if _current is not None and _current.identity.pid == os.getpid():
         _current.pools.close()

@@ -1,5 +1,5 @@
-"""The part of the kernel's environment that means something elsewhere: under another interpreter, or on another
-machine. Kernel side; standard library only."""
+"""The part of the kernel's environment that is valid under another interpreter or on another machine. Kernel side;
+standard library only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from functools import cache
 from jupyter_distrib.system import process_environment
 
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
-"""Variables about how ranks talk to one another, whoever has set them."""
+"""Prefixes of variables about the communication between ranks, which travel even if the notebook has not set them."""
 _NOWHERE = ("RAY_AUTH_",)
-"""The key to the cluster, which a cell that runs there does not need."""
+"""Prefixes of variables that never travel: the key to the cluster, which a cell that runs on it does not need."""
 
 
 def that_travel() -> dict[str, str]:
-    """Variables for ranks on other machines: those that the notebook has set or changed itself.
+    """Return the variables for ranks on other machines: variables that the notebook has set or changed itself.
 
-    What the kernel was started with is about its own machine, or is a secret that nobody has asked to send.
+    The variables with which the kernel was started are about its own machine, or are secrets that nobody asked to send.
     """
     at_start = _at_start()
     return {
@@ -34,7 +34,7 @@ def that_travel() -> dict[str, str]:
 
 @cache
 def _at_start() -> dict[str, str]:
-    """The environment that this process was exec'd with; empty if the system does not tell."""
+    """Return the environment with which this process was started; empty if the system does not give it."""
     try:
         with open("/proc/self/environ", "rb") as file:
             entries = file.read().decode(errors="surrogateescape").split("\0")
@@ -44,7 +44,7 @@ def _at_start() -> dict[str, str]:
 
 
 def without_own(path: Iterable[str]) -> tuple[str, ...]:
-    """The entries that are the user's: the notebook's folder, sources, packages installed in place."""
+    """Return the user's own entries of a path: the notebook's folder, sources, packages installed in place."""
     return tuple(folder for folder in path if not _is_own(folder))
 
 
@@ -56,7 +56,8 @@ def _is_own(folder: str) -> bool:
 
 @cache
 def _own_folders() -> frozenset[str]:
-    """The standard library and what is installed; not `sysconfig`'s `data`, which may be all of `/usr`."""
+    """Return the folders of the standard library and of installed packages; without `sysconfig`'s `data`, which may be
+    all of `/usr`."""
     paths = sysconfig.get_paths()
     library = f"python{sys.version_info.major}.{sys.version_info.minor}"
     bases = [os.path.join(base, "lib", library) for base in (sys.base_prefix, sys.prefix)]

@@ -1,5 +1,5 @@
 """The project files that the user trusts to name interpreters, commands and addresses. They are remembered by path and
-content in a file of the user's own, so that each is asked about once. Kernel side."""
+content in the user's own file, so that the user is asked once about each. Kernel side."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jupyter_distrib.system import paths
 
 
 def is_trusted(file: ProjectFile) -> bool:
-    """Whether this content of the file was trusted before."""
+    """Return whether the user has trusted this content of the file."""
     return _read().get(file.path) == file.digest
 
 
 def trust(file: ProjectFile) -> None:
-    """Remember this content of the file, in place of what was there before."""
+    """Remember this content of the file as trusted, in place of an earlier content."""
     path = _path()
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps({**_read(), file.path: file.digest}, indent=1), "utf-8")

@@ -1,4 +1,4 @@
-"""A set of warm ranks, as the notebook knows it. Written in the pool's own thread and in the one that runs the cell."""
+"""The kernel's view of a set of warm ranks. Written in the pool's own thread and in the one that runs the cell."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """The properties that ranks were asked for with."""
+    """The properties that were requested for ranks."""
 
     size: GroupSize
     load_env: dict[str, str]
-    """Variables that are read when a program loads, of `--env` and of the notebook."""
+    """The variables, from `--env` and the notebook, that programs read when they load."""
     changed: dict[str, str] = field(default_factory=dict)
-    """Those among them that the notebook has set since its pool was reached."""
+    """The GPU libraries' variables that the notebook has set since it reached its pool."""
     visible: tuple[str, ...] | None = None
-    """The kernel's CUDA_VISIBLE_DEVICES at that moment, split; None if it was unset."""
+    """The kernel's CUDA_VISIBLE_DEVICES at the time of the request, split; None if it was unset."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -41,20 +41,20 @@ class WorkerGroup:
     gpus: bool = False
     """Whether its ranks have GPUs."""
     notes: tuple[str, ...] = ()
-    """Sentences on the choice of its GPUs, for the head of its first run."""
+    """Sentences on the choice of its GPUs and on variables that are not in force, for the head of its next run."""
     told: set[str] = field(default_factory=set)
-    """Sentences on variables that have been told."""
+    """The sentences on variables that are in `notes` already, or were."""
     state: str = "opening"
-    """`opening`, `open`, or `closed`."""
+    """The state: `opening`, `open`, or `closed`."""
     reason: str = ""
-    """Why it is closed."""
+    """The reason why it is closed."""
     opened: threading.Event = field(default_factory=threading.Event)
     news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    """For the thread that waits for `opened`: what the worker group waits for; an empty text when it is settled."""
+    """Texts for the thread that waits for `opened`: the reason for the wait, or an empty text once it is over."""
     run: Run | None = None
-    """The run that has it now, or had it last."""
+    """The run that uses the group now, or used it last."""
     taker: threading.Thread | None = None
-    """The thread that has chosen it, and is about to send it a cell."""
+    """The thread that has chosen the group and is about to send it a cell."""
     handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -64,12 +64,12 @@ class WorkerGroup:
 
     @property
     def taken(self) -> bool:
-        """Whether another thread than this one is about to send it a cell."""
+        """Return whether a thread other than this one is about to send the group a cell."""
         return self.taker not in (None, threading.current_thread()) and self.taker.is_alive()
 
     @property
     def executing(self) -> Run | None:
-        """The run that goes on in it."""
+        """The run that goes on in the group, or None."""
         return None if self.run is None or self.run.done() else self.run
 
     @property
@@ -78,17 +78,17 @@ class WorkerGroup:
 
     @property
     def kept(self) -> list[RankValue]:
-        """Handles to values that at least one of its ranks still has."""
+        """The handles to values that at least one of its ranks still has."""
         return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
 
     def close(self, reason: str) -> None:
-        """Mark it closed, and what it kept as lost."""
+        """Mark the group as closed, and its kept values as lost."""
         self.state, self.reason = "closed", reason
         for handle in list(self.handles):
             handle.mark_lost(handle.ranks)
         self.settle()
 
     def settle(self) -> None:
-        """Wake the threads that wait for it: it is open or closed now."""
+        """Wake the threads that wait for the group, which is open or closed now."""
         self.opened.set()
         self.news.put("")

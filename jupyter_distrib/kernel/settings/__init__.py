@@ -1,1 +1,1 @@
-"""The options of a cell, and where their defaults come from."""
+"""The options of a cell, and the settings that give their defaults."""

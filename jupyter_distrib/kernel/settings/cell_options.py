@@ -5,8 +5,8 @@ Runs in the kernel and wherever a strategy or pool declares its options; standar
     %%distributed --gpus 2 --strategy ddp     --parse_line-->     Options    --to_line-->  the equal magic line
     gpus=2, strategy="ddp"                    --from_keywords-->  Options
 
-An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; all else here is derived from
-that. Both ways in end in `options.gather`, so a line and a call are refused for the same reasons in the same words.
+An option is declared once, as a field of `Options` or in the tuple of a strategy or pool; everything else in this file
+is derived from that. Both ways end in `options.gather`, so a line and a call get the same errors.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: An
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of one cell or call; None, empty and False mean not asked for."""
+    """The options of one cell or call; None, empty values and False stand for options that are not given."""
 
     gpus: int | None = _declared(
         None, "--gpus", "N", "N ranks with one GPU each; where the pool has no GPU at all, N CPU ranks", read=count,
@@ -112,17 +112,17 @@ class Options:
 
     @property
     def sized(self) -> bool:
-        """Whether they name ranks, or how many."""
+        """Return whether the options name ranks or their number."""
         return bool(self.gpus or self.ranks or self.on)
 
     def resized(self, size: GroupSize) -> Options:
-        """Return options that ask for this size."""
+        """Return a copy of the options that asks for this size."""
         gpus, ranks = (size.count, None) if size.gpus else (None, size.count)
         return replace(self, gpus=gpus, ranks=ranks, gpu_type=size.gpu_type or None)
 
     def given(self) -> dict[str, object]:
-        """Return the options that are set, by their keywords, those of the strategy included; without `env` and those
-        of the pool, which may hold secrets."""
+        """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
+        pool's options, which may hold secrets."""
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata and each.name != "env"}
         return {name: value for name, value in own.items() if value not in (None, (), False)} | self.strategy_options
 
@@ -140,14 +140,14 @@ def parse_line(
     """Parse the text after `%%distributed`, quoted as in a shell; a `# comment` may end it.
 
     Args:
-        line: As typed.
-        strategies: By name, what each declares.
-        pools: By name, what each declares.
-        strategy: The one whose options can be given without naming it.
-        pool: Likewise.
+        line: The text as typed.
+        strategies: The options that each strategy declares, by its name.
+        pools: The options that each pool declares, by its name.
+        strategy: The strategy whose options can be given without naming it.
+        pool: The pool whose options can be given without naming it.
 
     Raises:
-        OptionsError: what is wrong with which option and what to do, in one sentence.
+        OptionsError: It says in one sentence which option is wrong, why, and what to do.
     """
     words = split_words(line)
     chosen = value_after(words, "--strategy") or strategy, value_after(words, "--pool") or pool
@@ -166,10 +166,10 @@ def from_keywords(
     strategy: str = DEFAULT_STRATEGY,
     pool: str = DEFAULT_POOL,
 ) -> Options:
-    """Read keywords: a list, tuple or set where the line has commas, a mapping for `env`; None is not given.
+    """Read keywords: a list, tuple or set where the line has commas, a mapping for `env`; None for an option not given.
 
     Raises:
-        OptionsError: as `parse_line`, with the keyword's name.
+        OptionsError: It says the same as that of `parse_line`, with the keyword's name.
     """
     given = {name: _plain(value) for name, value in keywords.items() if value is not None}
     chosen = str(given.get("strategy", strategy)), str(given.get("pool", pool))
@@ -187,7 +187,7 @@ def to_line(options: Options) -> str:
     """Return the magic line that `parse_line` reads as these options.
 
     Raises:
-        OptionsError: a value holds a line break.
+        OptionsError: A value holds a line break.
     """
     words = [MAGIC]
     for option in OPTIONS:
@@ -223,7 +223,7 @@ def _word(flag: str, text: str) -> str:
 
 
 def _texts(option: Option, value: object) -> list[str]:
-    """Return a keyword's value as texts of a line; repeatable options have one text for each item."""
+    """Return a keyword's value as the texts of a line; a repeatable option has one text for each item."""
     if not option.metavar:
         if not isinstance(value, bool):
             raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
@@ -240,7 +240,7 @@ def _texts(option: Option, value: object) -> list[str]:
 
 
 def _plain(value: object) -> object:
-    """Return the value of a member of an enumeration, such as those of other libraries; any other value as it is."""
+    """Return the value of an enumeration's member, as other libraries have them; any other value unchanged."""
     return value.value if isinstance(value, Enum) else value
 
 
@@ -270,7 +270,7 @@ class Table:
 def possible(strategies: Declared, pools: Declared, strategy: str, pool: str, say: Say) -> Table:
     """Return the options allowed with this strategy and this pool. Raises `OptionsError` if either name is unknown."""
     everywhere = base(strategies, pools)
-    for option in everywhere:  # before all else, since what other options mean hangs on these two
+    for option in everywhere:  # first, since the other options depend on these two
         if name := {"strategy": strategy, "pool": pool}.get(option.name):
             check_choice(name, option.choices, say(option, name))
     strategy_own = _own(strategies.get(strategy, ()))
@@ -307,7 +307,7 @@ def _own(options: tuple[Option, ...]) -> tuple[Option, ...]:
 
 
 def value_after(words: Sequence[str], flag: str) -> str | None:
-    """Return the value of a flag, wherever it stands: a value never begins with `--`."""
+    """Return the value of a flag at any position in the line: a value never begins with `--`."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith(flag + "="):
             return word.partition("=")[2]

@@ -1,6 +1,6 @@
-"""Pools by name, and what cells get unless they say otherwise: from TOML files and the environment.
+"""The pools by name, and the defaults of cells, from TOML files and the environment.
 
-    pool = "lab"                  # of cells that name none; `strategy` likewise
+    pool = "lab"                  # for cells that name none; `strategy` likewise
 
     [pools.lab]
     kind = "local"                # and the options of that kind, spelt as their keywords
@@ -42,14 +42,14 @@ from jupyter_distrib.options import (
 
 _TOP = ("pool", "strategy", "pools")
 _HARMLESS = (at_least_zero, count, rank, seconds)
-"""Readers of numbers, which name no program and no machine."""
+"""The readers of numbers, which name no program and no machine."""
 
 
 def load(kinds: Declared, strategies: Declared, *, directory: str | None = None) -> Settings:
-    """Read the files and the environment.
+    """Return the settings from the files and the environment.
 
     Raises:
-        OptionsError: One sentence with the file and the line.
+        OptionsError: It says in one sentence what is wrong, with the file and the line.
     """
     state = find_files.state(directory=directory)
     settings = replace(without_files(kinds, strategies), ignored=state.ignored)
@@ -59,7 +59,7 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
 
 
 def _over(settings: Settings, file: File) -> Settings:
-    """The settings with what this file says on top."""
+    """Return the settings, overridden by the content of this file."""
     text, content = _read(file)
     shown = _shown(Path(file.path))
     for key in content:
@@ -91,7 +91,7 @@ def _with_default(settings: Settings, key: str, value: str, origin: str) -> Sett
 
 @lru_cache(maxsize=8)
 def _read(file: File) -> tuple[str, dict[str, Any]]:
-    """Text and content."""
+    """Return the text of a file and its parsed content."""
     import tomllib  # most notebooks have no file
 
     path = Path(file.path)
@@ -148,7 +148,7 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
 
 
 def _with_absolute_paths(pool: NamedPool, kinds: Declared, file: File) -> NamedPool:
-    """Return the pool with its paths, which are relative to the file."""
+    """Return the pool with absolute paths; in the file they are relative to its folder."""
     folder = os.path.dirname(file.path)
     names = [option.name for option in kinds[pool.kind] if option.metavar == "PATH" and option.name in pool.options]
     paths = {name: os.path.normpath(os.path.join(folder, os.path.expanduser(pool.options[name]))) for name in names}
@@ -156,8 +156,8 @@ def _with_absolute_paths(pool: NamedPool, kinds: Declared, file: File) -> NamedP
 
 
 def _to_be_trusted(pool: NamedPool, settings: Settings, file: File, text: str) -> NamedPool:
-    """Return the pool of a project's file, with what its user has to trust: texts that may name a program or a
-    machine, unless the user's own file says the same."""
+    """Return the pool of a project's file, with the values that the user has to trust: texts that may name a program or
+    a machine, unless the user's own file has the same."""
     known = settings.pools.get(pool.name)
     own = known.options if known is not None and known.kind == pool.kind else {}
     named = {
@@ -194,7 +194,7 @@ def _as_options(names: tuple[str, ...]) -> tuple[Option, ...]:
 
 
 def _as_text(option: Option, value: object) -> str:
-    """Return the text of a value on a line; a table, such as a runtime environment, as JSON."""
+    """Return a value as text for a magic line; a table, such as a runtime environment, as JSON."""
     match value:
         case True:
             return "" if not option.metavar else "true"
@@ -212,7 +212,7 @@ def _wrong(shown: str, text: str, header: str, key: str, why: object) -> Options
 
 
 def _line_of(text: str, header: str, key: str) -> int:
-    """Where a key of a table stands, else where the table begins; 0 if it is written in a way not looked for."""
+    """Return the line of a key in a table, else the table's first line; 0 if the search does not find its spelling."""
     table, found = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if match := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
@@ -227,7 +227,7 @@ def _line_of(text: str, header: str, key: str) -> int:
 
 
 def _shown(path: Path) -> str:
-    """As a person would name it: with `~`, or relative to the notebook's folder."""
+    """Return the path as a person would write it: with `~`, or relative to the notebook's folder."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(base):
             return f"{prefix}{path.relative_to(base)}"

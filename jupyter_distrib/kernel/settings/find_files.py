@@ -1,4 +1,4 @@
-"""The search for the files with settings: the user's, and the project's. Kernel side; every cell looks again."""
+"""The search for the files with settings: the user's and the project's. Kernel side; repeated for every cell."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import NamedTuple
 from jupyter_distrib.errors import OptionsError
 
 LOOK_ROUND_S = 5.0
-"""A repository, or another owner, may be seen this much later; a new file with pools is seen at once."""
+"""The seconds until a new repository or owner is noticed; a new file with pools is noticed at once."""
 PROJECT_FILE = "jupyter_distrib.toml"
 VARIABLES = ("JUPYTER_DISTRIB_POOL", "JUPYTER_DISTRIB_STRATEGY")
 
 
 class File(NamedTuple):
-    """One state of one file."""
+    """The state of one file."""
 
     path: str
     mtime_ns: int
     size: int
     of_project: bool
-    """Whether it came with the notebook's folder, and not with the user's home."""
+    """Whether the file belongs to the notebook's project, and not to the user's home."""
 
 
 class FilesState(NamedTuple):
-    """The files as they are now."""
+    """The present state of the files and of the environment."""
 
     folder: str
     files: tuple[File, ...]
     ignored: tuple[str, ...]
-    """A sentence for each file that is there and not read."""
+    """A sentence for each file that exists and is not read."""
     environment: tuple[str | None, ...]
 
 
 def state(*, directory: str | None = None) -> FilesState:
-    """Return a key for `config_files.load`: while this is equal, so is what that gives. Raises `OptionsError`."""
+    """Return a key for `config_files.load`, whose result is the same for equal keys. Raises `OptionsError`."""
     try:
         folder = directory or os.getcwd()
         user = _file(_user_file(), of_project=False)
         project, ignored = _project_file(folder)
-    except OSError as error:  # a folder that is gone, a file that is being replaced
+    except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
     files = tuple(filter(None, (user, project)))
     return FilesState(folder=folder, files=files, ignored=ignored, environment=tuple(map(os.environ.get, VARIABLES)))
@@ -60,7 +60,7 @@ def _user_file() -> str:
 
 
 def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
-    """Return the nearest file of the project, and why it is not read if others may have written it."""
+    """Return the nearest file of the project; or None, with a sentence, if others may have written that file."""
     for path in _project_files(directory, os.path.expanduser("~"), int(time.monotonic() / LOOK_ROUND_S)):
         if (file := _file(path, of_project=True)) is None:
             continue
@@ -75,7 +75,7 @@ def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
 def _file(path: str, *, of_project: bool) -> File | None:
     try:
         info = os.stat(path)
-    except OSError:  # nor is one that cannot be reached
+    except OSError:  # also for a file that cannot be reached
         return None
     if not stat.S_ISREG(info.st_mode):
         return None
@@ -84,9 +84,9 @@ def _file(path: str, *, of_project: bool) -> File | None:
 
 @lru_cache(maxsize=2)
 def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
-    """Return where the project's file may be: in the notebook's folder, or in one above it: up to the top of the
-    repository or the home folder, and never above one that others may write to, such as /tmp. `when` is there for the
-    cache."""
+    """Return the possible paths of the project's file: in the notebook's folder and in the folders above it, up to the
+    top of the repository or the home folder, but not in a folder that others may write to, such as /tmp. `when` only
+    makes cached results expire."""
     paths, folder = [os.path.join(directory, PROJECT_FILE)], directory
     while True:
         is_top = folder == home or os.path.exists(os.path.join(folder, ".git"))
@@ -98,7 +98,7 @@ def _project_files(directory: str, home: str, when: int) -> tuple[str, ...]:
 
 
 def _writable_by_others(info: os.stat_result) -> str:
-    """Return why other users may write a file or folder; empty if they may not."""
+    """Return the reason why other users may write a file or folder; empty if they may not."""
     if info.st_uid != os.getuid():
         return "belongs to another user"
     if info.st_mode & stat.S_IWOTH:
@@ -110,7 +110,7 @@ def _writable_by_others(info: os.stat_result) -> str:
 
 @lru_cache(maxsize=8)
 def _is_private(gid: int) -> bool:
-    """Whether a group has no other member: many systems give each user one of the same name."""
+    """Return whether a group has no other member: many systems give each user a group with the user's name."""
     import grp
     import pwd
 

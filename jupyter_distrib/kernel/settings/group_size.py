@@ -1,4 +1,4 @@
-"""The size of a worker group: how many ranks, and on which kind of device. Kernel side; a value without state."""
+"""The size of a worker group: the number of ranks and their kind of device. Kernel side; a value without state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSize:
-    """The number of ranks that is asked for, and their device; `GroupSize()` is what a pool gives by itself."""
+    """The requested number of ranks, and their device; `GroupSize()` stands for the pool's default."""
 
     count: int | None = None
-    """None: one rank for each GPU of the pool, or `DEFAULT_CPU_RANKS` where it has none."""
+    """The number of ranks; None: one for each GPU of the pool, or `DEFAULT_CPU_RANKS` if it has none."""
     gpus: bool = True
-    """Whether each rank has a GPU, where the pool has any; False: CPU ranks."""
+    """Whether each rank has a GPU, if the pool has any; False: CPU ranks."""
     gpu_type: str = ""
-    """Text that the names of the GPUs must contain; empty for any type."""
+    """The text that the names of the GPUs must contain; empty for any type."""
 
     def on_cpus(self) -> GroupSize:
-        """Return the size that it comes to on a pool without any GPU."""
+        """Return the size that results on a pool without GPUs."""
         return replace(self, count=self.count or DEFAULT_CPU_RANKS, gpus=False)

@@ -1,5 +1,5 @@
-"""Help, tab completion and the docs' table of the options that `kernel/settings/cell_options.py` and others declare.
-No state."""
+"""The help, the tab completion and the docs' table of the options that `kernel/settings/cell_options.py`, strategies
+and pools declare. No state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CURSOR = "\0"
 
 
 def help_text(*, strategies: Declared, pools: Declared) -> str:
-    """For `%%distributed?`."""
+    """Return the text of `%%distributed?`."""
     sections = [("Options:", base(strategies, pools)), *_sections(strategies, pools)]
     width = max(len(_usage(option)) for _, options in sections for option in options)
     lines = [f"usage: {MAGIC} [OPTION]... [# comment]"]
@@ -51,7 +51,7 @@ def complete(
     strategy: str = DEFAULT_STRATEGY,
     pool: str = DEFAULT_POOL,
 ) -> list[str]:
-    """Words that could stand in place of the one at the cursor; the line may begin with `%%distributed`."""
+    """Return the words that complete the one at the cursor; the line may begin with `%%distributed`."""
     try:
         # The mark shows whether the cursor is in a word, behind one, or in a comment.
         words = split_words(line_before_cursor.lstrip().removeprefix(MAGIC) + _CURSOR)
@@ -78,7 +78,7 @@ def _candidates(words: Sequence[str], current: str, options: Sequence[Option]) -
 
 
 def _sections(strategies: Declared, pools: Declared) -> Iterator[tuple[str, list[Option]]]:
-    """What strategies and pools declare, under the names of those that declare the same."""
+    """Yield the options of strategies and pools, under a title with the names that share them."""
     for kind, declared in (("strategy", strategies), ("pool", pools)):
         owners: dict[Option, list[str]] = {}
         for owner, options in declared.items():

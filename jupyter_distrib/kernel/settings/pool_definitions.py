@@ -1,5 +1,5 @@
-"""The definition of a named pool, by a file or by `%distributed_pool add`: which options it may have, and which names.
-Kernel side, no state."""
+"""The definition of a named pool, by a file or by `%distributed_pool add`: its possible options and names. Kernel
+side, no state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jupyter_distrib.pools.base import capabilities_of
 
 _OF_SIZE = ("gpus", "ranks", "gpu_type")
 _DEFAULTS = ("strategy", "wait_s")
-"""Options of a cell, besides the size, that a pool may give a default for."""
+"""The options of a cell, besides the size, for which a pool may give a default."""
 
 
 def add(settings: Settings, name: str, kind: str, values: Mapping[str, Any]) -> NamedPool:
-    """A pool of this notebook's own, from the options of `%distributed_pool add`. Raises `OptionsError`."""
+    """Return a pool for this notebook alone, from the options of `%distributed_pool add`. Raises `OptionsError`."""
     check_name(name, kind, settings.kinds)
     own = {option.name for option in settings.kinds[kind]}
     return NamedPool(
@@ -33,7 +33,7 @@ def add(settings: Settings, name: str, kind: str, values: Mapping[str, Any]) -> 
 
 
 def of_kinds(kinds: Declared, strategies: Declared) -> Declared:
-    """By every kind that can have names, what can be set for a pool of it."""
+    """Return the options that can be set for a pool, by each kind whose pools can be named."""
     return {kind: options_of(kind, kinds, strategies) for kind in nameable(kinds)}
 
 
@@ -46,12 +46,12 @@ def options_of(kind: str, kinds: Declared, strategies: Declared) -> tuple[Option
 
 
 def field_of(option: Option) -> str:
-    """The field of `Options`: files say `wait`, as the flag does."""
+    """Return the field of `Options` for an option of a file, where `wait` is spelt as the flag."""
     return "wait_s" if option.name == "wait" else option.name
 
 
 def for_cells(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `NamedPool` that say what a cell gets which leaves these options out."""
+    """Return the fields of `NamedPool` with the values for cells that leave these options out."""
     size = Options(**{key: values[key] for key in _OF_SIZE if key in values}).size
     return {"size": size, "defaults": {key: values[key] for key in _DEFAULTS if key in values}}
 

@@ -1,5 +1,5 @@
-"""The settings of one notebook at one moment: its pools by name, and what cells get that do not say otherwise. Kernel
-side; values without state, but for the magic lines that were parsed with them."""
+"""The settings of one notebook at one moment: its pools by name, and the defaults of its cells. Kernel side; values
+without state, except for a cache of magic lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import Declared
 
 REMEMBERED = 64
-"""Magic lines."""
+"""The number of magic lines in the cache."""
 BUILT_IN = "built in"
 NOTEBOOK = "this notebook"
 SIDEBAR = "the sidebar"
@@ -24,7 +24,7 @@ class ProjectFile:
     path: str
     digest: str
     shown: str
-    """The path as a person would write it."""
+    """The path in the form that a person would write."""
     names: str
     """The options in question: `python = '/home/me/evil'`."""
     only: bool
@@ -40,14 +40,14 @@ class NamedPool:
     options: dict[str, str] = field(default_factory=dict)
     """The options of its kind, by `Option.name`, as texts."""
     size: GroupSize = field(default_factory=GroupSize)
-    """The size of its worker groups for cells that name none."""
+    """The size of its worker groups for cells that name no size."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Other fields of `Options` for cells that leave them out: `strategy`, `wait_s`."""
+    """The values of other fields of `Options` for cells that leave them out: `strategy`, `wait_s`."""
     origin: str = BUILT_IN
     project_file: ProjectFile | None = None
-    """The project's file, if nothing but that names the pool's interpreter, command or address."""
+    """The project's file, if only that file names the pool's interpreter, command or address."""
     sized_by: str = ""
-    """Where the number of ranks comes from, if not from the same place."""
+    """The place where the number of ranks was chosen, if not that of the pool's definition."""
 
     def resized(self, size: GroupSize, by: str) -> NamedPool:
         """Return the pool with a size that was chosen in this notebook or its sidebar."""
@@ -56,14 +56,14 @@ class NamedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of this notebook now."""
+    """The present settings of this notebook."""
 
     pools: dict[str, NamedPool]
     kinds: Declared
     strategies: Declared
     pool: str = DEFAULT_POOL
     pool_origin: str = ""
-    """Where the choice comes from; empty if nobody made one."""
+    """The place where the pool was chosen; empty without a choice."""
     strategy: str = ""
     strategy_origin: str = ""
     ignored: tuple[str, ...] = ()
@@ -72,12 +72,12 @@ class Settings:
 
     @property
     def declared(self) -> Declared:
-        """By the name of each pool, what can be given with it."""
+        """The options that can be given with each pool, by its name."""
         return {pool.name: self.kinds[pool.kind] for pool in self.pools.values()}
 
     @property
     def possible(self) -> dict[str, Any]:
-        """Return what a cell can ask for here, as the readers of `kernel/settings/cell_options.py` take it."""
+        """The declared options, as keyword arguments for the functions of `kernel/settings/cell_options.py`."""
         return {
             "strategies": self.strategies,
             "pools": self.declared,
@@ -86,7 +86,7 @@ class Settings:
         }
 
     def options(self, line: str) -> Options:
-        """Parse what this line asks for here, once: cells are run again and again. Raises `OptionsError`."""
+        """Return the options of a magic line, parsed once since cells are run repeatedly. Raises `OptionsError`."""
         if line not in self._read:
             if len(self._read) == REMEMBERED:
                 self._read.clear()
@@ -94,13 +94,13 @@ class Settings:
         return self._read[line]
 
     def strategy_for(self, pool: str | None = None) -> str:
-        """Return the strategy of cells on this pool that name none."""
+        """Return the strategy of cells on this pool that name no strategy."""
         own = self.pools[pool or self.pool].defaults.get("strategy")
         here = self.strategy_origin in (NOTEBOOK, SIDEBAR)
         return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
 
     def filled(self, options: Options) -> Options:
-        """The options with every default in its place."""
+        """Return the options, completed with all defaults."""
         pool = self.pools[options.pool or self.pool]
         missing = {name: value for name, value in pool.defaults.items() if not getattr(options, name)}
         missing["strategy"] = options.strategy or self.strategy_for(pool.name)
@@ -110,11 +110,11 @@ class Settings:
         return replace(options, **missing, pool=pool.name, pool_options={**pool.options, **options.pool_options})
 
     def size_of(self, pool: str) -> GroupSize:
-        """Return the size of the worker group that a cell gets on this pool which does not name one."""
+        """Return the size of the worker group of a cell on this pool that names no size."""
         return self.pools[pool].size
 
     def origins(self, options: Options) -> str:
-        """Where pool and strategy of a cell come from that does not name them itself: `pool lab from ~/pools.toml`."""
+        """Return the origins of pool, strategy and size that a cell does not name: `pool lab from ~/pools.toml`."""
         parts: dict[str, list[str]] = {}
         pool = self.pools[options.pool or self.pool]
         if not options.pool and self.pool_origin:
@@ -129,10 +129,10 @@ class Settings:
 
 
 def built_in(kinds: Declared) -> dict[str, NamedPool]:
-    """Every kind is a pool of that name."""
+    """Return the built-in pools: one for each kind, under its name."""
     return {kind: NamedPool(name=kind, kind=kind) for kind in kinds}
 
 
 def without_files(kinds: Declared, strategies: Declared) -> Settings:
-    """Return the settings where nobody has said anything."""
+    """Return the settings without files, choices or environment."""
     return Settings(pools=built_in(kinds), kinds=kinds, strategies=strategies)
