@@ -1,1 +1,1 @@
-"""The notebook's interface: magics, the decorator, the live view, status."""
+"""The notebook's interface: the magics, the decorator, the live view, the status."""

@@ -1,7 +1,7 @@
 """The comment `# distributed: --gpus 8` as the first line of a cell, in place of `%%distributed --gpus 8`. Kernel side.
 
 Linters, formatters and type checkers see a plain Python cell. The comment becomes the magic before IPython looks for
-magics, in the same line, so that all line numbers stay those of the front end.
+magics, in the same line, so that all line numbers remain those of the front end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_distrib.kernel.settings.cell_options import MAGIC
 
 _LINE = re.compile(r"#\s*distributed:\s*(?P<options>(?:--.*)?)$")
-"""The comment that stands for the magic; other words behind the colon make it an ordinary comment."""
+"""The comment that stands for the magic; other words after the colon make it an ordinary comment."""
 _suspended = False
 
 
@@ -26,7 +26,7 @@ def magic_line(line: str) -> str | None:
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Put the magic in place of the comment. The number of lines stays: empty ones go behind the magic."""
+    """Put the magic in place of the comment. The number of lines stays: empty lines before it go behind the magic."""
     first = next((index for index, line in enumerate(lines) if line.strip()), None)
     magic = None if first is None or _suspended else magic_line(lines[first])
     if first is None or magic is None:

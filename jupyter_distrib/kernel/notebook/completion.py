@@ -1,4 +1,4 @@
-"""Tab completion of our options in `%%distributed` lines: ours only, none of Python's names. Kernel side."""
+"""The tab completion of options in `%%distributed` lines: only our options, none of Python's names. Kernel side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAGICS = ("%%distributed", "%%distrib")
 
 @context_matcher(identifier="jupyter_distrib", priority=100)  # type: ignore[untyped-decorator]  # IPython's has no types
 def _matcher(context: CompletionContext) -> SimpleMatcherResult:
-    """Return the words that can follow in the magic line at the cursor."""
+    """Return the words that can complete the magic line at the cursor."""
     line = context.line_with_cursor[: context.cursor_position]
     rest = _options_in(line)
     if rest is None or context.cursor_line != 0:
@@ -34,7 +34,7 @@ def _matcher(context: CompletionContext) -> SimpleMatcherResult:
 
 
 def _options_in(line: str) -> str | None:
-    """Return the text behind the magic, or behind the comment that stands for it; None where no option can be."""
+    """Return the text behind the magic, or behind the comment that stands for it; None where no option can stand."""
     magic, space, rest = line.partition(" ")
     if magic in _MAGICS:
         return rest if space else None

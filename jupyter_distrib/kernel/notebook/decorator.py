@@ -1,4 +1,4 @@
-"""The same from Python: `@distributed(gpus=8)` on a function."""
+"""The decorator `@distributed(gpus=8)`, which runs a function on ranks as `%%distributed` runs a cell."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CALL = "__function__(*__arguments__, **__keywords__)"
 
 
 def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]:
-    """Have a function run on every rank of a pool: the options of `%%distributed` as keywords.
+    """Make a function run on every rank of a pool; the keywords are the options of `%%distributed`.
 
     Without `strategy`, each rank finds torchrun's environment and no process group.
 
     Raises:
-        OptionsError: Names the keyword that is wrong.
+        OptionsError: It names the keyword that is wrong.
     """
     chosen = from_keywords(options, **session.current().settings.possible)
     for name in _OF_CELLS:
@@ -42,7 +42,7 @@ def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunctio
 
 
 class DistributedFunction(Generic[P, R]):
-    """A function that runs on every rank when it is called; inside a rank it is the plain function."""
+    """A function that runs on every rank when it is called; on a rank it is the plain function."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, function)
@@ -50,7 +50,7 @@ class DistributedFunction(Generic[P, R]):
         self.function, self.options = function, options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Run it with these arguments on every rank; gives the `Results`, or the `Run` with `detach=True`."""
+        """Run the function with these arguments on every rank. Return the `Results`; with `detach=True`, the `Run`."""
         if identity.is_rank():
             return self.function(*args, **kwargs)
         try:
@@ -84,7 +84,7 @@ class DistributedFunction(Generic[P, R]):
         return current.start(cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles)
 
     def _is_importable(self) -> bool:
-        """Whether the ranks find it in a module, where it has that module's own globals."""
+        """Return whether the ranks can import the function from a module, where it has that module's globals."""
         home: object = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
         for part in self._path.split("."):
             home = getattr(home, part, None)
@@ -95,7 +95,7 @@ class DistributedFunction(Generic[P, R]):
 
 
 def _namespace() -> dict[str, Any]:
-    """The notebook's names, or those of the script."""
+    """Return the names of the notebook or of the script."""
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 

@@ -1,7 +1,7 @@
-"""The report of `%distributed_status --doctor`: what is installed and what is missing, to read and to paste somewhere.
-Kernel side; loads neither torch nor CUDA.
+"""The report of `%distributed_status --doctor` on what is installed and what is missing, to read or to paste. Kernel
+side; loads neither torch nor CUDA.
 
-No values of the environment are in it but those of this package's own variables.
+Of the environment's values it shows only those of this package's own variables.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PACKAGES = (
 )
 SIDEBAR = "jupyter-distrib"
 """The folder of the JupyterLab extension."""
-SHM = Path("/dev/shm")  # noqa: S108 - its size is looked at, nothing is put there
+SHM = Path("/dev/shm")  # noqa: S108 - only its size is read
 SMALL_SHM_BYTES = 256 << 20
 _OURS = "JUPYTER_DISTRIB_"
 
@@ -52,18 +52,18 @@ class Finding:
     topic: str
     text: str
     advice: str = ""
-    """What to do; empty if all is well."""
+    """The recommended action; empty if all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All findings, shown as text or HTML."""
+    """The findings, shown as text or HTML."""
 
     findings: tuple[Finding, ...]
 
     @classmethod
     def of(cls, session: Session, shell: Any) -> Report:
-        """Look everywhere; what cannot be found out is a finding too."""
+        """Return a report with all findings; a failed check is a finding too."""
         parts = (_versions(), _front_end(shell), _sidebar(), _settings(session), _pool(session), _gpus(), _machine())
         return cls(findings=tuple(finding for part in parts for finding in part))
 
@@ -123,7 +123,7 @@ def _front_end(shell: Any) -> Iterator[Finding]:
 
 
 def _deafness() -> Iterator[Finding]:
-    """Report a bug of ipykernel before 7.4.0 (https://github.com/ipython/ipykernel/issues/1554)."""
+    """Yield a finding for a bug of ipykernel before 7.4.0 (https://github.com/ipython/ipykernel/issues/1554)."""
     from ipykernel import _version as ipykernel
 
     if (7,) <= ipykernel.version_info < (7, 4):
@@ -158,7 +158,7 @@ def _pool(session: Session) -> Iterator[Finding]:
     try:
         pool = session.settings.pool
     except DistributedError:
-        return  # is a finding already
+        return  # `_settings` reports it
     began_s = time.monotonic()
     try:
         answer = session.pools.connect(pool).ask()
@@ -175,7 +175,7 @@ def _pool(session: Session) -> Iterator[Finding]:
 
 
 def _devices(answer: dict[str, Any]) -> Iterator[Finding]:
-    """Report what the pool's agent says of its GPUs."""
+    """Yield findings on the problems and modes of GPUs that the pool's agent reports."""
     if problem := answer.get("gpu_problem", ""):
         yield Finding(topic="GPUs", text="not all of them can be used", advice=problem)
     modes = [f"GPU {gpu['number']}: {gpu['modes']}" for gpu in answer["gpus"] if gpu["modes"]]

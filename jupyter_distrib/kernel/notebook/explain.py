@@ -1,5 +1,5 @@
-"""The answer to `--explain`: what would travel to the ranks, and why, and what the strategy would do; nothing runs.
-Kernel side."""
+"""The answer to `--explain`: the values that would travel to the ranks, with the reasons, and the effects of the
+strategy; nothing runs. Kernel side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAD = ("name", "type", "size", "why")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Tables that show themselves as text or HTML."""
+    """The tables of `--explain`, which show themselves as text or HTML."""
 
     rows: tuple[Row, ...]
     """Name, type, size and reason of each variable."""
@@ -36,7 +36,7 @@ class Explanation:
         strategy: str = "none",
         effects: tuple[str, str] = ("", ""),
     ) -> Explanation:
-        """Explain a captured cell. `effects` says what the strategy does with a model and with a data loader."""
+        """Explain a captured cell. `effects` describe what the strategy does with a model and with a data loader."""
         names = {item.name: (item.value, item.reason) for item in captured.inputs}
         for name, way in reachable(captured.inputs, namespace).items():
             names.setdefault(name, (namespace[name], f"used by {' -> '.join(way)}"))

@@ -48,13 +48,13 @@ class PoolRequest:
     name: str | None = None
     """The pool's name; None for the pool in use."""
     count: int | None = None
-    """The number of ranks in `resize N`; their kind stays."""
+    """The number of ranks in `resize N`; they keep their kind of device."""
     size: GroupSize | None = None
-    """The size that `--gpus` or `--ranks` name."""
+    """The size that `--gpus` or `--ranks` names."""
     kind: str | None = None
-    """The kind of the pool, for `add` alone."""
+    """The kind of the pool, only for `add`."""
     values: dict[str, Any] = field(default_factory=dict)
-    """The given options of the kind and defaults for cells, for `add` alone."""
+    """The given options of the kind and defaults for cells, only for `add`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +88,9 @@ def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = Mappin
     """Parse `%distributed_pool list|use|add|remove|start|stop|restart|resize|trust [NAME or N] [--gpus N|--ranks N]`.
 
     Args:
-        line: As typed.
-        pools: The names that there are.
-        of_kinds: By kind, what `add` takes.
+        line: The text as typed.
+        pools: The names of all pools.
+        of_kinds: The options that `add` takes, by kind.
     """
     actions = get_args(PoolAction)
     if split_words(line)[:1] == ["add"]:
@@ -132,7 +132,7 @@ def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
 
 
 def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[str]) -> None:
-    """Raise `OptionsError` for a line that makes no sense; `sizes` is how many sizes it names."""
+    """Raise `OptionsError` for a line that makes no sense; `sizes` is the number of sizes that it names."""
     action, name = request.action, request.name
     if action in ("start", "resize"):
         if sizes > 1 or (action == "resize" and not sizes):

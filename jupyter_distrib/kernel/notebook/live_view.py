@@ -1,13 +1,13 @@
-"""The live view of a run in the cell that started it, and what is left of it at the end. An observer of the run, which
-draws in the thread that waits for it.
+"""The live view of a run in the cell that started it, and the static view that remains at the end. An observer of the
+run, which draws in the thread that waits for it.
 
     a notebook that people watch      the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
                                       at most
     any other client of the kernel    HTML and text, drawn anew in place
     a plain terminal                  lines as they come
 
-Nothing appears before there is something to see, and of a cell that ends at once only its end is shown. That is static
-HTML and text (`kernel/views/html.py`, `kernel/views/text.py`) without any widget: what a saved notebook holds.
+Nothing appears before there is something to see, and of a cell that ends at once only the end is shown: static HTML and
+text (`kernel/views/html.py`, `kernel/views/text.py`) without a widget, which a saved notebook keeps.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
 
 DRAW_EVERY_S = 0.25
-"""Interval of HTML and text; the first one is drawn at once."""
+"""The interval of drawing HTML and text; the first time is at once."""
 WIDGET_AFTER_S = 0.3
-"""A run that ends sooner has no widget: it would only flash up."""
+"""The least age of a run with a widget: that of a shorter run would only flash up."""
 WIDGET_EVERY_S = 0.2
 TICK_S = 1.0
-"""Without news: how often to look whether the run is worth showing by now, or its clock is to be drawn."""
+"""The interval, without news, of checking whether the run is worth showing by now and of drawing its clock."""
 _QUIET = (Started, Returned)
-"""Nothing to be seen of these by themselves: the thread that waits is not woken."""
+"""Events with no visible effect by themselves, which do not wake the thread that waits."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
-"""Environment variable: `widget` or `html`, for a front end that is taken for what it is not."""
+"""The environment variable that forces `widget` or `html`, for a front end that is mistaken for another kind."""
 _NO_WIDGETS = (
     "The run goes on. Its live view is a widget, which this front end does not show; the output comes here at the end. "
     f"{CHOICE}=html in the kernel's environment gives a plain view instead."
@@ -54,7 +54,7 @@ _NO_WIDGETS = (
 
 
 class Bell:
-    """Wakes the thread that waits; rung in any other thread, once until it has looked."""
+    """A bell that wakes the thread that waits: rung in any other thread, but only once until the waiting one wakes."""
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -72,11 +72,11 @@ class Bell:
 
 
 class CellDisplay:
-    """The display of one run under its cell, which is drawn over again and again."""
+    """The display of one run under its cell, which is redrawn in place."""
 
     def __init__(self, run: str) -> None:
         self.data: dict[str, Any] = {}
-        """The last bundle that was put."""
+        """The last bundle that was shown."""
         self.metadata: dict[str, Any] = {}
         self._run = run
         self._handle: Any = None
@@ -86,7 +86,7 @@ class CellDisplay:
         return self._handle is not None
 
     def put(self, bundle: dict[str, Any], *, settled: bool) -> None:
-        """Show this bundle in place of the last one; nothing happens if it is empty, or the same."""
+        """Show this bundle in place of the last one, unless it is empty or the same."""
         metadata = cell_outputs.marked(self._run, settled=settled)
         if not bundle or (bundle, metadata) == (self.data, self.metadata):
             return
@@ -100,14 +100,14 @@ class CellDisplay:
 
 
 class LiveView(View):
-    """The view of one run. Made in the thread that executes the cell."""
+    """The live view of one run. Made in the thread that executes the cell."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._display = CellDisplay(run.id)
         self._bell = Bell()
         self._again_s = 0.0
-        """Without news: how soon to be drawn again."""
+        """The seconds until the next drawing without news."""
         self._next_s = 0.0
         self._changes = -1
         self._streamed = 0
@@ -123,7 +123,7 @@ class LiveView(View):
         return {"lines": self._stream, "widget": self._push, "html": self._draw_html}[route()]
 
     def open_now(self) -> LiveView:
-        """Take a place under the cell now, for a run that will be shown from another thread when the cell is over."""
+        """Open the display under the cell now, for a run that another thread shows after the end of the cell."""
         if self._show == self._push:
             self._try(self._open_widget)
         if self._show == self._draw_html:
@@ -131,7 +131,7 @@ class LiveView(View):
         return self
 
     def observe(self, event: RunEvent, record: RunRecord) -> None:
-        """Wake the thread that waits, if there is something to be seen."""
+        """Wake the thread that waits, if there is something to see."""
         if not isinstance(event, _QUIET):
             self._bell.ring()
 
@@ -142,7 +142,7 @@ class LiveView(View):
         self._again_s = self._draw_if_due(record, elapsed_s)
 
     def _draw_if_due(self, record: RunRecord, elapsed_s: float) -> float:
-        """Draw what is worth it by now; returns how soon to be drawn again."""
+        """Draw the view if it is due. Return the seconds until the next drawing."""
         if self._show is None:
             return TICK_S
         now_s = time.monotonic()
@@ -163,7 +163,7 @@ class LiveView(View):
         return WIDGET_EVERY_S if self._show == self._push else DRAW_EVERY_S
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
-        """Show the end, once: the thread that waits calls again when all is over."""
+        """Show the end, once, though the thread that waits calls again when all is over."""
         show, self._show = self._show, None
         if show == self._stream:
             self._stream(record, elapsed_s)
@@ -184,7 +184,7 @@ class LiveView(View):
         self._put(self._bundle(record, elapsed_s, shown=False))
 
     def _bundle(self, record: RunRecord, elapsed_s: float, *, shown: bool) -> dict[str, str]:
-        """Text and HTML; empty if there is nothing to tell and (`shown`) nothing to be replaced."""
+        """Return text and HTML; empty if there is nothing to show and (`shown`) no earlier view to replace."""
         pool = self._run.pool
         text = text_view.as_text(record, elapsed_s, pool, always=shown)
         return (
@@ -203,7 +203,7 @@ class LiveView(View):
             self._try(self._open_widget)
 
     def _try(self, action: Callable[[], object]) -> None:
-        """Do this; show HTML from now on if the widget library is missing or broken: no view ends its run."""
+        """Call `action`; show HTML from now on if the widget library is missing or broken: no view ends its run."""
         try:
             action()
         except Exception:  # noqa: BLE001 - foreign code, and whatever front ends do to it
@@ -239,13 +239,13 @@ class LiveView(View):
         return {**self._pieces.now, "clock": {"elapsed_s": self._run.elapsed_s}}
 
     def _take(self, request: dict[str, Any]) -> None:
-        """Handle a request of the browser, in whatever thread it arrives; of this run only."""
+        """Handle a request of the browser about this run, in the thread in which it arrives."""
         bridge.handle({**request, "run": self._run.id})
 
     # ------------------------------------------------------------------------------------------------ a terminal
 
     def _stream(self, record: RunRecord, elapsed_s: float) -> None:
-        """In a plain terminal nothing can be drawn over: lines as they come, and the rest at the end."""
+        """Print lines as they come, and the rest at the end: a plain terminal cannot redraw in place."""
         lines, self._streamed = text_view.stream_lines(record, self._streamed)
         if record.ended and self._streamed != 0:
             lines.append(text_view.header(record, elapsed_s, self._run.pool))
@@ -254,7 +254,7 @@ class LiveView(View):
 
 
 def route() -> str:
-    """Return how a run of the cell that is being executed is shown: `widget`, `html` or `lines`."""
+    """Return the kind of view for a run of the cell that is being executed: `widget`, `html` or `lines`."""
     shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
         return "lines"

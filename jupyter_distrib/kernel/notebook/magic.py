@@ -1,4 +1,4 @@
-"""`%%distributed` and the line magics: the story of a cell, told once. Runs in the kernel's main thread.
+"""The magic `%%distributed` and the line magics: the whole course of a cell. Runs in the kernel's main thread.
 
     parse -> capture -> start -> show -> wait -> return
 
@@ -118,13 +118,13 @@ class DistributedMagics(Magics):
         )
 
     def _detached(self, run: Run, options: Options) -> Run:
-        """Show the run from a thread of its own; the cell is free."""
+        """Show the run from a thread of its own, so that the cell ends at once."""
         view = LiveView(run).open_now()
 
         def follow() -> None:
             try:
                 run.wait(view)
-            except BaseException:  # noqa: BLE001 - whoever calls `result()` gets it
+            except BaseException:  # noqa: BLE001 - `result()` raises it
                 return
 
         threading.Thread(target=follow, name=f"jupyter_distrib-{run.id}", daemon=True).start()
@@ -133,10 +133,10 @@ class DistributedMagics(Magics):
         return run
 
     def _taking_over(self, current: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:
-        """Bind in the notebook what a run leaves: handles to kept values, and where names went that were not kept.
+        """Return a function that binds handles to a run's kept values in the notebook and records the names not kept.
 
-        In the node's thread, so that no interrupt comes between; whoever waits for the run finds it done. A detached
-        run leaves alone what has changed in the notebook since it began.
+        It runs in the node's thread, so that no interrupt comes between, and before a thread that waits for the run
+        goes on. A detached run does not overwrite names that the notebook has bound anew since it began.
         """
         notebook = self.shell.user_ns
         before = {name: notebook.get(name) for name in options.keep}
@@ -157,9 +157,9 @@ class DistributedMagics(Magics):
 
     @line_magic
     def distributed_status(self, line: str) -> Status | Report:
-        """Show pool, ranks and runs: `%distributed_status`; a value that also tells it as HTML.
+        """Return a view of pools, ranks and runs, as text and HTML: `%distributed_status`.
 
-        `%distributed_status --doctor`: versions, front end, pool, driver, and what to do about what is missing.
+        `%distributed_status --doctor`: versions, front end, pool, driver, and advice on what is missing.
         """
         if line_magics.parse_status(line).doctor:
             return Report.of(session.current(), self.shell)
@@ -167,7 +167,7 @@ class DistributedMagics(Magics):
 
     @line_magic
     def distributed_logs(self, line: str) -> None:
-        """Print all that a run wrote: `%distributed_logs [RUN] [--rank R]`; without RUN the last run."""
+        """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN that of the last run."""
         request = line_magics.parse_logs(line)
         run = session.current().find_run(request.run)
         if request.rank is not None and request.rank not in run.record.ranks:
@@ -178,23 +178,23 @@ class DistributedMagics(Magics):
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:
-        """Bring back a detached run with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
-        notebook, else of any."""
+        """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
+        notebook, else of any notebook."""
         run = session.current().attach(line_magics.parse_attach(line).run)
         return self._detached(run, Options())
 
     @line_magic
     def distributed_pool(self, line: str) -> PoolTable | None:
-        """Show the pools, or do something with one.
+        """Show the pools, or change one.
 
-        `%distributed_pool`                     what there is, and which ranks are up
+        `%distributed_pool`                     the pools, and the ranks that are up
         `%distributed_pool use NAME`            cells use this pool from now on
         `%distributed_pool add NAME --kind K`   a pool of this notebook, with the options of its kind
-        `%distributed_pool remove NAME`         end its ranks and forget it
-        `%distributed_pool start --gpus N`      have ranks up before a cell asks for them; or `--ranks N`
-        `%distributed_pool stop [NAME]`         end the ranks; what they keep is gone
-        `%distributed_pool restart [NAME]`      new processes
-        `%distributed_pool resize N`            as many ranks from now on
+        `%distributed_pool remove NAME`         end its ranks and remove it
+        `%distributed_pool start --gpus N`      start ranks before a cell asks for them; or `--ranks N`
+        `%distributed_pool stop [NAME]`         end the ranks; the values that they keep are lost
+        `%distributed_pool restart [NAME]`      replace the ranks by new processes
+        `%distributed_pool resize N`            use N ranks from now on
         `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
         """
         current = session.current()
@@ -239,9 +239,9 @@ def _shown_alone(error: SyntaxError) -> BaseException:
 
 
 def cell_label(shell: InteractiveShell) -> str:
-    """`Cell In[5]`: what IPython's own tracebacks call the cell that is being executed.
+    """Return the name of the cell that is being executed in IPython's own tracebacks: `Cell In[5]`.
 
-    Found by the code that is running: IPython 9 has already counted on when a cell runs, IPython 8 has not.
+    The name comes from the running code, since IPython 9 has already raised its count while a cell runs, IPython 8 not.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -259,7 +259,7 @@ _replaced: dict[str, Callable[..., Any]] = {}
 
 
 def load(shell: InteractiveShell) -> None:
-    """`%load_ext jupyter_distrib`; a second time changes nothing."""
+    """Load the extension (`%load_ext jupyter_distrib`); a second time changes nothing."""
     registry = shell.magics_manager.magics["cell"]
     for name in _OURS:
         other = registry.get(name)
@@ -276,18 +276,18 @@ def load(shell: InteractiveShell) -> None:
 
 
 def _pass_on(_: object) -> None:
-    """Free on the ranks what a cell of the notebook has dropped, when the cell ends."""
+    """Free the values on the ranks whose handles a cell of the notebook has dropped, when the cell ends."""
     session.current().pass_on()
 
 
 def _home(magic: Callable[..., Any]) -> str:
-    """Return the package that a magic comes from, as far as it tells."""
+    """Return the package that a magic comes from, by its `__module__`."""
     module = getattr(magic, "__module__", None) or type(magic).__module__
     return "this notebook" if module == "__main__" else module.partition(".")[0]
 
 
 def unload(shell: InteractiveShell) -> None:
-    """`%unload_ext jupyter_distrib`: the ranks end, and what was there before is there again."""
+    """Unload the extension (`%unload_ext jupyter_distrib`): end the ranks, and restore the magics that it replaced."""
     from jupyter_distrib.kernel.notebook import completion
 
     bridge.remove()

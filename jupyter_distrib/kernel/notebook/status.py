@@ -24,35 +24,35 @@ _POOLS = ("pool", "kind", "in use", "ranks", "keeps", "from")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Pools, ranks and runs at one moment."""
+    """The pools, ranks and runs at one moment."""
 
     pool: str
     strategy: str
     ranks: tuple[dict[str, Any], ...]
-    """For each rank: `rank`, `state`, `device`, `pid`, `rss_bytes`, `node` (empty for one machine), `pool`; while it
-    runs also `cpu_percent`, and on a GPU `gpu_memory_bytes` and `gpu_percent`."""
+    """The ranks, each with `rank`, `state`, `device`, `pid`, `rss_bytes`, `node` (empty for one machine), `pool`;
+    during a run also `cpu_percent`, and on a GPU `gpu_memory_bytes` and `gpu_percent`."""
     nodes: tuple[dict[str, Any], ...]
-    """For each node of the pools in use: `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus`, `gpu_type`,
-    `ranks`, `pool`; what is free is None if nobody knows."""
+    """The nodes of the pools in use, each with `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus`,
+    `gpu_type`, `ranks`, `pool`; the free amounts are None if they are unknown."""
     gpus: tuple[dict[str, Any], ...]
-    """For each GPU of this machine, or slice of one: `index`, `number` (`3:1` for a slice), `name`, `memory_bytes` and
-    `used_bytes` (None if unknown), `modes`, `holder`."""
+    """The GPUs of this machine, or slices of them, each with `index`, `number` (`3:1` for a slice), `name`,
+    `memory_bytes` and `used_bytes` (None if unknown), `modes`, `holder`."""
     gpu_problems: tuple[str, ...]
-    """Why GPUs of this machine cannot be used, in sentences."""
+    """Sentences on the reasons why GPUs of this machine cannot be used."""
     kept: tuple[str, ...]
     runs: tuple[dict[str, Any], ...]
     """The last runs, oldest first: `run`, `cell`, `state`, `elapsed_s`, `ranks`, `peak_rss_bytes`,
-    `peak_gpu_memory_bytes`, and `stall`: why nothing moves, or empty."""
+    `peak_gpu_memory_bytes`, and `stall`: the reason why no rank makes progress, or empty."""
     others: tuple[dict[str, Any], ...]
-    """Worker groups of other notebooks on this node: `holder`, `ranks`, `running`, `kept`."""
+    """The worker groups of other notebooks on this node: `holder`, `ranks`, `running`, `kept`."""
     detached: tuple[dict[str, Any], ...]
-    """Detached runs that are none of `runs`, on this machine, in whatever pool: `run`, `cell`, `state`, `age_s`,
+    """The detached runs on this machine that are not among `runs`, in any pool: `run`, `cell`, `state`, `age_s`,
     `holder`."""
     agent: str
 
     @classmethod
     def of(cls, session: Session) -> Status:
-        """Ask every pool that was used. Raises `PoolError` if one does not answer."""
+        """Return the status, from every used pool's answer. Raises `PoolError` if a pool does not answer."""
         settings, pools = session.settings, session.pools
         connections = list(pools.connections) or [pools.connect(settings.pool)]
         answers = [(connection.pool, connection.ask()) for connection in connections]
@@ -156,7 +156,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTable:
-    """The pools a cell can name, and what this notebook has of each."""
+    """The pools that a cell can name, with this notebook's ranks on each."""
 
     rows: tuple[tuple[str, ...], ...]
 
@@ -204,7 +204,7 @@ def _load_text(rank: dict[str, Any]) -> str:
 
 
 def _peak(run: dict[str, Any]) -> str:
-    """Format the peak memory of all ranks of a run together; empty for a run that was over before it was sampled."""
+    """Format the peak memory of all ranks of a run together; empty for a run that ended before it was sampled."""
     gpu = "" if run["peak_gpu_memory_bytes"] is None else f", gpu {size(run['peak_gpu_memory_bytes'])}"
     return f"{size(run['peak_rss_bytes'])}{gpu}" if run["peak_rss_bytes"] else ""
 
@@ -242,7 +242,7 @@ def _node(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _gpu_memory(gpu: dict[str, Any]) -> str:
-    """Format what is used of a GPU's memory; the driver of some does not tell."""
+    """Format the used part of a GPU's memory, which some drivers do not report."""
     if gpu["memory_bytes"] is None or gpu["used_bytes"] is None:
         return "unknown"
     return f"{size(gpu['used_bytes'])} of {size(gpu['memory_bytes'])}"

@@ -1,8 +1,8 @@
-"""A preview of what a strategy will do to an unchanged cell, as far as its text tells: the second half of `--explain`.
+"""The preview of a strategy's effects on an unchanged cell, as its text shows them: the second half of `--explain`.
 Kernel side.
 
-Reads the cell and the functions and classes of the notebook that travel with it; executes nothing. What a library does
-inside cannot be seen here; the head of the run says what was really done.
+Reads the cell and the functions and classes of the notebook that travel with it; executes nothing. The calls inside a
+library cannot be seen in this text; the head of the run says what was really done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_TEXT = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChange:
-    """One place where something will be done, or left alone."""
+    """One place that a strategy will change, or leave unchanged."""
 
     where: str
     """The place: `line 5`, or `fit, its line 2` for a function of another cell."""
@@ -32,13 +32,13 @@ class PlannedChange:
 
 
 def preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: str) -> tuple[PlannedChange, ...]:
-    """Return the places, in the cell and in what travels with it, where a strategy will do something.
+    """Return the places, in the cell and in the code and values that travel with it, where a strategy takes effect.
 
     Args:
         captured: The cell.
-        namespace: The notebook's.
-        model: What the strategy does with a model; empty if it does nothing.
-        data: What it does with a data loader.
+        namespace: The names of the notebook.
+        model: The strategy's effect on a model; empty if it has none.
+        data: Its effect on a data loader.
     """
     if not model:
         return ()
@@ -58,7 +58,7 @@ def preview(captured: Captured, namespace: Mapping[str, Any], model: str, data: 
 
 
 def _functions(name: str, value: object) -> dict[str, FunctionType]:
-    """Return a function itself, or a class's methods: the source of a notebook's class is known by its methods only."""
+    """Return a function itself, or the methods of a class: the source of a notebook's class is found only by those."""
     if isinstance(value, FunctionType):
         return {name: value}
     if not isinstance(value, type) or value.__module__ != "__main__":
@@ -124,5 +124,5 @@ def _is_a(value: object, base: str) -> bool:
 
 
 def _has_base(kind: type, base: str) -> bool:
-    """Return whether a class has a base of this name; by name, so that nothing has to be imported."""
+    """Return whether a class has a base with this name; names need no import."""
     return any(f"{each.__module__}.{each.__qualname__}" == base for each in kind.__mro__)

@@ -1,8 +1,8 @@
 """The widget that shows a run in the browser: an anywidget whose state is the pieces of `kernel/views/state_delta.py`.
 Kernel side.
 
-Imported when the first run is long enough to be watched, because it takes anywidget and ipywidgets with it. Its methods
-are called in the thread that shows the run; `get_state` also in whatever thread answers a browser that was reloaded.
+Imported when the first run is long enough to be watched, because it imports anywidget and ipywidgets. Its methods are
+called in the thread that shows the run; `get_state` also in the thread that answers a browser that was reloaded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MODULES = ("dom.js", "state.js", "chart.js", "output.js", "displays.js", "run.j
 
 
 def bundle() -> str:
-    """Return the view as the one module that anywidget takes: all files, without their imports of one another."""
+    """Return the view as the single module that anywidget takes: all files, without their imports of one another."""
     lines = (line for name in _MODULES for line in (_STATIC / name).read_text("utf-8").splitlines())
     return "\n".join(line for line in lines if not line.startswith("import "))
 
 
 class RunWidget(anywidget.AnyWidget):
-    """One run. The browser keeps the pieces as plain attributes of the model, so nothing is lost on the way to a view
-    that is still being loaded."""
+    """The widget of one run. The browser keeps the pieces as plain attributes of the model, so that a view which is
+    still being loaded loses none of them."""
 
     layout = traitlets.Any(None).tag(sync=True)  # else each run would have a second model
     _esm = bundle()
@@ -40,7 +40,7 @@ class RunWidget(anywidget.AnyWidget):
         self.on_msg(lambda _, content, buffers: on_request(content))
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
-        """Return the state as ipywidgets does, all of it for None, else the named keys; the pieces are among them."""
+        """Return the state, including the pieces, as ipywidgets does: all of it for None, else the named keys."""
         pieces = self._pieces()
         if key is None:
             return {**super().get_state(None, drop_defaults), **pieces}
@@ -49,7 +49,7 @@ class RunWidget(anywidget.AnyWidget):
         return {**super().get_state(keys - pieces.keys(), drop_defaults), **state} if keys - pieces.keys() else state
 
     def push(self, changed: Iterable[str]) -> None:
-        """Bring the browser up to date with these pieces."""
+        """Send these pieces to the browser."""
         self.send_state(set(changed))
         # ipykernel 7.4 takes what the browser sends on this comm to the thread that published on it last, which is the
         # one that runs the cell. Without this note a press of Stop would wait for the end of the cell.

@@ -1,7 +1,7 @@
-"""The displays of one rank: figures, HTML, tables, in order, with updates in their place.
+"""The displays of one rank: figures, HTML, tables, in order, with updates in place.
 
 Part of the fold in `kernel/record/record.py`; kernel side; no thread, no clock. The bundles come from the rank's user
-code: they are data here, and whoever shows them uses a sanitised path."""
+code: this module only stores them, and code that shows them must sanitise them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """One MIME bundle."""
+    """One display: a MIME bundle."""
 
     data: dict[str, str]
     """MIME type -> content: text as it is, images as base64, JSON types as JSON text."""
@@ -29,11 +29,11 @@ class Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displays:
-    """The newest displays of a rank: at most `KEPT`, and about `KEPT_BYTES`, whatever the rank does."""
+    """The newest displays of a rank: at most `KEPT`, and about `KEPT_BYTES`."""
 
     shown: tuple[Display, ...] = ()
     skipped: int = 0
-    """Number of older displays that are no longer kept."""
+    """The number of older displays that are no longer kept."""
 
     def after(self, event: Displayed) -> Displays:
         new = Display(data=event.data, metadata=event.metadata, display_id=event.display_id)

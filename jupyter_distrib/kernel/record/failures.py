@@ -1,13 +1,14 @@
-"""From a run that did not end well to the exception that its cell raises. Kernel side; pure functions of a `RunRecord`.
+"""The exception that a cell raises for a run that did not end well. Kernel side; pure functions of a `RunRecord`.
 
-    cause(record)         which rank is the root of it: the others mostly fell over because of that one
-    to_exception(...)     the user's own exception type, told per rank
-    to_interrupt(...)     KeyboardInterrupt that says where each rank was
-    to_early_interrupt(.) ... that says where the kernel was, when there was no run yet
-    to_timeout(...)       RunTimeout, the same way
+    cause(record)         the rank that is the root of the failure: the others mostly failed because of it
+    to_exception(...)     the user's own exception type, with a text for each rank
+    to_interrupt(...)     a KeyboardInterrupt that says where each rank was
+    to_early_interrupt(.) a KeyboardInterrupt that says where the kernel was, before there was a run
+    to_timeout(...)       a RunTimeout that says where each rank was
 
 Every exception made here carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the instance
-(`InteractiveShell.showtraceback`). It is made at once, as lines of text, so that the exception still pickles.
+(`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception still
+pickles.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ _PEER_LOST = re.compile(
     r"|dist(?:network|store)error|heartbeat monitor timed out|unexpected end of (?:stream|file) from store",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and TCPStore say when another rank went away."""
+"""The messages of gloo, NCCL and TCPStore about another rank that is gone."""
 
 _SHOWN_ANOTHER_WAY = (
     SyntaxError, BaseExceptionGroup, SystemExit, GeneratorExit, asyncio.CancelledError, bdb.BdbQuit
 )  # fmt: skip
-"""Types that IPython or ipykernel treat specially and do not ask for `_render_traceback_`: they would print our frames
-or nothing, end the kernel, or count as cancelled. A `RemoteError` of the same name stands for them and has them as
+"""Types that IPython or ipykernel treat specially, without a call of `_render_traceback_`: they would print our frames
+or nothing, end the kernel, or count as cancelled. A `RemoteError` of the same name takes their place and has them as
 `original`."""
 
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
@@ -69,10 +70,10 @@ _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGS
 
 
 def cause(record: RunRecord) -> int | None:
-    """Give the rank whose failure or death brought the run down; None if nothing went wrong on its own.
+    """Return the rank whose failure or death made the run fail; None if no rank failed or died.
 
-    Deaths that we did not ask for, and exceptions that do not merely say that a peer went away, are possible roots; the
-    earliest of them is it. If there are only consequences (the true root may be outside), the earliest of those.
+    Possible roots are deaths that we did not request, and exceptions that do not merely report a lost peer; the
+    earliest of them is the cause. If there are only consequences (the true root may be outside), the earliest one is.
     """
     troubles = [(at_s, rank) for rank in record.ranks.values() if (at_s := _trouble_at_s(rank)) is not None]
     roots = [(at_s, rank) for at_s, rank in troubles if not is_consequence(rank)] or troubles
@@ -88,7 +89,7 @@ def _trouble_at_s(rank: RankRecord) -> float | None:
 
 
 def is_consequence(rank: RankRecord) -> bool:
-    """Whether a rank's exception merely says that another rank went away."""
+    """Return whether a rank's exception merely reports that another rank is gone."""
     failure = rank.failure
     while failure is not None:
         if _PEER_LOST.search(f"{failure.type_name}: {failure.message}"):
@@ -98,7 +99,7 @@ def is_consequence(rank: RankRecord) -> bool:
 
 
 def in_brief(rank: RankRecord) -> str:
-    """Say in one line what went wrong on a rank, without naming it; empty if nothing did."""
+    """Return one line on the failure of a rank, without the rank's number; empty without a failure."""
     if rank.failure is not None:
         return headline(rank.failure)
     if rank.exit is not None and rank.state == "lost":
@@ -117,10 +118,10 @@ def to_exception(
     *,
     colors: bool = False,
 ) -> BaseException:
-    """Give the exception to raise in the cell: the root's own object if it can be had.
+    """Return the exception to raise in the cell: the root's own object if it can be unpacked.
 
     It has `.rank` (the root), `.failures` (rank -> `Failure` or `Exited`), and renders itself. Raise it outside of any
-    `except` block: IPython prints raw frames for whatever has an exception group in its context.
+    `except` block: IPython prints raw frames for an exception with an exception group in its context.
     """
     paint = Paint(colors)
     number = cause(record)
@@ -145,14 +146,14 @@ def to_exception(
 
 
 def to_interrupt(record: RunRecord, elapsed_s: float, source_of: SourceOf | None = None) -> KeyboardInterrupt:
-    """Give the KeyboardInterrupt of a run that the user stopped; it says where each rank was."""
+    """Return the KeyboardInterrupt of a run that the user stopped; it says where each rank was."""
     message = f"Stopped by you after {duration(elapsed_s)}."
     lines = [f"KeyboardInterrupt: {message}", *_stall(record), *_others(record, set(), source_of)]
     return _dressed(KeyboardInterrupt(message), lines, None, record)
 
 
 def to_early_interrupt(frames: Sequence[Frame]) -> KeyboardInterrupt:
-    """Give the KeyboardInterrupt of a cell that was stopped while the kernel prepared it; `frames` are the kernel's."""
+    """Return the KeyboardInterrupt of a cell that was stopped during its preparation; `frames` are the kernel's."""
     message = "Stopped by you before the ranks had begun."
     inside = [f"In {where(frame)}" for frame in frames if is_user(frame)][-1:]
     stopped = KeyboardInterrupt(message)
@@ -161,7 +162,7 @@ def to_early_interrupt(frames: Sequence[Frame]) -> KeyboardInterrupt:
 
 
 def to_timeout(record: RunRecord, limit_s: float, elapsed_s: float, source_of: SourceOf | None = None) -> RunTimeout:
-    """Give the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
+    """Return the RunTimeout of a run that took longer than its `--timeout`, or hung for its `--hang-timeout`; it says
     where each rank was."""
     name = "--hang-timeout" if record.hung else "--timeout"
     message = f"The run was stopped after {duration(elapsed_s)}, because its {name} is {duration(limit_s)}."
@@ -176,7 +177,7 @@ def _stall(record: RunRecord) -> list[str]:
 
 
 def _ended_from_outside(record: RunRecord, elapsed_s: float) -> str:
-    """Say what ended a run, if no rank did."""
+    """Return a sentence on the end of a run that no rank caused."""
     for rank in record.ranks.values():
         if rank.exit is not None and rank.exit.reason:
             return f"The run ended after {duration(elapsed_s)}, because {rank.exit.reason}."
@@ -204,7 +205,7 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
 
 
 def _object(failure: Failure, unpack: Unpack) -> BaseException:
-    """The user's exception object, or a stand-in that carries its name."""
+    """Return the user's exception object, or a stand-in that carries its name."""
     original: BaseException | None = None
     if failure.parcel is not None:
         try:
@@ -219,9 +220,9 @@ def _object(failure: Failure, unpack: Unpack) -> BaseException:
 
 
 def remote_error(type_name: str, message: str) -> RemoteError:
-    """Make a `RemoteError` whose class has the name of the exception it stands for, and pickles.
+    """Return a `RemoteError` that pickles, whose class has the name of the exception that it replaces.
 
-    If that is a builtin one, it is also caught as that: `except KeyError` works.
+    In place of a builtin exception, it is also caught as that type: `except KeyError` works.
     """
     return _remote_type(type_name)(message)
 
@@ -230,7 +231,7 @@ class _StandIn(RemoteError):
     type_name = ""
 
     def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)  # not super(): a builtin beside this class may want other arguments
+        Exception.__init__(self, message)  # not super(): a builtin beside this class may require other arguments
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -267,7 +268,7 @@ def _lost(record: RunRecord, root: RankRecord, source_of: SourceOf, paint: Paint
 
 
 def describe_exit(ended: Exited) -> str:
-    """Say how a process ended, as what follows `rank 2 `."""
+    """Return a phrase on the end of a process, to follow `rank 2 `."""
     return _manner(ended) + (f" while it was loading `{ended.loading}`" if ended.loading else "")
 
 
@@ -303,12 +304,12 @@ def _exit_call(failure: Failure) -> str:
 
 
 def own_traceback(rank: RankRecord) -> str:
-    """Return a key that ranks share whose exceptions may be told as one; empty if the rank only lost another one."""
+    """Return a key that ranks with equal tracebacks share; empty if the rank did not fail or only lost another rank."""
     return fingerprint(rank.failure) if rank.failure is not None and not is_consequence(rank) else ""
 
 
 def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
-    """The root, and the ranks with a traceback that is exactly equal."""
+    """Return the root, and the ranks with a traceback that is exactly equal."""
     assert root.failure is not None
     key = fingerprint(root.failure)
     return tuple(
@@ -317,7 +318,7 @@ def _alike(record: RunRecord, root: RankRecord) -> tuple[int, ...]:
 
 
 def _others(record: RunRecord, shown: set[int], source_of: SourceOf | None = None) -> list[str]:
-    """One line for each group of ranks of which the same is to be said."""
+    """Return one line for each group of ranks that have the same story."""
     has_root = bool(shown)
     waited = any(_operation(_last_frames(rank)) for rank in record.ranks.values())
     groups: dict[tuple[str, str], list[int]] = {}
@@ -344,7 +345,7 @@ def _last_frames(rank: RankRecord) -> tuple[Frame, ...]:
 
 
 def _story(rank: RankRecord, has_root: bool, source_of: SourceOf | None) -> str:
-    """Say what became of a rank, as what follows its number."""
+    """Return a phrase on the end of a rank, to follow its number."""
     if rank.failure is not None:
         return _failure_story(rank, has_root, source_of)
     if rank.exit is not None and not (rank.exit.asked and rank.returned):
@@ -382,14 +383,14 @@ def _stopped_story(frames: Sequence[Frame], where: str, has_root: bool) -> str:
 
 
 def _operation(frames: Sequence[Frame]) -> str:
-    """The collective in which a rank was waiting."""
+    """Return the collective in which a rank was waiting, in brackets; empty if it waited in none."""
     inside = [frame.function for frame in frames if "distributed_c10d" in frame.filename]
     names = [name for name in inside if not name.startswith("_") and name != "wrapper"]
     return f" (in {names[0]})" if names else ""
 
 
 def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
-    """`Cell In[5], line 14, in train: loss.backward()`, of the innermost line that is the user's cell."""
+    """Return the innermost line of the user's code: `Cell In[5], line 14, in train: loss.backward()`."""
     frame = innermost(frames)
     if frame is None:
         return ""

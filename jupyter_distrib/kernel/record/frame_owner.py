@@ -1,6 +1,6 @@
-"""Whose code a frame of a traceback is, told by its file name. Kernel side; a pure function.
+"""The owner of the code of a traceback's frame, by its file name. Kernel side; a pure function.
 
-The file may be on another machine, where Python is in other folders, so names are looked at and not files.
+The file may be on another machine, where Python is in other folders, so only the name counts and no file is read.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Literal
 from jupyter_distrib.system import process_environment
 
 Owner = Literal["cell", "user", "library", "package"]
-"""A cell of the notebook, another file of the user's, Python or an installed package, or this package."""
+"""The owner: a cell of the notebook, another file of the user, Python or an installed package, or this package."""
 
 _CELL = "Cell In["
-"""The beginning of the names of the notebook's cells."""
+"""The prefix of the names of the notebook's cells."""
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen")
 _PACKAGE = "/site-packages/jupyter_distrib/"
-"""This package, as ranks with a Python of their own have it."""
+"""The folder of this package on ranks with a Python of their own."""
 
 
 def owner(filename: str) -> Owner:
-    """Tell whose code a file is."""
+    """Return the owner of the code in a file."""
     if filename.startswith(process_environment.OWN) or _PACKAGE in filename:
         return "package"
     if filename.startswith(_CELL):

@@ -1,8 +1,8 @@
-"""What follows a run: the interface of the live view, of the sidebar, and of trackers that other packages bring.
+"""The interface of observers of a run: the live view, the sidebar, and trackers of other packages.
 
 A package adds one by an entry point of the group `jupyter_distrib.observers`: the observer's name, and a function that
-is given each run and returns an observer of it, or None (docs/writing-an-observer.md). Kernel side; standard library
-only. Who calls what, and in which thread, is in `kernel/session/observers.py`.
+takes each run and returns an observer of it, or None (docs/writing-an-observer.md). Kernel side; standard library only.
+The callers and their threads are in `kernel/session/observers.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ObservedRun:
     source: str
     """The cell as the ranks execute it, with an empty line in place of the magic's; empty for an attached run."""
     options: Mapping[str, object]
-    """The options of the cell that are set, by their names as keywords, defaults of the settings included. Without
+    """The options of the cell that are set, including defaults of the settings, by their names as keywords; without
     `env`, which may hold secrets. Empty for an attached run."""
     strategy: str
     pool: str
@@ -34,27 +34,27 @@ class ObservedRun:
     gpus: bool
     detached: bool
     attached: bool
-    """Whether the run began earlier, maybe in another kernel, and its events are told again from the beginning."""
+    """Whether the run began earlier, maybe in another kernel, and its events are sent again from the beginning."""
     began_at_s: float
-    """Seconds since 1970."""
+    """The time of the beginning, in seconds since 1970."""
     note: Callable[[str], None]
-    """Puts a sentence into the output of the run, from any thread; an address in it becomes a link."""
+    """A function that adds a sentence to the output of the run, from any thread; an address in it becomes a link."""
 
 
 class Observer(Protocol):
-    """Follows one run."""
+    """An observer of one run."""
 
     def begin(self) -> Mapping[str, str]:
-        """Called once, before the cell is sent; returns environment variables for the ranks. Those of an attached run
-        have theirs already."""
+        """Return environment variables for the ranks; called once, before the cell is sent. The ranks of an attached
+        run do not get them any more."""
         return {}
 
     def observe(self, event: RunEvent, record: RunRecord) -> None:
-        """Called for each event, in order, with the record of all events up to this one.
+        """Handle an event; called for each one, in order, with the record of all events up to this one.
 
         `Ended` is the last event; it is the only one if the cell could not be sent.
         """
 
 
 Follow = Callable[[ObservedRun], Observer | None]
-"""Returns an observer of a run, or None for a run that is not to be followed."""
+"""A function that returns an observer of a run, or None for a run that it does not follow."""

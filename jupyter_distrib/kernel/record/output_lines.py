@@ -1,4 +1,4 @@
-"""The output lines of all ranks of a run, in order of arrival: the first and the last of them.
+"""The first and the last output lines of all ranks of a run, in order of arrival.
 
 Part of the fold in `kernel/record/record.py`; kernel side; no thread, no clock.
 """
@@ -17,14 +17,14 @@ class Line:
     """One line of output, or (`skipped` > 0, no text) the place where that many lines were left out."""
 
     rank: int | None
-    """The rank that wrote the line; None if the lines left out there are of any rank."""
+    """The rank that wrote the line; None for a gap in the lines of several ranks."""
     stream: str = "stdout"
     text: str = ""
     skipped: int = 0
 
 
 class Lines:
-    """The first and the last lines of a run's output, so that memory is bounded whatever the ranks write."""
+    """The first and the last lines of a run's output, so that memory is bounded for any amount of output."""
 
     def __init__(self) -> None:
         self.entries = 0

@@ -1,8 +1,8 @@
 """The record of one run: the fold of its events. Kernel side; no thread, no clock, standard library only.
 
-`RunRecord.apply(event)` is the only way anything changes here. The live view, the returned values, a saved record and
-a reattached run are all readings of the same fold. Memory is bounded whatever the ranks print, because the full text is
-in the log files.
+Only `RunRecord.apply(event)` changes a record. The live view, the returned values, a saved record and a reattached run
+are all readings of the same fold. Memory is bounded for any amount of output, because the full text is in the log
+files.
 
     Wrote --> Stream (one per rank and stream) --+--> complete lines --> RunRecord.lines_since
               joins pieces, folds \\r and codes    +--> tqdm's bars   --> RankRecord.progress
@@ -53,7 +53,7 @@ NOTES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Numbers that a rank reported together."""
+    """A sample: numbers that a rank reported together."""
 
     step: int
     values: dict[str, float]
@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class RankRecord:
-    """One rank of a run. Read it; only `RunRecord.apply` writes it."""
+    """The state of one rank of a run. Only `RunRecord.apply` writes it."""
 
     rank: int
     state: RankState = "waiting"
@@ -70,13 +70,13 @@ class RankRecord:
     device: str = ""
     device_name: str = ""
     progress: tuple[Progress, ...] = ()
-    """Nested loops, outermost first; empty if the rank reports none."""
+    """The progress of nested loops, outermost first; empty if the rank reports none."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The last value of every name ever reported."""
     metrics_step: int = 0
     history: list[Sample] = field(default_factory=list)
-    """Reported samples, thinned to every second one whenever the list is full, so that it always spans the whole
-    run."""
+    """The reported samples, of which every second one is dropped when the list is full, so that it always spans the
+    whole run."""
     last_line: str = ""
     failure: Failure | None = None
     failed_at_s: float = 0.0
@@ -86,15 +86,15 @@ class RankRecord:
     returned: bool = False
     value: Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
-    """Names that stay on the rank -> name of the value's type."""
+    """The names that stay on the rank -> name of the value's type."""
     sharded: tuple[str, ...] = ()
     """The names among `kept` whose values are sharded over the ranks."""
     exited_early: bool = False
     rss_bytes: int = 0
-    """Resident memory of its process and the children it started; 0 while unknown."""
+    """The resident memory of its process and of the children that it started; 0 while unknown."""
     peak_rss_bytes: int = 0
     cpu_percent: float = 0.0
-    """Processor usage; 100 is one core."""
+    """The processor usage; 100 is one core."""
     gpu_memory_bytes: int | None = None
     peak_gpu_memory_bytes: int | None = None
     gpu_memory_total_bytes: int | None = None
@@ -109,8 +109,7 @@ class RankRecord:
 
     @property
     def gone(self) -> bool:
-        """Return whether the rank's process ended during the run, for any reason: what was kept on it is gone with
-        it."""
+        """Return whether the rank's process ended during the run, for any reason: the values kept on it are lost."""
         return self.exit is not None
 
 
@@ -121,8 +120,8 @@ class RunRecord:
     """The state of a run.
 
     Args:
-        workers: What is known of the ranks before the first event: pid, device, and whether they are still starting.
-        remark: A sentence to be shown if anything is; a `Noted` is shown in any case.
+        workers: The facts about the ranks before the first event: pid, device, and whether they are still starting.
+        remark: A sentence to show if anything is shown; a `Noted` is always shown.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class RunRecord:
         self.stall: Stalled | None = None
         """The current stall, or the one in which an ended run was stopped."""
         self.changes = 0
-        """Number of events so far, so that a view knows whether to draw."""
+        """The number of events so far, by which a view decides whether to draw."""
         self._streams: dict[tuple[int, str], Stream] = {}
         self._output = Lines()
         self._last_at_s: float | None = None
@@ -167,7 +166,7 @@ class RunRecord:
         """Apply one event of this run.
 
         Raises:
-            ValueError: It belongs to another run.
+            ValueError: The event belongs to another run.
         """
         if event.run != self.run:
             raise ValueError(f"an event of run {event.run} came to the record of run {self.run}")
@@ -224,7 +223,7 @@ class RunRecord:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """Return the sum of the ranks' peaks, each at its own worst moment; 0 while unknown."""
+        """Return the sum of the ranks' peaks, each at its own time; 0 while unknown."""
         return sum(rank.peak_rss_bytes for rank in self.ranks.values())
 
     @property
@@ -235,20 +234,20 @@ class RunRecord:
 
     @property
     def line_count(self) -> int:
-        """Return the number of complete lines that the ranks wrote, including those that are not kept here."""
+        """Return the number of complete lines that the ranks wrote, including lines that the record no longer keeps."""
         return self._output.count
 
     @property
     def entry_count(self) -> int:
-        """Return the entry to give to `lines_since` later, to get only lines that arrive after now."""
+        """Return the entry to pass to `lines_since` later, for only the lines that arrive from now on."""
         return self._output.entries
 
     def lines_since(self, entry: int = 0) -> list[Line]:
-        """Return complete lines of all ranks in order of arrival, with one gap where the middle is no longer kept."""
+        """Return complete lines of all ranks in order of arrival, with one gap in place of lines that are not kept."""
         return self._output.since(entry)
 
     def partial_lines(self) -> list[Line]:
-        """Return what each rank has written of a line that has not ended yet."""
+        """Return the beginning of each line that a rank has not ended yet."""
         return [
             Line(rank=rank, stream=name, text=text)
             for (rank, name), stream in sorted(self._streams.items())
@@ -280,7 +279,7 @@ class RunRecord:
         if index is None:
             outer, rate = tuple(old for old in rank.progress if not old.finished), None
         else:
-            # An outer loop moves on only when the loops inside it are over, so those go.
+            # An outer loop moves on only when the loops inside it are over, so those are dropped.
             outer, rate = rank.progress[:index], _smoothed_rate(rank.progress[index], event)
         new = Progress(label=event.label, step=event.step, total=event.total, rate=rate, at_s=event.at_s)
         rank.progress = (*outer, new)[-NESTED_BARS:]
@@ -316,7 +315,7 @@ class RunRecord:
     def _exit(self, rank: RankRecord, event: Exited) -> None:
         rank.exit = event
         rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.peak_rss_bytes)
-        # A rank that had failed keeps that: it is the better answer to "why". What it kept is gone in any case.
+        # A rank that had failed keeps that state, which explains more. The values that it kept are lost in any case.
         if rank.state != "failed" and not (rank.state == "done" and event.asked):
             rank.state, rank.ended_at_s = "lost", event.at_s
 
@@ -338,7 +337,7 @@ def _smoothed_rate(old: Progress, event: Progressed) -> float | None:
 
 
 def _drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -> tuple[Progress, ...]:
-    """Put tqdm's bar at its depth and drop those below it; `bar` None clears, `depth` None means not known yet."""
+    """Put tqdm's bar at its depth and drop the bars below it; `bar` None clears, `depth` None means unknown so far."""
     if depth is None:
         same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
         depth = next(same, 0)

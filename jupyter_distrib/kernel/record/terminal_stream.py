@@ -3,7 +3,7 @@
     Stream.feed(text)   joins pieces, folds \\r and terminal codes   -->  complete lines
                                                                    -->  bars, drawn at a depth or cleared
 
-Memory is bounded whatever comes: a line is cut at `LINE_CHARACTERS`.
+Memory is bounded for any text: a line is cut at `LINE_CHARACTERS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from jupyter_distrib.libraries import tqdm
 
 LINE_CHARACTERS = 4000
-"""Length at which a line is cut, with a note of how much is missing: one line of 100 MB must not be held here."""
+"""The length at which a line is cut, with a note on the length of the rest: a line may have 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Progress:
     step: float
     total: float | None
     rate: float | None = None
-    """Steps a second, None while unknown."""
+    """The number of steps per second; None while unknown."""
     unit: str = "it"
     detail: str = ""
     """tqdm's postfix: `loss=0.3`."""
@@ -38,21 +38,21 @@ class Progress:
 
 Draw = tuple[int | None, Progress | None]
 _UP = "\x1b"
-"""The character that stands for one cursor move up after the codes are taken out; no other escape is left."""
+"""The character that stands for one cursor move up after terminal codes are removed; no other escape is left."""
 _CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
 _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 class Stream:
-    """Makes lines of one rank's stdout or stderr, which arrive in pieces that end anywhere."""
+    """A parser that makes lines from a rank's stdout or stderr, which arrives in pieces that end at any character."""
 
     __slots__ = ("_code", "_cut", "_line", "_on_bar", "_over", "_redrawn")
 
     def __init__(self) -> None:
         self._line = ""
         self._cut = 0
-        """Characters of the current line beyond `LINE_CHARACTERS`."""
+        """The number of characters of the current line beyond `LINE_CHARACTERS`."""
         self._over = False
         """Whether a carriage return came: the next character starts the line anew, unless it is the newline of
         `\\r\\n`."""
@@ -63,7 +63,7 @@ class Stream:
         self._code = ""
 
     def feed(self, text: str) -> tuple[list[str], list[Draw]]:
-        """Take in text. Return the lines that are complete now, and the changes to tqdm's bars."""
+        """Parse text. Return the lines that are complete now, and the changes to tqdm's bars."""
         lines: list[str] = []
         bars: list[Draw] = []
         *complete, rest = self._decode(text).split("\n")
@@ -80,7 +80,7 @@ class Stream:
         return lines, bars
 
     def finish(self) -> list[str]:
-        """End the current line, because nothing that continues it will come."""
+        """End the current line, because nothing will continue it, and return it."""
         lines: list[str] = []
         if self._line:
             self._newline(lines, [])
@@ -133,7 +133,7 @@ class Stream:
         self._reset()
 
     def _draw(self, depth: int, bars: list[Draw]) -> bool:
-        """Note what the current text does to a bar. Return False if it neither is a bar nor wipes one out."""
+        """Record the change of a bar by the current text. Return False if the text is no bar and clears none."""
         if not self._redrawn or not self._line:
             return False
         bar = parse_bar(self._line)
@@ -152,13 +152,13 @@ class Stream:
 
 
 def without_codes(text: str) -> str:
-    """Return a whole text as it would stand after it was written: no terminal codes, other control characters
+    """Return a whole text as a terminal would show it at the end: without terminal codes, other control characters
     visible."""
     return "\n".join(Stream().feed(f"{text}\n")[0])
 
 
 def visible(text: str) -> str:
-    """Make every character visible that does something to a terminal, except for line ends and tabs."""
+    """Make every control character of a terminal visible, except for line ends and tabs."""
     return _CONTROL.sub(_escaped, text.replace("\x1b", "\\x1b"))
 
 
@@ -171,6 +171,6 @@ def _cursor_up(code: re.Match[str]) -> str:
 
 
 def parse_bar(text: str) -> Progress | None:
-    """Return the progress that a line tells, if it is a bar of tqdm."""
+    """Return the progress that a line shows, if it is a bar of tqdm."""
     bar = tqdm.parse_bar(text)
     return None if bar is None else Progress(**asdict(bar))

@@ -1,11 +1,11 @@
 """Failures and stack frames as lines of text, in the manner of IPython's tracebacks. Kernel side; pure functions.
 
-    chain(failure, ...)         the whole of it: what it was raised from, the frames, the message
+    chain(failure, ...)         the whole traceback: the failure's cause, its frames, its message
     opening(failure, ...)       its title and frames only
     frame_lines(frames, ...)    source around each line, with marks under the expression
-    fingerprint(failure)        which tracebacks are equal, and may be told as one
+    fingerprint(failure)        a key by which equal tracebacks are shown as one
 
-Of a stack only the user's frames are shown, and the library's in which it happened; none of this package.
+Of a stack only the user's frames are shown, and the library's frame that raised the exception; none of this package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire.messages import Failure, Frame
 
 SourceOf = Callable[[str], Sequence[str] | None]
-"""From a file name as tracebacks have it to its lines, the first one at index 0; None if they are not known."""
+"""A function from a file name in a traceback to the file's lines, from index 0; None if they are unknown."""
 
 
 SHOWN_FRAMES = 6
@@ -40,7 +40,7 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """The colours of IPython's own tracebacks, or none."""
+    """The colours of IPython's own tracebacks, or no colours."""
 
     colors: bool
 
@@ -58,7 +58,7 @@ class Paint:
 
 
 def chain(failure: Failure, source_of: SourceOf, paint: Paint, header: str) -> list[str]:
-    """The failure, and before it what it was raised from."""
+    """Return the lines of the failure, after those of its cause."""
     lines: list[str] = []
     if failure.cause is not None:
         inner = failure.cause
@@ -110,7 +110,7 @@ def frame_lines(frames: Sequence[Frame], source_of: SourceOf, paint: Paint) -> l
 
 
 def _source_lines(frame: Frame, source: Sequence[str] | None, paint: Paint) -> Iterator[str]:
-    """The failing line with two lines around it, and marks under the expression if its columns are known."""
+    """Yield the failing line with two lines around it, and marks under the expression if its columns are known."""
     if source is None or not 0 < frame.line <= len(source):
         if frame.text:
             yield f"{paint.line(f'----> {frame.line}')} {frame.text}"
@@ -132,7 +132,7 @@ def _marks(frame: Frame, text: str, indent: str, paint: Paint) -> Iterator[str]:
 
 
 def user_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """The user's frames, then the library frame in which it happened, as context."""
+    """Return the user's frames, then the library's frame that raised the exception, as context."""
     rest = [frame for frame in frames if owner(frame.filename) != "package"]
     of_user = [frame for frame in rest if is_user(frame)]
     if not of_user:
@@ -141,7 +141,7 @@ def user_frames(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def is_user(frame: Frame) -> bool:
-    """Whether the frame is in a cell or in another file of the user's."""
+    """Return whether the frame is in a cell or in another file of the user."""
     return owner(frame.filename) in ("cell", "user")
 
 
@@ -154,12 +154,12 @@ def place(frame: Frame) -> str:
 
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:
-    """The line of the user's cell that was being executed; or if there is none, of the user's files."""
+    """Return the innermost frame in a cell of the user; if there is none, in the user's files."""
     in_cell = [frame for frame in frames if owner(frame.filename) == "cell"]
     candidates = in_cell or [frame for frame in frames if is_user(frame)]
     return candidates[-1] if candidates else None
 
 
 def where(frame: Frame) -> str:
-    """`Cell In[5], line 14, in train`."""
+    """Return the place of a frame: `Cell In[5], line 14, in train`."""
     return place(frame) + (f", in {frame.function}" if frame.function not in ("", "<module>") else "")

@@ -1,1 +1,1 @@
-"""The link to JupyterLab's sidebar: what it shows of this kernel, and what it asks for."""
+"""The link to JupyterLab's sidebar: its view of this kernel, and its requests."""

@@ -1,6 +1,6 @@
-"""What the front end asks of this kernel, done: stop a run, choose a pool, start ranks, show a log.
+"""The requests of front ends to this kernel: stop a run, choose a pool, start ranks, show a log.
 
-`handle` takes a request and answers at once; what takes longer goes on in a thread, and its end is news
+`handle` takes a request and answers at once; a longer action goes on in a thread, and its end is news
 (`kernel/sidebar/broadcast.py`). Requests come as `distrib_request` on the kernel's control channel, which is served in
 a thread of its own, also while a cell runs. `control_handlers` is an attribute of ipykernel and no documented
 interface: where it is missing, requests come on a comm on which the kernel never speaks."""
@@ -33,11 +33,11 @@ from jupyter_distrib.wire.messages import Ended, Moved, RunEvent, Stalled
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
-"""Of a rank's log, the end that is shown; the file has all of it."""
+"""The size of the end of a rank's log that is shown; the file has all of it."""
 
 
 class SidebarObserver(Observer):
-    """Has the sidebar told of a stall and of the end of a run at once; the rest it looks at once a second."""
+    """An observer that sends a stall and the end of a run to the sidebar at once; progress is sent once a second."""
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self._changed = changed
@@ -48,13 +48,13 @@ class SidebarObserver(Observer):
 
 
 class FrontEnd:
-    """The front ends of this kernel, all together: their requests, and the news for them."""
+    """The bridge to all front ends of this kernel: their requests, and the news for them."""
 
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
         self._answers: dict[str, dict[str, Any]] = {}
         self._settings = without_files(POOLS, STRATEGIES)
-        """As they were when they could last be read."""
+        """The settings as they were when they could last be read."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
@@ -64,7 +64,7 @@ class FrontEnd:
         session.current().observers.own.append(self._follow)
         shell.events.register("pre_run_cell", self.cells.began)
         shell.events.register("post_run_cell", self.cells.ended)
-        self._news.changed()  # pages that look already hear that somebody is here
+        self._news.changed()  # pages that are open already learn of this kernel
 
     # ------------------------------------------------------------------------------------------------ channels
 
@@ -105,7 +105,7 @@ class FrontEnd:
         current, trouble = session.current(), self._trouble
         try:
             self._settings = current.settings
-        except OptionsError as error:  # a file that is being edited; what held before is shown with the reason
+        except OptionsError as error:  # a file that is being edited; the last settings are shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
         seen = overview(current, self._settings, self._answers)
         more = {"route": self._route, "doing": self._doing, "trouble": trouble, "views": self.cells.views()}
@@ -127,7 +127,7 @@ class FrontEnd:
     # ------------------------------------------------------------------------------------------------ requests
 
     def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what is asked; from any thread. The answer has `ok`, and `error`, a sentence, if it is False."""
+        """Carry out a request; from any thread. The answer has `ok` and, if that is False, `error`, a sentence."""
         try:
             return {"ok": True, **self._done(request)}
         except DistributedError as error:
@@ -175,7 +175,7 @@ class FrontEnd:
         return {}
 
     def _begin(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
-        """Have ranks started in a thread: that may take seconds, and the front end can stop them meanwhile."""
+        """Start ranks in a thread: that may take seconds, and the front end can stop them meanwhile."""
         if self._doing is not None:
             raise OptionsError(f"the {self._doing['pool']} pool is still being started; stop it, or wait.")
         if (size := _size(request)) != GroupSize():
@@ -229,7 +229,7 @@ def _one_of(request: Mapping[str, Any], name: str, choices: Mapping[str, Any]) -
 
 
 def _size(request: Mapping[str, Any]) -> GroupSize:
-    """Read how many ranks are asked for, and of which kind; `GroupSize()` for what the pool gives by itself."""
+    """Return the size that a request asks for; `GroupSize()` for the pool's default."""
     gpus, ranks, gpu_type = (request.get(name) for name in ("gpus", "ranks", "gpu_type"))
     for number in (gpus, ranks):
         if number is not None and (not isinstance(number, int) or not 0 < number <= 1000):
@@ -240,7 +240,7 @@ def _size(request: Mapping[str, Any]) -> GroupSize:
 
 
 def _end_of(path: Path, most_bytes: int) -> tuple[str, int]:
-    """Return the end of a file, beginning with a whole line, and how many bytes are before it."""
+    """Return the end of a file, beginning with a whole line, and the number of bytes before it."""
     try:
         with path.open("rb") as file:
             skipped = max(0, file.seek(0, 2) - most_bytes)
@@ -262,7 +262,7 @@ _installed: FrontEnd | None = None
 
 
 def install(shell: InteractiveShell) -> None:
-    """Listen to the front ends of this shell's kernel; a shell in a terminal has none."""
+    """Start to serve the front ends of this shell's kernel; a shell in a terminal has none."""
     global _installed
     if _installed is None and getattr(shell, "kernel", None) is not None:
         _installed = FrontEnd(shell)
@@ -276,27 +276,27 @@ def remove() -> None:
 
 
 def handle(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what a front end asks, whichever way it came; from any thread."""
+    """Carry out a front end's request, over any channel; from any thread."""
     if _installed is None:
         return {"ok": False, "error": "jupyter_distrib is not loaded in this kernel: run %load_ext jupyter_distrib."}
     return _installed.handle(request)
 
 
 def show(shown: Shown) -> None:
-    """Tell pages that a view can be drawn."""
+    """Send pages the news that a view can be drawn."""
     if _installed is not None:
         _installed.show(shown)
 
 
 def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: CellPlace) -> None:
-    """See `Cells.settle`.
+    """Keep the final view of a run for the pages; see `Cells.settle`.
 
     Args:
-        run: It has ended.
-        data: Of the last update of its display.
-        metadata: Likewise.
-        model_id: Of the widget that stood there; empty if none did.
-        place: Where the display is.
+        run: The run, which has ended.
+        data: The MIME bundle of the last update of its display.
+        metadata: The metadata of that update.
+        model_id: The id of the widget in the display; empty if there was none.
+        place: The execution of the cell with the display.
     """
     if _installed is not None:
         output = {"output_type": "display_data", "data": dict(data), "metadata": dict(metadata)}
@@ -305,5 +305,5 @@ def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, mo
 
 
 def route() -> str:
-    """Return how requests reach this kernel: `control`, `comm`, or empty if nothing listens."""
+    """Return the channel on which requests reach this kernel: `control`, `comm`, or empty if it serves none."""
     return "" if _installed is None else _installed._route  # noqa: SLF001 - same file

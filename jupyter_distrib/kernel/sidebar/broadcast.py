@@ -1,9 +1,9 @@
-"""News for front ends: messages of one comm whose id is fixed, sent when something has changed and only then.
+"""The news for front ends: messages on one comm with a fixed id, sent only when something has changed.
 
-Only the kernel speaks on this comm, and it is never opened, so that a front end without our sidebar does not notice it.
-A front end finds it with `comm_info_request`, listens on the kernel's iopub channel, and asks in another way
-(`kernel/sidebar/bridge.py`): a comm on which both sides speak is served only when the running cell has ended (ipykernel
-6, and 7.4).
+Only the kernel sends on this comm, and it is never opened, so that a front end without our sidebar does not notice it.
+A front end finds it with `comm_info_request`, listens on the kernel's iopub channel, and sends its requests in another
+way (`kernel/sidebar/bridge.py`): a comm on which both sides send is served only when the running cell has ended
+(ipykernel 6, and 7.4).
 
 The overview of an idle kernel does not change, so nothing is sent, and the server may end a kernel that is idle. Runs
 in a thread of its own.
@@ -19,19 +19,19 @@ from typing import Any
 
 COMM = "jupyter_distrib-events"
 GATHER_S = 0.1
-"""Time in which changes go out together; so there are at most ten messages a second."""
+"""The time in which changes are sent together, so that there are at most ten messages a second."""
 LOOK_S = 1.0
-"""How often the progress of a run is looked at."""
+"""The interval of reading the progress of a run."""
 BEAT_S = 2.0
-"""While something runs: how soon a page that was reloaded hears from the kernel, which is busy with the cell."""
+"""The most seconds until a page that was reloaded gets news from a kernel that is busy with a cell."""
 
 
 class Broadcast:
-    """Tells front ends what `look` gives, whenever that has changed.
+    """The sender of the overview that `look` returns, to front ends, whenever it has changed.
 
     Args:
-        look: The overview of this moment.
-        active: Whether something runs, so that the overview changes by itself.
+        look: Returns the present overview.
+        active: Returns whether something runs, so that the overview changes by itself.
     """
 
     def __init__(self, look: Callable[[], dict[str, Any]], active: Callable[[], bool]) -> None:
@@ -46,13 +46,13 @@ class Broadcast:
         threading.Thread(target=self._tell, name="jupyter_distrib-news", daemon=True).start()
 
     def changed(self) -> None:
-        """Have the overview sent soon; from any thread."""
+        """Request that the overview be sent soon; from any thread."""
         if not self._news.is_set():
             self._news.set()
 
     def send(self, kind: str, content: Mapping[str, Any], now_s: float | None = None) -> None:
-        """Tell something else, at once; from any thread. `now_s` is since the epoch, and by default this moment."""
-        # Never under the key "state": nbclient would take that for a widget's and save it in the notebook.
+        """Send another message at once; from any thread. `now_s` is a time since the epoch, by default the present."""
+        # Never under the key "state": nbclient would take it for a widget's state and save it in the notebook.
         self._comm.send({"kind": kind, kind: content, "now_s": time.time() if now_s is None else now_s})
 
     def close(self) -> None:

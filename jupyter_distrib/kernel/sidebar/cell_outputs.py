@@ -1,8 +1,8 @@
-"""The outputs under the cells of the notebook: views of runs that go on, which pages that were loaded later draw, too,
-and what has become of them, kept until a page has it in the notebook's file.
+"""The outputs under the cells of the notebook: views of runs that go on, for pages that were loaded later too, and
+their final forms, kept until a page has written them into the notebook's file.
 
-Kernel side; `kernel/sidebar/bridge.py` hands it to the pages. Views are shown and settled in the threads that show
-runs, and asked for in any."""
+Kernel side; `kernel/sidebar/bridge.py` hands them to the pages. Views are shown and settled in the threads that show
+runs, and requested in any thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session.run import Run
 
 KEPT = 20
-"""Cells whose last view is kept, and views that can be drawn."""
+"""The number of cells whose last view is kept, and of views that can be drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class CellPlace:
     """One execution of a notebook's cell."""
 
     cell: str
-    """Its id; empty if the front end does not tell."""
+    """The id of the cell; empty if the front end does not give it."""
     count: int
-    """The number that stands beside it."""
+    """The execution count beside the cell."""
     session: str
-    """The session of the page that asked for it, as its messages say."""
+    """The session of the page that requested the execution, from its messages."""
     asked_at_s: float
-    """Since the epoch, by that page's clock."""
+    """The time of the request, since the epoch, by that page's clock."""
 
     def to_message(self) -> dict[str, Any]:
         return {"cell": self.cell, "count": self.count, "session": self.session, "asked_at_s": self.asked_at_s}
@@ -44,18 +44,18 @@ class Shown:
     run: Run
     place: CellPlace
     model: str
-    """Id of its widget."""
+    """The id of its widget."""
     state: Callable[[], dict[str, Any]]
-    """All that the widget's model holds, its code included; for any thread."""
+    """A function that returns the whole state of the widget's model, including its code; for any thread."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Settled:
-    """The views of the runs of a cell when they have ended, as a notebook file holds them."""
+    """The final views of the runs of a cell, as a notebook file holds them."""
 
     place: CellPlace
     views: list[dict[str, Any]]
-    """In the order of the runs: `run`, `model`, and the last `output` of its display."""
+    """The views in the order of the runs: `run`, `model`, and the last `output` of its display."""
     outcome: list[dict[str, Any]] = field(default_factory=list)
     """The value or the error of the cell."""
 
@@ -64,22 +64,22 @@ class Settled:
 
 
 class Cells:
-    """All cells of this kernel's notebook. `tell` is given each settled output, as pages understand it."""
+    """The cells of this kernel's notebook. `tell` is called with each settled output, as a message for pages."""
 
     def __init__(self, shell: Any, tell: Callable[[dict[str, Any]], object]) -> None:
         self._shell, self._tell = shell, tell
         self._shown: dict[str, Shown] = {}
-        """By run; those whose settled output has not been told yet."""
+        """The views whose settled output has not been sent yet, by run."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
         self._unfinished: list[tuple[CellPlace, dict[str, Any]]] = []
         """Settled views of the cell that is running, which may still end with a value or an error."""
         self._counts: dict[str, int] = {}
-        """By cell, the number of its last execution; what an earlier one showed is nobody's any more."""
+        """The number of the last execution of each cell; views of an earlier execution are dropped."""
         self._running = ""
-        """The cell that is being executed, if the front end tells its id."""
+        """The id of the cell that is being executed, if the front end gives it."""
 
     def show(self, shown: Shown) -> None:
-        """Let pages that were loaded after its beginning draw this view, until its end is told."""
+        """Let pages that are loaded after the view's beginning draw it, until its settled output is sent."""
         self._shown[shown.run.id] = shown
         for run in list(self._shown)[:-KEPT]:
             self._shown.pop(run, None)
@@ -90,17 +90,17 @@ class Cells:
         return [{"run": each.run.id, "model": each.model, **each.place.to_message()} for each in shown]
 
     def view(self, run: str) -> dict[str, Any]:
-        """Return all that the model of a view holds. Raises `OptionsError`."""
+        """Return the whole state of a view's model. Raises `OptionsError`."""
         shown = self._shown.get(run)
         if shown is None:
             raise OptionsError(f"no cell shows the run {run} live.")
         return shown.state()
 
     def settle(self, place: CellPlace, view: dict[str, Any], *, detached: bool) -> None:
-        """Keep what the view of a run has become, until a page has it in the notebook's file.
+        """Keep the final view of a run until a page has written it into the notebook's file.
 
-        A page that was reloaded has lost the way to the cell's output. It writes this there instead, together with the
-        value or the error of the cell, which went the same way.
+        A page that was reloaded no longer receives the cell's output. It writes this view into the cell instead,
+        together with the value or the error of the cell, which it did not receive either.
         """
         if detached:
             self._shown.pop(view["run"], None)
@@ -109,7 +109,7 @@ class Cells:
             self._unfinished.append((place, view))
 
     def began(self, _: object) -> None:
-        """Note the cell that begins. IPython calls this before every cell, in the thread that runs it."""
+        """Record the cell that begins. IPython calls this before every cell, in the thread that runs it."""
         self._running = cell_id(self._shell)
 
     def ended(self, result: Any) -> None:
@@ -130,10 +130,10 @@ class Cells:
         return [each.to_message() for each in list(self._settled) if self._is_last(each)]
 
     def forget(self, runs: Sequence[str]) -> None:
-        """Forget runs whose views stand in the notebook's file: a user may take them out there for good."""
+        """Drop runs whose views are in the notebook's file, from which a user may then remove them for good."""
         for settled in list(self._settled):
             if all(view["run"] in runs for view in settled.views):
-                with suppress(ValueError):  # meanwhile others have pushed it out
+                with suppress(ValueError):  # newer ones may have pushed it out meanwhile
                     self._settled.remove(settled)
 
     def _outcome(self, result: Any) -> list[dict[str, Any]]:
@@ -154,27 +154,27 @@ class Cells:
             self._tell(settled.to_message())
 
     def _is_last(self, settled: Settled) -> bool:
-        """Whether its cell has not been executed again, and is not just now."""
+        """Return whether the cell has not been executed again and is not being executed now."""
         cell = settled.place.cell
         return self._counts.get(cell, 0) <= settled.place.count and (not cell or cell != self._running)
 
 
 def marked(run: str, *, settled: bool) -> dict[str, Any]:
-    """Return the metadata by which a page knows the view of a run again, and whether it is the last."""
+    """Return the metadata by which a page recognises the view of a run, and whether it is the final one."""
     return {"jupyter_distrib": {"run": run, "settled": settled}}
 
 
 def cell_id(shell: Any) -> str:
-    """Return the id by which the front end knows the cell that is running.
+    """Return the front end's id of the cell that is running.
 
-    Notebook front ends tell; what runs notebooks without anybody watching tells nothing, and this is empty.
+    Notebook front ends send it; programs that execute notebooks in batch do not, and then it is empty.
     """
     return str((_asked(shell).get("metadata") or {}).get("cellId") or "")
 
 
 def place(shell: Any) -> CellPlace:
-    """Return the execution that is going on."""
-    # Versions of IPython count at the beginning of a cell or at its end; in all of them its own number is noted here.
+    """Return the present execution of a cell."""
+    # IPython counts at the beginning of a cell or, in other versions, at its end; this result has the cell's number.
     going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
     header = _asked(shell).get("header") or {}
     date = header.get("date")
@@ -187,6 +187,6 @@ def place(shell: Any) -> CellPlace:
 
 
 def _asked(shell: Any) -> Mapping[str, Any]:
-    """Return the message by which a front end asked for the execution that is going on."""
+    """Return the message with which a front end requested the present execution."""
     kernel = getattr(shell, "kernel", None)
     return kernel.get_parent("shell") if kernel is not None else {}

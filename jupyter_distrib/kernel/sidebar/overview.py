@@ -1,5 +1,5 @@
 """The overview of this kernel for a front end, as JSON can carry it: the pools, the ranks that are up, the last runs,
-and what the next run would use. Kernel side; a pure function of the session."""
+and the options of the next run. Kernel side; a pure function of the session."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire.messages import WorkerInfo
 
 PROTOCOL = 3
-"""Grows when a page of another version would not understand the kernel."""
+"""The version of the messages, raised when a page of another version would not understand the kernel."""
 LINE_CHARACTERS = 200
 
 
 def overview(session: Session, settings: Settings, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Describe this moment.
+    """Return the present overview.
 
     Args:
-        session: What the kernel holds.
+        session: The session of the kernel.
         settings: Its pools and defaults.
-        answers: By pool, what its agent said last, as `Connection.ask` gives it, and `at_s`, when that was.
+        answers: The last answer of each pool's agent, as `Connection.ask` returns it, with its time `at_s`.
     """
     return {
         "protocol": PROTOCOL,
@@ -42,7 +42,7 @@ def overview(session: Session, settings: Settings, answers: Mapping[str, Mapping
 
 
 def _next(settings: Settings) -> dict[str, Any]:
-    """Return what a bare `%%distributed` uses, and the line that says the same."""
+    """Return the options that a bare `%%distributed` uses, and the line that states them."""
     filled = settings.filled(Options())
     different = Options(
         strategy=filled.strategy if filled.strategy != DEFAULT_STRATEGY else None,
@@ -169,7 +169,7 @@ def _run(run: Run) -> dict[str, Any]:
         "trouble": _trouble(record),
         "progress": _slowest(record),
         "line": _last_line(record),
-        # An ended run is told in one line; the ranks of a running one are what people watch.
+        # An ended run is shown in one line; of a running one people watch the ranks.
         "members": [] if run.done() else [_member(rank) for rank in record.ranks.values()],
     }
 
@@ -188,7 +188,7 @@ def _member(rank: RankRecord) -> dict[str, Any]:
 
 
 def _slowest(record: RunRecord) -> dict[str, Any] | None:
-    """Return the outermost loop of the rank that is least far."""
+    """Return the outermost loop of the rank that has made the least progress."""
     bars = [rank.progress[0] for rank in record.ranks.values() if rank.progress]
     if not bars:
         return None

@@ -1,6 +1,6 @@
-"""Reported numbers over steps as a small picture for a saved notebook. Kernel side; pure functions of a `RunRecord`.
+"""The chart of reported numbers over steps for a saved notebook. Kernel side; pure functions of a `RunRecord`.
 
-An SVG that is embedded as an image can neither run scripts nor take the page's colours, so its own are chosen to be
+An SVG that is embedded as an image can neither run scripts nor use the page's colours, so its colours are chosen to be
 readable on white and on black. The live view draws its charts itself (`static/chart.js`).
 """
 
@@ -19,15 +19,15 @@ COLUMNS = 2
 WIDTH, HEIGHT = 300, 110
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 54
 POINTS = 600
-"""Points of one chart, over all its ranks."""
+"""The number of points of one chart, over all its ranks."""
 FIRST, OTHERS, TEXT = "#e8751a", "#6b8fb5", "#808080"
 
 Point = tuple[float, float]
 
 
 def chart_of(record: RunRecord) -> str:
-    """Return an `<img>` with one chart for each of the first metrics that change, and how many more do; empty if none
-    does."""
+    """Return an `<img>` with one chart for each of the first metrics that change, and the number of further ones; empty
+    if no metric changes."""
     lines = {name: _lines(record, name) for name in _names(record)}
     charts = {name: drawn for name, drawn in lines.items() if any(_changes(points) for _, points in drawn)}
     if not charts:
@@ -61,7 +61,7 @@ def _changes(points: Sequence[Point]) -> bool:
 
 
 def _lines(record: RunRecord, name: str) -> list[tuple[int, list[Point]]]:
-    """Return the points of each rank; the first rank last, so that it is drawn over the others."""
+    """Return the points of each rank; those of the first rank last, so that they are drawn over the others."""
     most = max(20, POINTS // len(record.ranks))
     lines = [(rank.rank, list(_points(rank, name, most))) for rank in record.ranks.values()]
     return [(rank, points) for rank, points in reversed(lines) if points]
@@ -75,7 +75,7 @@ def _points(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
 
 
 def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
-    """Draw the title, the lines, and at the right the highest, the lowest and the first rank's last value."""
+    """Draw the title, the lines, and at the right the highest value, the lowest, and the first rank's last one."""
     xs = [x for _, points in lines for x, _ in points]
     ys = [y for _, points in lines for _, y in points]
     low, high = min(ys), max(ys)
@@ -106,6 +106,6 @@ def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """Return where a value is between the lowest and the highest: 0 to 1."""
+    """Return the position of a value between the lowest and the highest: 0 to 1."""
     # Halved first: the range of two large numbers may not be a number.
     return 0.5 if low == high else (value / 2 - low / 2) / (high / 2 - low / 2)

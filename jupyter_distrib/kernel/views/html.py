@@ -1,7 +1,7 @@
-"""A run as static HTML: what a saved notebook shows of it years later. Kernel side; pure functions of a `RunRecord`.
+"""The view of a run as static HTML, for a saved notebook, years later. Kernel side; pure functions of a `RunRecord`.
 
 No script and no style tag, since front ends and hosting sites take them out: tables, `<details>`, and images that carry
-their data. Whatever ranks wrote is escaped; what they displayed is an image, harmless markup
+their data. All text that ranks wrote is escaped; a display becomes an image, harmless markup
 (`kernel/views/sanitize_html.py`) or text."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
 
 DISPLAY_BYTES = 8_000_000
-"""Limit on all displays together; a notebook that is larger is slow to open."""
+"""The limit on all displays together; a larger notebook is slow to open."""
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
-"""Number of lines above which output can be folded away."""
+"""The number of lines above which output can be folded."""
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
 _ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
@@ -86,7 +86,7 @@ def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
 
 
 def display_html(display: Display, alt: str) -> str:
-    """Return the richest representation of a display that is harmless everywhere."""
+    """Return the richest representation of a display that is harmless in every front end."""
     data = display.data
     for kind in sanitize_html.IMAGES:
         if kind in data and sanitize_html.is_base64(data[kind]):

@@ -1,7 +1,7 @@
 """The harmless part of HTML that a rank displayed. Kernel side; pure functions.
 
-The result is written anew from what the parser found: only tags and attributes of the lists below, every text escaped,
-every tag closed. So it can stand in the middle of other markup, in a notebook that is trusted as in one that is not.
+The result is written anew from the parsed HTML: only tags and attributes of the lists below, every text escaped, every
+tag closed. So it can be put in the middle of other markup, in a trusted notebook or in an untrusted one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VOID = {"br", "hr", "img", "wbr"}
 _DROPPED = {"applet", "audio", "button", "canvas", "embed", "form", "frame", "frameset", "head", "iframe", "input",
             "link", "math", "meta", "noembed", "noframes", "noscript", "object", "option", "param", "plaintext",
             "script", "select", "style", "svg", "template", "textarea", "title", "video", "xmp"}  # fmt: skip
-"""Tags that go with all that is in them; any other unknown tag is left out and its content stays."""
+"""Tags that are removed with their content; of any other unknown tag only the content stays."""
 _NO_END = {"embed", "input", "link", "meta", "param", "frame", "option"}
 _DEPTH = 200
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")

@@ -1,6 +1,6 @@
-"""The state of a run as JSON can carry it: all that a view in the browser gets of a run.
+"""The state of a run as JSON can carry it: everything that a view in the browser gets of a run.
 
-Kernel side; the golden state in `tests/` holds its shape, for Python and for JavaScript. `head`, `row`, `history` and
+Kernel side; the golden state in `tests/` fixes its shape, for Python and for JavaScript. `head`, `row`, `history` and
 `displays` are parts of it that change at different paces.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:
-    """Return everything a view needs, as JSON can carry it; of the output the last `lines` entries.
+    """Return the state that a view needs, as JSON can carry it, with the last `lines` entries of the output.
 
     Times are seconds since the first rank's start; numbers that JSON does not know are `"nan"`, `"inf"`, `"-inf"`.
     """
@@ -32,7 +32,7 @@ def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:
 
 
 def origin(record: RunRecord) -> float:
-    """Return the moment that the times of a state are counted from."""
+    """Return the time from which the times of a state are counted."""
     return min((rank.started_at_s for rank in record.ranks.values() if rank.started_at_s is not None), default=0.0)
 
 

@@ -1,7 +1,7 @@
-"""The state of a run in pieces, each under a key of its own, so that a browser is sent only those that have changed.
+"""The state of a run in pieces, each under its own key, so that a browser gets only the pieces that have changed.
 
 Kernel side, in the thread that shows the run; no clock. Put together again (`assemble` in `static/state.js`) the pieces
-are what `state.state_of` gives, with thinned histories:
+are the result of `state.state_of`, with thinned histories:
 
     head            the run as a whole
     rank_3          one rank: state, progress, metrics, memory, last line, lines that are not finished
@@ -29,36 +29,36 @@ BATCH_LINES = 100
 LINE_CHARACTERS = 500
 LAST_LINE_CHARACTERS = 200
 NAMES = 12
-"""Metrics of a rank that are sent, with how many others there are; those are in the record."""
+"""The number of a rank's metrics that are sent, with a count of the others; the record has all."""
 FEWEST_CHARTS, MOST_CHARTS = 6, 24
-"""Charts of a rank; the more ranks, the fewer."""
+"""The least and the greatest number of charts of a rank: fewer for more ranks."""
 POINTS = 12_000
-"""Points of all charts and ranks together."""
+"""The number of points of all charts and ranks together."""
 FEWEST_POINTS = 30
-"""Points that each line has at least."""
+"""The least number of points of a line."""
 HISTORY_EVERY_S = 1.0
 DISPLAY_BYTES = 2_000_000
-"""Bytes of displays in one update; the rest waits for the next."""
+"""The most bytes of displays in one update; further displays wait for the next."""
 
 Piece = Any
 
 
 class StateDelta:
-    """The changes between what the browser has and what is new."""
+    """The changes between the state that the browser has and the new one."""
 
     def __init__(self, pool: str) -> None:
         self.now: dict[str, Piece] = {}
-        """All pieces as they were last sent; replaced, never changed, so that any thread may read them."""
+        """All pieces as they were last sent; replaced, never mutated, so that any thread may read them."""
         self._pool = pool
         self._entries = 0
         self._count = 0
         self._chunk: list[dict[str, Any]] = []
         self._histories: dict[int, tuple[Sample, float]] = {}
-        """By rank, the newest sample that was sent, and when."""
+        """The newest sample that was sent of each rank, with the time."""
         self._displays: dict[str, Display] = {}
 
     def changed(self, record: RunRecord, now_s: float, *, stopping: str = "") -> dict[str, Piece]:
-        """Return the pieces that differ from those sent before."""
+        """Return the pieces that differ from the pieces sent before."""
         of_run = {"elapsed_s": 0, "pool": self._pool, "stopping": stopping, "numbers": list(record.ranks)}
         pieces: dict[str, Piece] = {"head": {**run_state.head(record), **of_run}}
         origin_s = run_state.origin(record)
@@ -94,8 +94,7 @@ class StateDelta:
         return pieces
 
     def _lines(self, record: RunRecord) -> dict[str, Piece]:
-        """Yield the chunks of output that are new or have grown. Every entry has a number, which is its place in the
-        ring."""
+        """Return the chunks of output that are new or have grown. An entry's number gives its place in the ring."""
         new = _latest(record.lines_since(self._entries))
         self._entries = record.entry_count
         pieces: dict[str, Piece] = {}
@@ -122,8 +121,8 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
 
 
 def columns(rank: RankRecord, points: int) -> dict[str, Any]:
-    """Return a history as columns, `{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about so many points of all
-    numbers together, evenly taken, and always the last ones; how many numbers are left out."""
+    """Return a history as columns, `{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about `points` points of all
+    metrics together, evenly spaced and always with the last ones, and the number of metrics left out."""
     most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
     names = list(rank.metrics)[:most]
     stride = -(-len(rank.history) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
@@ -137,7 +136,7 @@ def columns(rank: RankRecord, points: int) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | str | None:
-    """Round to five digits, which are more than a chart shows."""
+    """Return the value rounded to five digits, which are more than a chart shows."""
     return None if value is None else run_state.number(float(f"{value:.5g}"))
 
 

@@ -1,4 +1,4 @@
-"""Tables as text and as HTML: the one way in which this package draws them. Kernel side; pure functions."""
+"""Tables as text and as HTML, for all of this package. Kernel side; pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from itertools import zip_longest
 
 WIDE_CHARACTERS = 60
-"""A cell of HTML that is longer may be broken into lines."""
+"""The length from which a cell of HTML may be broken into lines."""
 _STYLE = "text-align:left"
 _NARROW_STYLE = "text-align:left;white-space:nowrap"
 
@@ -17,14 +17,14 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """Rows of texts below the names of their columns. A text may have several lines."""
+    """A table: rows of texts below the names of their columns. A text may have several lines."""
 
     head: Row = ()
-    """Empty for a table without names."""
+    """The names of the columns; empty for a table without them."""
     rows: Sequence[Row] = ()
 
     def without_empty(self, *columns: str) -> TextTable:
-        """Leave out these columns where nothing is in them; all such columns, if none is named."""
+        """Return the table without its empty columns among `columns`; without all empty ones, if none is named."""
         left_out = {
             place
             for place, name in enumerate(self.head)

@@ -1,7 +1,7 @@
-"""A run as text, while it goes on and afterwards. Kernel side; pure functions of a `RunRecord`.
+"""The view of a run as text, while it goes on and afterwards. Kernel side; pure functions of a `RunRecord`.
 
-It is what terminals, diffs and logs show of a saved notebook, so it is short, complete in what it counts, and says
-where the rest is. `kernel/views/html.py` says the same as HTML.
+Terminals, diffs and logs show it for a saved notebook, so it is short, complete in its counts, and says where the rest
+is. `kernel/views/html.py` says the same as HTML.
 
     2 ranks · ddp · local · cpu · 0:41
     [0] epoch 1 loss 0.52
@@ -24,13 +24,13 @@ from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, wit
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
-"""Output lines shown of a run that has ended: so many of its beginning, so many of its end."""
+"""The numbers of output lines shown from the beginning and from the end of a run that has ended."""
 LIVE_LINES = (10, 30)
-"""Fewer while it runs, since the cell is drawn again a few times a second."""
+"""The same numbers while it runs: fewer, since the cell is redrawn a few times a second."""
 FINAL_CHARACTERS = 1000
 LIVE_CHARACTERS = 300
 SOLO_RANKS = 8
-"""With more ranks than this, those that are in the same state share one line."""
+"""The number of ranks above which ranks in the same state share one line."""
 QUIET_S = 1.0
 FOLD_WINDOW = 64
 BAR_CELLS = 8
@@ -39,7 +39,7 @@ TROUBLE_CHARACTERS = 100
 
 
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
-    """Whether there is anything to tell; a run that only ended well, and quickly, is told by its values."""
+    """Return whether there is anything to show: a quick run without output or failure needs no view but its values."""
     ranks = record.ranks.values()
     texts = record.line_count or record.notes or record.stall
     if texts or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
@@ -50,9 +50,9 @@ def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
 
 
 def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
-    """Give the view of this moment, or the final one once the record has ended; empty if nothing is worth showing.
+    """Return the present view, or the final one once the record has ended; empty if nothing is worth showing.
 
-    `elapsed_s` is by the caller's clock (`record.elapsed_s` for a replay); `pool` is how the header calls the pool.
+    `elapsed_s` is by the caller's clock (`record.elapsed_s` for a replay); `pool` is the pool's name for the header.
     """
     if not always and not is_worth_showing(record, elapsed_s):
         return ""
@@ -71,12 +71,12 @@ def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool
 
 
 def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:
-    """Return the lines that are complete since the last call, with their ranks, and the next `since` (first 0)."""
+    """Return the lines completed after `since` (0 in the first call), with their ranks, and the next `since`."""
     return [_line_text(each, FINAL_CHARACTERS) for each in _folded(record.lines_since(since))], record.entry_count
 
 
 def header(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
-    """`2 ranks · ddp · local · cpu · 0:41`; a short run says less."""
+    """Return the header: `2 ranks · ddp · local · cpu · 0:41`; a short run has fewer parts."""
     ranks = sorted(record.ranks)
     count = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
     parts = [count if len(ranks) == record.world_size else f"{rank_list(ranks)} of {record.world_size}"]
@@ -90,26 +90,26 @@ def header(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:41`, `12:05`, `1:02:03`."""
+    """Format seconds as `0:41`, `12:05` or `1:02:03`."""
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def _devices(record: RunRecord) -> str:
-    """`cpu`, `2 × A100`."""
+    """Format the devices of the ranks: `cpu`, `2 × A100`."""
     names = [device_name(rank.device_name) or rank.device.partition(":")[0] for rank in record.ranks.values()]
     counts = {name: names.count(name) for name in names if name not in ("", "cpu")}
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or ("cuda" if record.gpus else "cpu")
 
 
 def device_name(name: str) -> str:
-    """`A100` for `NVIDIA A100-SXM4-80GB (GPU 0)`."""
+    """Return the short name of a device: `A100` for `NVIDIA A100-SXM4-80GB (GPU 0)`."""
     return name.partition(" (")[0].removeprefix("NVIDIA ").partition("-")[0].strip()
 
 
 def remarks(record: RunRecord) -> list[str]:
-    """Return the sentences about the run, each once with the ranks it is about."""
+    """Return the sentences about the run, each once, with the ranks that it concerns."""
     about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
     for note in record.notes:
         about.setdefault(note.text, []).extend([] if note.rank is None else [note.rank])
@@ -126,7 +126,7 @@ def remarks(record: RunRecord) -> list[str]:
 
 @dataclass(slots=True)
 class _Folded:
-    """A line of output and the ranks that wrote exactly this."""
+    """A line of output, and the ranks that wrote exactly this line."""
 
     line: Line
     ranks: list[int] = field(default_factory=list)
@@ -137,7 +137,7 @@ class _Folded:
 
 
 def _folded(lines: Iterable[Line]) -> list[_Folded]:
-    """Put together what several ranks wrote alike, near to each other; the order of each single rank is kept.
+    """Merge equal lines of several ranks that are near each other; the lines of each rank keep their order.
 
     Ranks send their lines in batches, so equal lines are rarely direct neighbours.
     """
@@ -162,7 +162,7 @@ def _add_gap(folded: list[_Folded], gap: Line) -> None:
 
 
 def _equal_place(folded: Sequence[_Folded], line: Line) -> int | None:
-    """The first equal line near the end that this rank may still join, which is after the last one that it shares."""
+    """Return the place of the first equal line near the end that this rank may join: after the last one it shares."""
     place = None
     for index in range(len(folded) - 1, max(-1, len(folded) - 1 - FOLD_WINDOW), -1):
         other = folded[index]
@@ -174,7 +174,7 @@ def _equal_place(folded: Sequence[_Folded], line: Line) -> int | None:
 
 
 def _join(folded: list[_Folded], place: int, line: Line) -> None:
-    """Add the rank to a line; what it alone wrote before this line goes in front of it."""
+    """Add the rank to a line; the lines that it wrote alone before this line go in front of it."""
     behind = folded[place:]
     own = [each for each in behind if line.rank in each.ranks]
     rest = [each for each in behind if line.rank not in each.ranks]
@@ -208,7 +208,7 @@ def _line_text(folded: _Folded, characters: int, run: str = "") -> str:
 
 
 def _displays(record: RunRecord) -> list[str]:
-    """Return the displays of the ranks, as far as they are text."""
+    """Return the displays of the ranks as lines of text."""
     lines = []
     for rank in record.ranks.values():
         for display in rank.displays.shown:
@@ -218,7 +218,7 @@ def _displays(record: RunRecord) -> list[str]:
 
 
 def displayed_text(data: Mapping[str, str]) -> str:
-    """A display's text, or the names of what it is instead."""
+    """Return a display's text, or the names of its MIME types if it has none."""
     kinds = [kind for kind in ("text/plain", "text/markdown", "text/latex") if kind in data]
     return without_codes(data[kinds[0]]) if kinds else f"({', '.join(sorted(data))})"
 
@@ -227,7 +227,7 @@ def displayed_text(data: Mapping[str, str]) -> str:
 
 COLUMNS = ("ranks", "state", "progress", "metrics", "memory")
 Row = tuple[str, str, str, str, str]
-"""As the columns say; in place of metrics, what happened."""
+"""The texts of a row, by `COLUMNS`; the reason of a failure takes the place of the metrics."""
 
 
 def _troubled(record: RunRecord) -> bool:
@@ -250,12 +250,12 @@ def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
 
 
 def _is_root(rank: RankRecord) -> bool:
-    """Whether a rank failed or died by itself: such ranks come first."""
+    """Return whether a rank failed or died by itself: such ranks come first."""
     return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
 
 
 def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
-    """One line for ranks in the same state; its bar is that of the slowest."""
+    """Return one row for ranks in the same state, with the bar of the slowest."""
     slowest = min(group, key=lambda rank: [bar.step for bar in rank.progress])
     most = max(group, key=lambda rank: [bar.step for bar in rank.progress])
     bars = " · ".join(
@@ -267,7 +267,7 @@ def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
 
 
 def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
-    """Format the memory that the ranks use, or at the end their peak: the largest of the group."""
+    """Format the memory in use, or at the end the peak: the largest among the ranks of the group."""
     on_gpu = [rank for rank in group if rank.gpu_memory_bytes is not None]
     if ended:
         peak = max((rank.peak_gpu_memory_bytes or 0 if on_gpu else rank.peak_rss_bytes) for rank in group)
@@ -287,7 +287,7 @@ def _trouble(rank: RankRecord) -> str:
 
 
 def _metrics(group: Sequence[RankRecord]) -> str:
-    """The metrics of one rank, or their range over several; a nan is named with the ranks that have it."""
+    """Format the metrics of one rank, or their range over several ranks; a nan is listed with its ranks."""
     texts = []
     for name in dict.fromkeys(name for rank in group for name in rank.metrics):
         values = {rank.rank: rank.metrics[name] for rank in group if name in rank.metrics}
@@ -300,7 +300,7 @@ def _metrics(group: Sequence[RankRecord]) -> str:
 
 
 def _bar(slow: Progress, fast: Progress, *, running: bool) -> str:
-    """`epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left`."""
+    """Format a progress bar: `epoch 45/100 ▓▓▓▓░░░░ 33 it/s, 0:02 left`."""
     steps = amount(slow.step) if slow.step == fast.step else f"{amount(slow.step)}-{amount(fast.step)}"
     parts = [short(slow.label)] if slow.label else []
     parts.append(steps if slow.total is None else f"{steps}/{amount(slow.total)}")
@@ -319,7 +319,7 @@ def _rate(bar: Progress) -> str:
 
 
 def amount(number: float) -> str:
-    """`45`, `1.5`, `33`, `12.3k`, `629M`."""
+    """Format a number: `45`, `1.5`, `33`, `12.3k`, `629M`."""
     for letter, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= 10 * factor or (number >= factor and letter != "k"):
             return f"{number / factor:.3g}{letter}"
