@@ -1,5 +1,5 @@
-"""Run notebook cells on every rank of a warm pool under torch.distributed: `%load_ext jupyter_distrib`, then
-`%%distributed`.
+"""The extension that runs notebook cells on every rank of a warm pool under torch.distributed:
+`%load_ext jupyter_distrib`, then `%%distributed`.
 
 Importing this package loads neither torch nor IPython.
 """
@@ -7,7 +7,7 @@ Importing this package loads neither torch nor IPython.
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""Checkers take it for true. `typing` itself takes longer to import than all that an agent needs to begin."""
+"""A constant that type checkers take for True. `typing` itself imports more slowly than all that an agent needs."""
 if TYPE_CHECKING:
     from typing import Any
 
@@ -55,7 +55,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name where it is first used."""
+    """Load a public name at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'jupyter_distrib' has no attribute {name!r}")
     import importlib
@@ -67,13 +67,13 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by `%load_ext jupyter_distrib`."""
+    """Load the extension; called by `%load_ext jupyter_distrib`."""
     from jupyter_distrib.system import interrupts
 
     with interrupts.WholeImports():
         from jupyter_distrib.kernel.session import session
 
-        session.current().pools.connections.warm_up()  # the pool gets ready while the rest is imported
+        session.current().pools.connections.warm_up()  # the pool starts while the rest is imported
 
         from jupyter_distrib.kernel.notebook import magic
 
@@ -81,7 +81,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by `%unload_ext jupyter_distrib`."""
+    """Unload the extension; called by `%unload_ext jupyter_distrib`."""
     from jupyter_distrib.kernel.notebook import magic
 
     magic.unload(shell)

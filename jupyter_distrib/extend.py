@@ -1,12 +1,11 @@
-"""What a pool, a strategy or an observer of another package imports from here; nothing else of this package is for
-other packages.
+"""The names for pools, strategies and observers of other packages; nothing else of this package is for them.
 
-    Option and its readers          options that a pool or a strategy declares, and how their texts are read
-    DistributedError, PoolError     what they raise for the user, in one sentence
+    Option and its readers          the options that a pool or a strategy declares, and the readers of their texts
+    DistributedError, PoolError     the errors that they raise for the user, in one sentence
     Pool, Node, Capabilities, Link  pools: docs/writing-a-pool.md, with `jupyter_distrib.testing`, the contract suite
     Strategy, TrainingStrategy ...  strategies: docs/strategies.md
     Observer, ObservedRun           observers: docs/writing-an-observer.md
-    RunRecord, RankRecord           what is known of a run, and of one rank of it
+    RunRecord, RankRecord           the record of a run, and of one of its ranks
     Started, Wrote ... Ended        the events of a run; `RunEvent` is any of them
 
 Loads neither torch nor IPython.

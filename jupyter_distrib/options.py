@@ -1,10 +1,10 @@
-"""Reads the words of any magic's line by declared options. Standard library only, no state.
+"""The parser of a magic's line by declared options. Standard library only, no state.
 
     --rank 3 run-7   --parse_arguments-->   Arguments(values={"rank": 3}, positionals=("run-7",))
 
-Runs in the kernel and wherever a strategy or pool declares its options. Every refusal is one sentence that says what to
-do; `kernel/settings/cell_options.py` reads keywords with the same functions, so that a line and a call are refused in
-the same words."""
+Runs in the kernel and wherever a strategy or pool declares its options. Every error is one sentence that says what to
+do; `kernel/settings/cell_options.py` reads keywords with the same functions, so that a line and a call get the same
+errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 from jupyter_distrib.errors import OptionsError
 
 HIGHEST_RANK = 65_535
-"""`--on 0-999999999` is a slip of the finger, and would be a tuple of some gigabytes."""
+"""The highest rank allowed: `--on 0-999999999` is a typing error, and would be a tuple of some gigabytes."""
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+(?=\s|\Z)""", re.DOTALL)
 
 
 # ------------------------------------------------------------------------------------------------ readers of a value
-# Each takes how the user knows the option (`--gpus` or `gpus`) and the text given, which is never blank.
+# Each takes the option in the user's spelling (`--gpus` or `gpus`) and the given text, which is never blank.
 
 
 def count(name: str, text: str) -> int:
@@ -97,7 +97,7 @@ def one_name(name: str, text: str) -> str:
 
 
 def rank_list(name: str, text: str) -> tuple[int, ...]:
-    """`0,2-3` as sorted ranks."""
+    """Return the sorted ranks of a text such as `0,2-3`."""
     chosen: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
@@ -130,40 +130,41 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One thing that can be asked for, by a flag on a line or by a keyword in a call."""
+    """One option, given by a flag on a line or by a keyword in a call."""
 
     flag: str
-    """`--fsdp-unit`."""
+    """The flag: `--fsdp-unit`."""
     meaning: str
     metavar: str = ""
-    """What the help calls the value; empty for a switch, which takes none."""
+    """The name of the value in the help; empty for a switch, which takes none."""
     default: str = ""
-    """What happens without it, in words."""
+    """A phrase on the effect of leaving it out."""
     read: Callable[[str, str], Any] = string
-    """Makes the value, from how the user knows the option and the text given. The value of a strategy's or pool's own
-    option is checked by this and handed on as the text itself, a switch as the empty text."""
+    """The reader, which makes the value from the option in the user's spelling and the given text. The value of a
+    strategy's or pool's own option is only checked by it and passed on as text; a switch as the empty text."""
     choices: tuple[str, ...] = ()
     """The only texts allowed, if any."""
     repeatable: bool = False
-    """Given again, it adds to what was given before. Not for the options of strategies and pools."""
+    """Whether it may be given again, which adds to the earlier values. Not for the options of strategies and pools."""
     keyword: str = ""
-    """Where it differs from the flag. Not for the options of strategies and pools."""
+    """The keyword, if it differs from the flag. Not for the options of strategies and pools."""
     synonyms: tuple[str, ...] = ()
-    """What users of other launchers type: this option is suggested then."""
+    """The names of the option in other launchers, for which this option is suggested."""
 
     @property
     def name(self) -> str:
-        """Its keyword, and its key in `strategy_options` or `pool_options`: `fsdp_unit`."""
+        """The keyword, which is also the key in `strategy_options` or `pool_options`: `fsdp_unit`."""
         return self.keyword or self.flag.lstrip("-").replace("-", "_")
 
 
 Declared: TypeAlias = Mapping[str, tuple[Option, ...]]
-"""Every strategy, or every kind of pool, by name, with the options that it declares itself."""
+"""The options that each strategy, or each kind of pool, declares itself, by its name."""
 Owners: TypeAlias = Callable[[], Mapping[str, list[str]]]
-"""By `Option.name`, what to choose to have that option: `--strategy ddp`. Asked for when something is wrong only."""
+"""A function that returns, by `Option.name`, the choices that have that option: `--strategy ddp`. Called only for
+errors."""
 
 Say: TypeAlias = Callable[[Option, str], str]
-"""How the user spells an option with this value, or, for the empty one, its mere name."""
+"""A function that returns the user's spelling of an option with a value, or of its name alone for an empty value."""
 
 
 def as_flag(option: Option, value: str = "") -> str:
@@ -179,15 +180,15 @@ def as_keyword(option: Option, value: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a line says; only what was given."""
+    """The arguments that a line gives."""
 
     values: dict[str, Any]
-    """By `Option.name`, as `Option.read` made them."""
+    """The values that `Option.read` made, by `Option.name`."""
     positionals: tuple[str, ...]
 
 
 def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = dict) -> Arguments:
-    """Read a line by its declarations. The beginning of a flag is not enough, but the near flag is named."""
+    """Parse a line by its declared options. A flag must be spelt in full; the error for another names a similar one."""
     words = split_words(line)[::-1]
     known = {option.flag: option for option in options}
     pairs: list[tuple[Option, str]] = []

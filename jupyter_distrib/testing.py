@@ -1,11 +1,11 @@
-"""Checks of what every pool must do, for authors of pools to run over theirs. Kernel side; standard library and asserts
-only.
+"""The contract suite: checks that every pool must pass, which authors of pools run on theirs. Kernel side; standard
+library and asserts only.
 
     @pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
     def test_my_pool(check):
         check(MyPool)
 
-Each check opens the pool anew, talks to it in commands and events as `kernel/session/session.py` does, and leaves
+Each check opens the pool anew, exchanges commands and events with it as `kernel/session/session.py` does, and leaves
 nothing open. A pool may need seconds for its first ranks, so `LIMIT_S` is generous."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _RUN_EVENTS: tuple[type, ...] = get_args(RunEvent)
 
 
 def checks(*, detached: bool = False) -> tuple[Check, ...]:
-    """All checks; with `detached` also those for pools whose runs can outlive the kernel's link."""
+    """Return all checks; with `detached` also the checks of pools whose runs can outlive the kernel's link."""
     return (*_CHECKS, *(_DETACHED if detached else ()))
 
 
@@ -79,16 +79,16 @@ class Outcome:
     def __init__(self, events: Sequence[RunEvent], values: Mapping[int, Any]) -> None:
         self.events = tuple(events)
         self.values = dict(values)
-        """Rank -> value of the cell's last expression, for ranks that returned."""
+        """The values of the cell's last expression, by rank, for ranks that returned."""
 
     def of(self, kind: type[E], rank: int | None = None) -> list[E]:
-        """The events of one class, of one rank or of all."""
+        """Return the events of one class, from one rank or from all."""
         return [
             event for event in self.events if isinstance(event, kind) and rank in (None, getattr(event, "rank", None))
         ]
 
     def starts(self) -> list[Started]:
-        """Return the starts of all ranks, however they were reported."""
+        """Return the starts of all ranks, reported as an event or within another one."""
         return [*self.of(Started), *(event.started for event in self.of(Returned) if event.started is not None)]
 
     def text(self, rank: int, stream: str = "stdout") -> str:
@@ -99,14 +99,13 @@ class Outcome:
 
 
 class PoolClient:
-    """A kernel that talks to one pool. `run` gives the outcome; every event that came is checked for its place in the
-    order."""
+    """The kernel's side of one pool. `run` returns the outcome of a cell, after a check of the order of its events."""
 
     def __init__(self, pool: Pool, session: str = "") -> None:
         self.session = session or f"check{os.getpid():x}-{time.monotonic_ns():x}"
         self.lost: list[str] = []
         self.seen: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
-        """Run events as they come, for whoever acts while a run goes on."""
+        """The run events as they come, for `when`, which acts while a run goes on."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._parcels: dict[tuple[str, int], tuple[Parcel, int | None]] = {}
         self._runs = self._groups = 0
@@ -141,7 +140,7 @@ class PoolClient:
     @overload
     def wait(self, kind: type[E], other: type[F], /) -> E | F: ...
     def wait(self, *kinds: type) -> Any:
-        """The next event of one of these classes."""
+        """Wait for the next event of one of these classes and return it."""
         while True:
             event = self._next()
             if isinstance(event, kinds):
@@ -154,7 +153,7 @@ class PoolClient:
             raise AssertionError(f"nothing came for {LIMIT_S:g} s; lost: {self.lost}") from None
 
     def open(self, size: int, **fields: Any) -> WorkerGroupOpened | WorkerGroupRefused:
-        """A new worker group of CPU ranks."""
+        """Open a new worker group of CPU ranks and return the answer."""
         self._groups += 1
         self.send(OpenWorkerGroup(group=f"{self.session}-c{self._groups}", size=size, gpus=False, **fields))
         return self.wait(WorkerGroupOpened, WorkerGroupRefused)
@@ -171,7 +170,7 @@ class PoolClient:
     def start(
         self, group: WorkerGroupOpened, source: str, *, ranks: Sequence[int] = (), keep: Sequence[str] = (), **more: Any
     ) -> str:
-        """Send a cell; returns the run's id. `more`: `inputs`, `env`, `strategy`, and fields of `Execute`."""
+        """Send a cell and return the run's id. `more`: `inputs`, `env`, `strategy`, and fields of `Execute`."""
         self._runs += 1
         run = f"{self.session}-{self._runs}"
         parcel, fd = payload.to_parcel(payload.pack_inputs(more.pop("inputs", {}), {}))
@@ -192,7 +191,7 @@ class PoolClient:
         return run
 
     def finish(self, run: str, ranks: Sequence[int]) -> Outcome:
-        """Everything of a run up to its end."""
+        """Wait for the end of a run and return its outcome."""
         events: list[RunEvent] = []
         while not (events and isinstance(events[-1], Ended)):
             event = self._next()
@@ -210,7 +209,7 @@ class PoolClient:
         return self.finish(self.start(group, source, **more), ranks)
 
     def when(self, kind: type, act: Callable[[str], object], count: int = 1) -> threading.Thread:
-        """Call `act` with the run's id from a thread of its own, once so many events of a class have come."""
+        """Call `act` with the run's id, in a thread of its own, once `count` events of a class have come."""
 
         def follow() -> None:
             left, run = count, ""
@@ -232,8 +231,8 @@ class PoolClient:
 
 
 def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
-    """Started, or an end that carries it, and one end for each rank, whose output and samples may overtake its start
-    but not its end; one Ended, last."""
+    """Check the order of a run's events: one Started, or an end that carries it, and one end for each rank; one Ended,
+    last. Output and samples of a rank may overtake its start but not its end."""
     assert sum(isinstance(event, Ended) for event in events) == 1, events
     for rank in ranks:
         mine = [event for event in events if getattr(event, "rank", None) == rank]
@@ -287,7 +286,7 @@ def closes_twice(open_pool: OpenPool) -> None:
     with _client(open_pool) as client:
         group = client.group(1)
         client.close_group(group)
-        client.send(CloseWorkerGroup(group=group.group))  # unknown by now: no answer, no harm
+        client.send(CloseWorkerGroup(group=group.group))  # unknown by now: it has no answer and no effect
         again = client.group(1)
         client.close_group(again)
     client.close()
@@ -299,7 +298,7 @@ def chooses_a_size(open_pool: OpenPool) -> None:
 
 
 def refuses_a_size(open_pool: OpenPool) -> None:
-    """And goes on to serve what it can."""
+    """Check that impossible sizes are refused and a possible one is then served."""
     with _client(open_pool) as client:
         for size in (-1, 1_000_000):
             refused = client.open(size)
@@ -400,7 +399,7 @@ def stops(open_pool: OpenPool) -> None:
         thread.join(LIMIT_S)
         run = client.start(group, "rank")
         assert client.finish(run, (0, 1)).values == {0: 0, 1: 1}
-        client.send(Stop(run=run))  # too late: no answer, no harm
+        client.send(Stop(run=run))  # too late: it has no answer and no effect
         assert client.run(group, "rank").values == {0: 0, 1: 1}
 
 
@@ -426,7 +425,7 @@ def keeps_and_forgets(open_pool: OpenPool) -> None:
 
 
 class _Kept:
-    """Pickles as what a rank keeps; see `RankValue`."""
+    """An object that pickles as a value that a rank keeps; see `RankValue`."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -436,7 +435,7 @@ class _Kept:
 
 
 def runs_one_after_another(open_pool: OpenPool) -> None:
-    """Check that nothing of a run is left for the next but what was kept."""
+    """Check that a run leaves nothing for the next but its kept values."""
     with _group(open_pool) as (client, group):
         assert client.run(group, "left = 1\nrank").values == {0: 0, 1: 1}
         assert client.run(group, "'left' in globals()").values == {0: False, 1: False}
@@ -468,7 +467,7 @@ def runs_on_some_ranks(open_pool: OpenPool) -> None:
 
 
 def tells_that_a_group_is_gone(open_pool: OpenPool) -> None:
-    """A cell that was on its way when its ranks went must not be waited for."""
+    """Check that a cell which was sent before its ranks were closed still ends."""
     with _client(open_pool) as client:
         group = client.group(1)
         client.close_group(group)
@@ -476,7 +475,7 @@ def tells_that_a_group_is_gone(open_pool: OpenPool) -> None:
 
 
 def ends_the_run_of_a_group_that_is_closed(open_pool: OpenPool) -> None:
-    """Check that all who wait for it learn of its end."""
+    """Check that a run ends when its worker group is closed, with the reason."""
     with _client(open_pool) as client:
         group = client.group(2)
         thread = client.when(
@@ -493,7 +492,7 @@ def ends_the_run_of_a_group_that_is_closed(open_pool: OpenPool) -> None:
 
 
 def numbers_ranks_from_the_first(open_pool: OpenPool) -> None:
-    """One node of several: its ranks are part of a larger world."""
+    """Check one node of several, whose ranks are part of a larger world."""
     with _client(open_pool) as client:
         group = client.group(2, first_rank=2, world_size=4)
         source = "import os\n(rank, local_rank, world_size, os.environ['RANK'], os.environ['LOCAL_RANK'])"
@@ -503,7 +502,7 @@ def numbers_ranks_from_the_first(open_pool: OpenPool) -> None:
 
 
 def attaches(open_pool: OpenPool) -> None:
-    """A detached run outlives its kernel's link, and another kernel gets its whole record."""
+    """Check that a detached run outlives its kernel's link and that another kernel gets its whole record."""
     source = "import time\nprint('first', rank)\nwhile not os.path.exists(flag):\n    time.sleep(0.01)\n"
     source += "print('last')\nrank * 10"
     flag = f"/tmp/jupyter_distrib-{os.getpid()}-{time.monotonic_ns()}"  # noqa: S108

@@ -1,5 +1,5 @@
-"""Accelerate takes one set of arguments and one process group for a program, and asks whoever wants others to restart
-it. On ranks without an accelerator it wants to be told."""
+"""The facts about Accelerate. It takes one set of arguments and one process group for a program, and requires a restart
+for others. On ranks without an accelerator it needs a variable that says so."""
 
 from __future__ import annotations
 

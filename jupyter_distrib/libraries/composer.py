@@ -1,4 +1,4 @@
-"""Composer divides its data itself."""
+"""The facts about Composer, which divides its data itself."""
 
 from __future__ import annotations
 

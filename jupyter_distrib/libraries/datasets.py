@@ -1,4 +1,4 @@
-"""Datasets, which the examples for TRL read."""
+"""The facts about Datasets, which the examples for TRL use."""
 
 from __future__ import annotations
 

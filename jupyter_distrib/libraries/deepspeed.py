@@ -1,4 +1,4 @@
-"""DeepSpeed wraps models and divides data itself, and takes its accelerator from the environment."""
+"""The facts about DeepSpeed, which wraps models, divides data, and takes its accelerator from the environment."""
 
 from __future__ import annotations
 

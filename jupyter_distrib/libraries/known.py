@@ -1,4 +1,4 @@
-"""Every library of which something is known, and what all of them say about one question."""
+"""The list of all libraries in this package, and their combined answers to one question."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ _WRAP = {module for library in LIBRARIES if library.wraps_models for module in l
 
 
 def extras() -> dict[str, str]:
-    """Return the extra of this package that installs a module, by module."""
+    """Return the extra of this package that installs each module, by module."""
     return {library.modules[0]: library.extra for library in LIBRARIES if library.extra}
 
 
 def cpu_environment() -> dict[str, str]:
-    """Return the variables by which libraries learn that a rank has no accelerator."""
+    """Return the variables that tell libraries of a rank without an accelerator."""
     return {name: value for library in LIBRARIES for name, value in library.cpu_environment.items()}
 
 
 def instead_of_launching() -> str:
-    """Return what to write where libraries would start ranks of their own, as one sentence."""
+    """Return advice, for one sentence, in place of the calls by which libraries would start ranks of their own."""
     return ", ".join(library.instead_of_launching for library in LIBRARIES if library.instead_of_launching)
 
 
 def divides_data(thing: object) -> bool:
-    """Return whether this is a data loader or sampler of a library that divides data itself."""
+    """Return whether `thing` is a data loader or sampler of a library that divides data itself."""
     return _top(thing) in _DIVIDE
 
 
 def wraps_model(module: object) -> bool:
-    """Return whether a module of a library looks after the gradients of what it holds."""
+    """Return whether a module belongs to a library whose modules reduce the gradients of the modules inside."""
     return _top(module) in _WRAP
 
 
 def shared_states() -> list[tuple[str, str]]:
-    """Return modules, and their classes, that share a state for the life of a program."""
+    """Return modules and their classes whose instances share a state for the life of a program."""
     return [
         (module, name) for library in LIBRARIES for module, names in library.shared_states.items() for name in names
     ]
 
 
 def mends() -> dict[str, Callable[[ModuleType], None]]:
-    """Return what is done to a module when it has been imported, by the module's full name."""
+    """Return the functions that are called with a module after its import, by the module's full name."""
     return {module: mend for library in LIBRARIES for module, mend in library.mend.items()}
 
 

@@ -1,4 +1,4 @@
-"""The form of what one file says of one library. Every field has a default: most libraries need few of them."""
+"""The form of the facts about one library. Every field but one has a default: most libraries need few of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Library:
     extra: str = ""
     """The extra of this package that installs the first of them."""
     cpu_environment: Mapping[str, str] = field(default_factory=dict)
-    """What has to stand in the environment of a rank without an accelerator."""
+    """The variables for the environment of a rank without an accelerator."""
     instead_of_launching: str = ""
-    """What to write where it would start processes that are ranks: the end of a sentence that begins with `With`."""
+    """The advice in place of a call that starts processes as ranks: the end of a sentence that begins with `With`."""
     divides_data: bool = False
-    """Data loaders and samplers of its classes are shares already."""
+    """Whether data loaders and samplers of its classes give each rank its share already."""
     wraps_models: bool = False
-    """Modules of its classes look after the gradients of what they hold."""
+    """Whether modules of its classes reduce the gradients of the modules inside."""
     shared_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By module: classes whose instances have the class's `_shared_state` as their `__dict__`; the first fills it."""
+    """The classes, by module, whose instances use the class's `_shared_state` as `__dict__`; the first one fills it."""
     mend: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)
-    """By module: a function that replaces parts of it, called when a rank has imported it."""
+    """The functions, by module, that replace parts of a module when a rank has imported it."""
     repeated_blocks: Callable[[Any], Collection[str]] = lambda model: ()
-    """Returns the names of the classes that a model of it declares as its blocks."""
+    """A function that returns the names of the classes that a model of the library declares as its blocks."""

@@ -1,4 +1,4 @@
-"""The bars of tqdm: those of its notebook module become those of a terminal on a rank, and the kernel reads their text.
+"""The facts about tqdm: on a rank the bars of its notebook module become terminal bars, whose text the kernel reads.
 
 The widgets of `tqdm.notebook` would have their models in no kernel.
 """
@@ -21,14 +21,14 @@ class Bar:
     step: float
     total: float | None
     rate: float | None
-    """Steps a second, None while unknown."""
+    """The number of steps per second; None while unknown."""
     unit: str
     detail: str
     """The postfix: `loss=0.3`."""
 
 
 def parse_bar(text: str) -> Bar | None:
-    """Read tqdm's default format, and what is left of it under a narrow `ncols` or a shorter `bar_format`."""
+    """Parse tqdm's default format, including its shorter forms under a narrow `ncols` or a shorter `bar_format`."""
     if len(text) > 1000 or ("%|" not in text and " [" not in text):
         return None
     text = text.strip()
@@ -63,7 +63,7 @@ _SCALE = {letter: 1000.0**power for power, letter in enumerate("kMGTPEZY", start
 
 
 def _rate(text: str) -> tuple[float | None, str]:
-    """Read `33.1it/s`, or `2.5s/it` for less than one step a second."""
+    """Parse a rate: `33.1it/s`, or `2.5s/it` for less than one step per second."""
     match = _RATE.fullmatch(text)
     if match is None:
         return None, ""
@@ -78,7 +78,7 @@ def _scaled(number: str) -> float:
 
 
 def _replace_bars(module: ModuleType) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped]  # it is there: somebody imports its notebook module
+    from tqdm import tqdm  # type: ignore[import-untyped]  # it is installed: its notebook module is being imported
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **keywords: Any) -> None:

@@ -1,4 +1,4 @@
-"""Models of transformers declare the classes of their blocks."""
+"""The facts about transformers, whose models declare the classes of their blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TRL trains with the Trainer of transformers."""
+"""The facts about TRL, which trains with the Trainer of transformers."""
 
 from __future__ import annotations
 

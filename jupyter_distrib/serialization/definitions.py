@@ -1,5 +1,5 @@
-"""Functions and classes that live in two processes at once: which process each came from, and how each process finds
-its own.
+"""The functions and classes that exist in two processes at once: the process that each came from, and the lookup of
+each process's own object.
 
 A notebook's function or class travels to a rank by value, under a key. When the rank returns it, or an instance of it,
 only the key travels, so the notebook gets its own object back and nothing in it is touched. cloudpickle alone would
@@ -9,8 +9,8 @@ send its definition again and set the attributes of the notebook's class anew: m
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
                                     a class of the cell --value-->  made once, however many ranks return it
 
-The names below are private to cloudpickle and were checked with 3.0 to 3.1.2; `_check` says so if they go. All state is
-weak and per process; callers use one thread at a time.
+The names below are private to cloudpickle and were checked with 3.0 to 3.1.2; `_check` raises if one is missing. All
+state is weak and per process; callers use one thread at a time.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ value."""
 
 _by_key: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _sent: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Objects whose kernel is this process."""
+"""The objects that this process, a kernel, has sent, with their keys."""
 _received: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Objects that this process, a rank, has from a kernel."""
+"""The objects that this process, a rank, has from a kernel, with their keys."""
 _unfinished: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that were made but have no attributes yet."""
+"""The classes that were made but have no attributes yet."""
 _bare_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 """The names in the `__dict__` of a received class before its own attributes were set."""
 _named: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes of this rank that have a name that other ranks give to theirs as well."""
+"""The classes of this rank that have their identity common to all ranks already."""
 _namesakes: tuple[str, Counter[str]] = ("", Counter())
-"""The newest run, and how many classes of each definition were named in it."""
+"""The newest run, and the number of classes of each definition that were named in it."""
 
 
 def _check() -> None:
@@ -72,7 +72,7 @@ def is_by_value(reduced: object) -> bool:
 
 
 def is_importable(cls: type) -> bool:
-    """Return whether a class travels as the name of its module and its own."""
+    """Return whether a class travels as the name of its module and its own name."""
     found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
     return found
 
@@ -81,7 +81,7 @@ def is_importable(cls: type) -> bool:
 
 
 def sent_form(obj: Any, reduced: Reduced) -> Reduced:
-    """Return how the kernel sends its own function or class: cloudpickle's form, and a key to know it by on return."""
+    """Return the form in which the kernel sends its function or class: cloudpickle's, with a key to recognise it."""
     key = _key_of_sent(obj)
     make, arguments, state = reduced[:3]
     if isinstance(obj, type):
@@ -119,9 +119,9 @@ def find_or_make_class(key: str, name: str, make: Callable[..., type], arguments
 
 
 def _finish_received_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
-    """Set the attributes of a received class; a class that an earlier run left here becomes again what the kernel has
-    now."""
-    if cls in _sent:  # kernel and rank are one process (the pool for tests): this is the notebook's own
+    """Set the attributes of a received class; a class from an earlier run gets exactly the kernel's present
+    attributes."""
+    if cls in _sent:  # kernel and rank are one process (the pool for tests): this is the notebook's own class
         return
     if cls in _unfinished:
         _unfinished.discard(cls)
@@ -143,7 +143,7 @@ def _finish_received_function(function: types.FunctionType, state: tuple[str, An
 
 
 def cached_form(function: Any, *, sent: bool) -> Reduced | str:
-    """Return how a function with `functools.lru_cache` travels: as its name or, which cloudpickle lacks, by value."""
+    """Return the form of a function with `functools.lru_cache`: its name or, which cloudpickle lacks, its value."""
     name: str = function.__reduce__()
     module = sys.modules.get(function.__module__)
     if function.__module__ != "__main__" and getattr(module, name, None) is function:
@@ -168,7 +168,7 @@ def key_of_received(obj: Any) -> str | None:
 
 
 def reference(obj: Any, key: str, by_value: bytes | None) -> Reduced:
-    """Return the form in which a rank returns an object of the kernel's."""
+    """Return the form in which a rank returns an object of the kernel."""
     return resolve, (key, obj.__qualname__, by_value)
 
 
@@ -176,9 +176,9 @@ def resolve(key: str, name: str, by_value: bytes | None) -> Any:
     """Return this process's object for a key.
 
     Args:
-        key: Given by the kernel that sent the object.
-        name: What people call it.
-        by_value: A pickle of it, used only where the key is unknown: another kernel reads a detached run.
+        key: The key that the kernel gave to the object when it sent it.
+        name: The name of the object in the notebook.
+        by_value: A pickle of it, used only for an unknown key: another kernel reads a detached run.
 
     Raises:
         PayloadError: The key is unknown and there is no pickle.
@@ -194,7 +194,7 @@ def resolve(key: str, name: str, by_value: bytes | None) -> Any:
 def name_class(cls: type, run: str) -> None:
     """Give a class of the cell an identity that the same class has on every rank of the run.
 
-    Made of the run and the definition, not of the name alone: ranks may define different classes under one name.
+    It consists of the run and the definition, not of the name alone: ranks may define different classes under one name.
     """
     global _namesakes
     if cls in _named:
@@ -214,7 +214,7 @@ def _digest(cls: type) -> str:
 
 
 def _outline(value: object, depth: int = 6) -> str:
-    """Return what tells two definitions of a class attribute apart and is the same in every process."""
+    """Return a text that differs between two definitions of a class attribute and is the same in every process."""
     if depth == 0:
         return type(value).__qualname__
     inner = functools.partial(_outline, depth=depth - 1)
@@ -253,8 +253,7 @@ def _cells(function: types.FunctionType) -> str:
 
 
 def new_form(cls: type, reduced: Reduced) -> Reduced:
-    """Return the form in which a rank returns a class of the cell: its definition, which the kernel takes in only
-    once."""
+    """Return the form in which a rank returns a class of the cell: its definition, which the kernel uses once."""
     make, arguments, state = reduced[:3]
     identity = tracker_id(cls), cls.__qualname__
     return find_or_make_class, (*identity, make, arguments), state, None, None, _finish_new_class

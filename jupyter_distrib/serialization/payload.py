@@ -1,12 +1,12 @@
-"""Pickling of values between kernel and ranks: the one place of the project that pickles.
+"""The pickling of values between kernel and ranks: the only module of the project that pickles.
 
     kernel   pack_inputs -> to_parcel     ==link==>   from_parcel -> unpack_inputs   rank
     kernel   unpack_value <- from_parcel  <==link==   to_parcel <- pack_value        rank
 
 The kernel's functions run in the run's own namespace on a rank, and come back as the kernel's own (`definitions`).
-Tensors and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). What a rank cannot
-return becomes an `Unreturned`; what the kernel cannot send is named by `problem`. Nothing is unpickled that the caller
-did not pass in.
+Tensors and arrays are neither copied into the pickle nor out of it (`tensors`, `shared_memory`). A value that a rank
+cannot return becomes an `Unreturned`; `problem` names a value that the kernel cannot send. Nothing is unpickled that
+the caller did not pass in.
 
 Any thread, but not two at once.
 """
@@ -42,16 +42,17 @@ from jupyter_distrib.wire.messages import Parcel
 PickleProblem = pickle_errors.PickleProblem
 ALIGNMENT = shared_memory.ALIGNMENT
 INLINE_LIMIT = 64 * 1024
-"""Bytes up to which the buffers of a parcel travel in the message itself; beyond, in shared memory."""
+"""The number of bytes up to which the buffers of a parcel travel in the message itself; larger ones in shared
+memory."""
 _STREAM_LIMIT = 1 << 20
-"""Length beyond which a pickle stream goes into shared memory as well, so that it too travels once per node."""
+"""The length above which a pickle stream goes into shared memory as well, so that it too travels once per node."""
 _MAX_REPR = 80
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = _MAX_REPR
 _MAX_REASON = 500
 
 kept_values: dict[str, object] = {}
-"""Values that stay on this rank between runs, by key."""
+"""The values that stay on this rank between runs, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class Packed:
     buffers: tuple[memoryview, ...] = ()
     """One-dimensional views of bytes, in pickle order; each keeps its object's memory alive."""
     sent: tuple[object, ...] = ()
-    """The kernel's functions and classes in it. Ranks return them by key, so keep this until the values have come."""
+    """The kernel's functions and classes in the pickle. Ranks return them by key, so keep them until values have
+    come."""
 
     @property
     def size_bytes(self) -> int:
@@ -71,7 +73,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unreturned:
-    """A stand-in for a value that could not leave its rank, or not arrive in the kernel."""
+    """A stand-in for a value that could not leave its rank or could not be rebuilt in the kernel."""
 
     type_name: str
     """The type of the value; empty if it failed on arrival."""
@@ -87,14 +89,14 @@ class Unreturned:
 
 
 def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> Packed:
-    """Pickle captured variables as one: what is one object, or one storage, stays one.
+    """Pickle captured variables together, so that a shared object or storage stays shared.
 
     Args:
-        inputs: Value by name.
-        namespace: The notebook's; functions defined in it bring along the globals they use.
+        inputs: The values by name.
+        namespace: The names of the notebook; functions defined in it bring along the globals that they use.
 
     Raises:
-        PayloadError: Something cannot be pickled; `problem` then says what.
+        PayloadError: A value cannot be pickled; `problem` then describes it.
     """
     try:
         return _packed(partial(InputPickler, namespace), inputs_in_order(inputs), results=False)
@@ -103,11 +105,11 @@ def pack_inputs(inputs: Mapping[str, object], namespace: dict[str, object]) -> P
 
 
 class ModuleInput:
-    """A module that arrives with modules inside it imported, as far as the rank has them.
+    """A module that arrives with modules inside it imported, if the rank has them.
 
     Args:
-        module: It is found by its name.
-        submodules: Their full names.
+        module: The module, which the rank finds by its name.
+        submodules: The full names of the modules inside it.
     """
 
     def __init__(self, module: object, submodules: Sequence[str]) -> None:
@@ -118,7 +120,7 @@ class ModuleInput:
 
 
 def import_submodules(module: object, submodules: Sequence[str]) -> object:
-    """Import what lies inside a module; the cell says so itself if the rank does not have it. Pickles name this."""
+    """Import the modules inside a module; the cell itself fails if the rank has none. Pickles name this function."""
     for name in submodules:
         try:
             importlib.import_module(name)
@@ -128,8 +130,8 @@ def import_submodules(module: object, submodules: Sequence[str]) -> object:
 
 
 def problem(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
-    """Find what made `pack_inputs` fail; None if nothing does now. Takes about as long as the failed pickle, plus 0.5
-    s."""
+    """Return the value that made `pack_inputs` fail; None if none does now. Takes about as long as the failed pickle,
+    plus 0.5 s."""
     return pickle_errors.find(inputs, namespace)
 
 
@@ -143,17 +145,17 @@ def unpack_inputs(
 ) -> None:
     """Put captured variables into a run's namespace.
 
-    Names that the namespace has already win against globals that functions bring along, and inputs against both.
+    Names that the namespace has already take precedence over globals that functions bring along, and inputs over both.
 
     Args:
-        data: From `from_parcel`.
-        buffers: From `from_parcel`.
-        namespace: The one that the cell will run in, which becomes the globals of the notebook's functions.
-        device: Where captured tensors of an accelerator go, as torch names it on this rank.
-        loading: Told each name before its value is unpickled, for whoever has to explain a crash.
+        data: The stream that `from_parcel` returned.
+        buffers: The buffers that `from_parcel` returned.
+        namespace: The namespace of the cell, which becomes the globals of the notebook's functions.
+        device: The device for captured tensors of an accelerator, as torch names it on this rank.
+        loading: Called with each name before its value is unpickled, so that a crash can be explained.
 
     Raises:
-        PayloadError: A variable cannot be rebuilt here; names it.
+        PayloadError: A variable cannot be rebuilt on this rank; the error names it.
     """
     provided, names = dict(namespace), [""]
 
@@ -184,7 +186,7 @@ def _set(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def sizes(inputs: Mapping[str, object], namespace: dict[str, object] | None = None) -> dict[str, int]:
-    """Return about how many bytes each input alone would take; 0 if it cannot be pickled."""
+    """Return the approximate number of bytes that each input alone would take; 0 if it cannot be pickled."""
     return {name: _size_bytes(value, {} if namespace is None else namespace) for name, value in inputs.items()}
 
 
@@ -195,7 +197,7 @@ def _size_bytes(value: Any, namespace: dict[str, object]) -> int:
         if type(value).__module__.partition(".")[0] == "numpy" and value.dtype.kind != "O":
             return int(value.nbytes)
         return pack_inputs({"": value}, namespace).size_bytes
-    except Exception:  # noqa: BLE001 - foreign code; `pack_inputs` of the whole will say it
+    except Exception:  # noqa: BLE001 - foreign code; `pack_inputs` of all inputs reports it
         return 0
 
 
@@ -207,18 +209,18 @@ def sharded_in(value: object) -> list[Any]:
     found: list[Any] = []
     try:
         ShardFinder(found).dump(value)
-    except Exception:  # noqa: BLE001 - foreign code; what comes behind it stays sharded
+    except Exception:  # noqa: BLE001 - foreign code; tensors behind it stay sharded
         return found
     return found
 
 
 def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
-    """Pickle what a cell returned. What cannot be pickled becomes an `Unreturned`: the value, or items of it.
+    """Pickle the value that a cell returned. If it or items of it cannot be pickled, they become `Unreturned`.
 
     Args:
-        value: Whatever the cell's last expression gave.
-        by_value: True if a kernel may read it that did not start the run.
-        run: The run's id; ranks of one run give classes of the cell a common identity by it.
+        value: The value of the cell's last expression.
+        by_value: Whether a kernel that did not start the run may read it.
+        run: The run's id, from which ranks of one run give classes of the cell a common identity.
     """
     try:
         return _pack_result(value, by_value, run)
@@ -276,7 +278,7 @@ def _reason(error: BaseException) -> str:
 
 
 def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """Unpickle what a rank returned; an `Unreturned` if it cannot be rebuilt in this process."""
+    """Unpickle the value that a rank returned; give an `Unreturned` if it cannot be rebuilt in this process."""
     try:
         return _loaded(data, buffers)
     except Exception as error:  # noqa: BLE001 - foreign code; the values of other ranks must arrive all the same
@@ -287,7 +289,7 @@ def kept_value(key: str) -> object:
     """Return the value that a handle's pickle names, on the rank that keeps it.
 
     Raises:
-        ValueLost: This process does not have it.
+        ValueLost: This process does not have the value.
     """
     try:
         return kept_values[key]
@@ -301,10 +303,10 @@ def kept_value(key: str) -> object:
 
 
 def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed | None:
-    """Pickle an exception so that it is known to unpickle as its own type; None if no way is found.
+    """Pickle an exception in a form that unpickles as its own type; None if no form does.
 
-    Traceback, cause and context stay behind. In turn: as it is; rebuilt without its `__init__`, whose arguments may not
-    be `args`; and the same with only those arguments and attributes that can be pickled.
+    Traceback, cause and context are left out. The forms are, in turn: unchanged; rebuilt without its `__init__`, whose
+    arguments may not be `args`; and the same with only the arguments and attributes that can be pickled.
     """
     forms: tuple[Callable[[], object], ...] = (
         lambda: error,
@@ -315,7 +317,7 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
         try:
             packed = _pack_result(form(), by_value, run)
             copy = _loaded(packed.data, packed.buffers)
-        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may do
+        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may work
             continue
         if type(copy) is type(error) and (is_last or _reason(copy) == _reason(error)):
             return packed
@@ -323,7 +325,7 @@ def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed 
 
 
 class _Rebuilt:
-    """A wrapper that pickles as the exception, past its class's `__init__`."""
+    """A wrapper that pickles as the exception, without its class's `__init__`."""
 
     def __init__(self, error: BaseException, *, strict: bool) -> None:
         args, state = _builtin_arguments(error), vars(error)
@@ -337,7 +339,7 @@ class _Rebuilt:
 
 
 def _builtin_base(cls: type) -> Any:
-    """Return the exception class in C that has the memory layout and the `__reduce__` of this one."""
+    """Return the builtin exception class that has the memory layout and the `__reduce__` of this one."""
     return next(base for base in cls.__mro__ if base.__module__ == "builtins")
 
 
@@ -350,7 +352,7 @@ def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
 def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     """Make an exception without its own `__init__`. Pickles name this function."""
     base = _builtin_base(cls)
-    error: BaseException = base.__new__(cls, *args)  # past the class's own
+    error: BaseException = base.__new__(cls, *args)  # without the class's own `__new__`
     base.__init__(error, *args)
     vars(error).update(state)
     return error
@@ -365,7 +367,7 @@ def _is_picklable(value: object) -> bool:
 
 
 def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) -> BaseException | None:
-    """Unpickle an exception; None if it cannot be rebuilt in this process."""
+    """Unpickle an exception and return it; None if it cannot be rebuilt in this process."""
     found = unpack_value(data, buffers)
     return found if isinstance(found, BaseException) else None
 
@@ -374,7 +376,7 @@ def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) ->
 
 
 def _packed(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool) -> Packed:
-    """Pickle, and once more if the first pass met large storages that are hardly used, or on an accelerator."""
+    """Pickle, and again if the first pass found large storages that are hardly used or are on an accelerator."""
     first = Tensors(results=results, look_first=True)
     packed = _packed_once(make, value, first)
     compact = first.wasteful()
@@ -398,9 +400,9 @@ def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
 
 
 def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
-    """Return what the link carries: a parcel, and for large payloads a file descriptor of shared memory.
+    """Return the parcel for the link, and for large payloads a file descriptor of shared memory.
 
-    The one copy of the data is made here; `packed` may be dropped afterwards. The caller closes the descriptor after
+    This makes the only copy of the data; `packed` may be dropped afterwards. The caller closes the descriptor after
     sending it, to any number of readers.
 
     Raises:
@@ -411,7 +413,7 @@ def to_parcel(packed: Packed) -> tuple[Parcel, int | None]:
 
 
 def laid_out(packed: Packed) -> tuple[Parcel, Sequence[memoryview]]:
-    """Return the parcel, and the parts of `packed` that travel beside it in shared memory: nothing if it is small."""
+    """Return the parcel, and the parts of `packed` that travel beside it in shared memory: none if it is small."""
     data, views = packed.data, packed.buffers
     if len(data) > _STREAM_LIMIT:
         data, views = b"", (memoryview(data), *views)
@@ -425,8 +427,8 @@ def from_parcel(parcel: Parcel, fd: int | None) -> tuple[bytes | memoryview, lis
     """Reverse `to_parcel`: return stream and writable buffers for `unpack_inputs` or `unpack_value`.
 
     Args:
-        parcel: As it came.
-        fd: The descriptor that came with it; closed in every case. The memory goes when the last user of a buffer does.
+        parcel: The parcel that the link delivered.
+        fd: The descriptor that came with it; closed in every case. The memory is freed with the last buffer in use.
 
     Raises:
         PayloadError: The shared memory is missing or incomplete.
@@ -436,5 +438,5 @@ def from_parcel(parcel: Parcel, fd: int | None) -> tuple[bytes | memoryview, lis
             raise PayloadError("A payload arrived without its shared memory.")
         return parcel.data, [memoryview(bytearray(buffer)) for buffer in parcel.inline]
     views = shared_memory.read(fd, parcel.sizes)
-    # An empty stream is no pickle: it says that the stream is the first buffer.
+    # An empty stream is no pickle: it means that the first buffer is the stream.
     return (parcel.data, views) if parcel.data else (views[0], views[1:])

@@ -1,10 +1,9 @@
-"""Why a set of inputs cannot be pickled: which name, what inside it, and the path to it.
+"""The search for the value that keeps a set of inputs from being pickled: its name, the object, and the path to it.
 
-Only used after pickling has failed, so it may take its time, but not more than a second. The first pass repeats the
-pickle with nobody keeping the bytes; the object it reached last is the one. The second, in Python and under a
-time limit, is for the path: its stack of open objects is exactly the way from the name to that object, including what
-`__getstate__` and `__reduce__` return, which a search through attributes would have to guess. Kernel side, any
-thread.
+Only used after pickling has failed, so it may be slow, but may not take more than a second. The first pass repeats the
+pickle and discards the bytes; the object that it reached last is the cause. The second, in Python and under a time
+limit, finds the path: its stack of open objects is exactly the way from the name to that object, including the results
+of `__getstate__` and `__reduce__`, which a search through attributes would have to guess. Kernel side, any thread.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from jupyter_distrib.serialization.tensors import Tensors
 
 _PATH_TIME_S = 0.5
 _DEEPEST = 150
-"""Open objects on the way down. One costs the Python pickler about four frames, of a thousand."""
+"""The greatest number of open objects on the way. Each costs the Python pickler about four of a thousand frames."""
 _LONG = 1000
-"""Items of a container from which on the C pickler looks for the bad one: a hundred times as fast as the Python one."""
+"""The number of items above which the C pickler searches a container: a hundred times as fast as the Python one."""
 _MAX_REASON = 300
 _BINDINGS = ("__self__", "cell_contents")
 _MODULE_PARTS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
-"""`model._modules['fc']` is `model.fc` to its user."""
+"""The pattern of a step such as `._modules['fc']`, which is `.fc` to the user of the model."""
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, bytearray, type(None)})
 
 
@@ -39,15 +38,15 @@ class PickleProblem:
     name: str
     """The input that cannot be pickled."""
     path: str
-    """Where in it that is, as an expression as far as it is one: `loader.pool._lock`, `train (global db)`."""
+    """The place of the object in the input, as an expression if possible: `loader.pool._lock`, `train (global db)`."""
     type_name: str
-    """Of what cannot be pickled: `_thread.lock`."""
+    """The type of the object that cannot be pickled: `_thread.lock`."""
     reason: str
-    """What pickling it raised."""
+    """The message of the exception that pickling it raised."""
 
 
 def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
-    """Return the first thing that cannot be pickled; None if everything can."""
+    """Return the first object that cannot be pickled; None if all can."""
     pickler = InputPickler(namespace, NullFile(), Tensors(results=False), [])
     try:
         pickler.dump(inputs_in_order(inputs))
@@ -70,11 +69,11 @@ def _type_name(obj: object) -> str:
 
 
 class _GaveUpError(Exception):
-    """The search took too long or went too deep."""
+    """An exception for a search that took too long or went too deep."""
 
 
 class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be watched
-    """Walks an object exactly as pickling does and remembers where it is. Writes nothing."""
+    """A pickler that walks an object exactly as pickling does and records its position. Writes nothing."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
         super().__init__(NullFile(), protocol=5, buffer_callback=lambda _: None)
@@ -85,7 +84,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
         self._until_s = 0.0
 
     def way_to_failure(self, obj: object) -> list[Any] | None:
-        """Return the objects from `obj` down to the one that raises; None if that was not found in time."""
+        """Return the objects from `obj` down to the one that raises; None if it was not found in time."""
         self._until_s = time.monotonic() + _PATH_TIME_S
         try:
             self.dump(obj)
@@ -108,10 +107,10 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
             self.save(self._failing_item(list(obj.values()) if type(obj) is dict else obj))
         else:
             super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in typeshed
-        self._open.pop()  # not in a `finally`: what stays open after an error is the answer
+        self._open.pop()  # not in a `finally`: the objects still open after an error are the result
 
     def _failing_item(self, items: Sequence[Any]) -> Any:
-        """By halves, so that it costs about what the failed pickle did; the last item if none fails by itself."""
+        """Return the item that fails, by halving, at about the cost of the failed pickle; the last one if none does."""
         while len(items) > 1:
             half = len(items) // 2
             items = items[:half] if self._fails(items[:half]) else items[half:]
@@ -129,7 +128,7 @@ class _Tracer(pickle._Pickler):  # noqa: SLF001 - the one pickler that can be wa
 
 
 def _path(way: list[Any]) -> str:
-    """Return the way as text. Objects, containers and what reducers return alternate on it; real steps are named."""
+    """Return the way as text. Objects, containers and results of reducers alternate on it; real steps are named."""
     path, index = "", 0
     while index < len(way) - 1:
         text, index = _step(way, index)
@@ -138,7 +137,7 @@ def _path(way: list[Any]) -> str:
 
 
 def _step(way: list[Any], index: int) -> tuple[str, int]:
-    """Return the text of one step from `way[index]`, and where it leads on the way."""
+    """Return the text of one step from `way[index]`, and the index to which it leads."""
     here, below = way[index], way[index + 1]
     if type(here) in (list, tuple):
         return next((f"[{position}]" for position, item in enumerate(here) if item is below), ""), index + 1
@@ -157,7 +156,7 @@ def _key_step(here: dict[Any, Any], below: object) -> str:
 
 
 def _function_step(function: types.FunctionType, way: list[Any], index: int) -> tuple[str, int]:
-    """From a function to what it needs, past the tuples and dicts in which cloudpickle keeps that."""
+    """Return the step from a function to a value that it needs, past the containers in which cloudpickle keeps it."""
     for position in range(index + 1, min(index + 8, len(way))):
         for text, value in _needs(function):
             if value is way[position]:
@@ -176,7 +175,7 @@ def _needs(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _object_step(here: object, way: list[Any], index: int) -> tuple[str, int]:
-    """From an instance to an attribute, past the state and arguments that its reducer made up."""
+    """Return the step from an instance to an attribute, past the state and arguments that its reducer returned."""
     attributes = _attributes(here)
     for position in range(index + 1, min(index + 5, len(way))):
         name = next((name for name, value in attributes.items() if value is way[position]), None)
@@ -193,7 +192,7 @@ def _object_step(here: object, way: list[Any], index: int) -> tuple[str, int]:
 
 
 def _attributes(obj: object) -> dict[str, object]:
-    """By name, what can be had without running the user's code; for a method or a `partial`, what it binds."""
+    """Return the attributes that can be read without running the user's code, by name; for a method, what it binds."""
     found: dict[str, object] = dict(getattr(obj, "__dict__", None) or {})
     for cls in type(obj).__mro__:
         for name, slot in vars(cls).items():

@@ -1,4 +1,4 @@
-"""The two picklers: what the kernel sends to a rank, and what a rank sends back.
+"""The two picklers: one for values that the kernel sends to a rank, one for values that a rank sends back.
 
 Both are cloudpickle's, with large buffers out of band (pickle protocol 5), torch handled by `tensors` and functions and
 classes of the notebook by `definitions`. Used through `payload` only. Any thread; one pickler per pickle.
@@ -21,7 +21,7 @@ from jupyter_distrib.serialization import definitions
 from jupyter_distrib.serialization.tensors import Tensors, same
 
 IN_BAND_BYTES = 4096
-"""Size below which buffers go in the pickle stream: cheaper, and a small tensor does not keep a large mapping alive."""
+"""The size up to which buffers go into the pickle stream: cheaper, and a small tensor keeps no large mapping alive."""
 
 NAMESPACE: ContextVar[dict[str, object]] = ContextVar("jupyter_distrib_namespace")
 """The run's live namespace, while a rank unpickles its inputs."""
@@ -29,7 +29,7 @@ LOADING: ContextVar[Callable[[str], None]] = ContextVar("jupyter_distrib_loading
 """A callback that gets the name of each input before it is unpickled."""
 
 _SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
-"""Names that IPython puts into every notebook; ranks have their own."""
+"""The names that IPython puts into every notebook; ranks have their own values for them."""
 
 
 _CACHED: type = type(functools.lru_cache(len))
@@ -39,7 +39,7 @@ _TEXT_STREAM: type = io.TextIOWrapper.__mro__[1]
 
 
 class Name:
-    """A mark before each input in the pickle, so that both sides know which one they are at when it fails."""
+    """A mark before each input in the pickle, so that a failure on either side can name the input."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,7 +54,7 @@ def begin_input(name: str) -> str:
 
 
 class LiveNamespace(dict[str, object]):
-    """A stand-in for the notebook's namespace as the globals of its functions; on a rank it is the run's.
+    """A stand-in for the notebook's namespace as the globals of its functions; a rank puts the run's in its place.
 
     Not empty, since cloudpickle (3.0 to 3.1) copies `__name__` and the like into globals that equal `{}`.
     """
@@ -72,7 +72,7 @@ def live_namespace() -> dict[str, object]:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(self, file: Any, tensors: Tensors, buffers: list[memoryview] | None) -> None:
-        """Write to `file`, large buffers to `buffers`; None: everything to `file`."""
+        """Prepare to write to `file`, with large buffers in `buffers`; if that is None, everything goes to `file`."""
 
         def in_band(buffer: pickle.PickleBuffer) -> bool:
             assert buffers is not None
@@ -84,11 +84,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file, protocol=5, buffer_callback=None if buffers is None else in_band)
         self._tensors = tensors
         self.last: object = None
-        """The object reached last: when pickling fails, the one that cannot be pickled."""
+        """The object that the pickler reached last: when pickling fails, the one that cannot be pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
-        cls = type(obj)  # `isinstance` would ask proxies for their `__class__`, which loads what they stand for
+        cls = type(obj)  # `isinstance` would read the `__class__` of proxies, which loads their target
         if issubclass(cls, _DEFINITIONS):
             return self._definition(obj)
         if issubclass(cls, _TEXT_STREAM):
@@ -96,7 +96,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reduced = self._tensors.reduce(obj, cls)
         if reduced is not NotImplemented:
             return reduced
-        return NotImplemented  # all that cloudpickle's own method does with other objects
+        return NotImplemented  # as cloudpickle's own method does with other objects
 
     def _definition(self, obj: Any) -> Any:
         if isinstance(obj, _CACHED):
@@ -130,7 +130,7 @@ class InputPickler(_Pickler):
         self.globals_ref[id(namespace)] = LiveNamespace()
         self.sent: list[object] = []
         self.name = ""
-        """The name of the input reached last."""
+        """The name of the input that the pickler reached last."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:
@@ -178,14 +178,14 @@ class ResultPickler(_Pickler):
 
 
 class _DefinitionPickler(_Pickler):
-    """A pickler for a reader that may not know the kernel's objects: everything by value."""
+    """A pickler for a reader that may not have the kernel's objects: everything by value."""
 
     def by_value(self, obj: Any, reduced: definitions.Reduced) -> definitions.Reduced:
         return definitions.new_form(obj, reduced) if isinstance(obj, type) else reduced
 
 
 def _definition_of(obj: object) -> bytes | None:
-    """Pickle the object itself, buffers included; None if it holds something that cannot be pickled."""
+    """Return a pickle of the object itself, including buffers; None if it holds something that cannot be pickled."""
     file = io.BytesIO()
     pickler = _DefinitionPickler(file, Tensors(results=True), None)
     try:
@@ -196,12 +196,12 @@ def _definition_of(obj: object) -> bytes | None:
 
 
 def inputs_in_order(inputs: Mapping[str, object]) -> list[object]:
-    """Return what is pickled for a set of inputs: name, value, name, value, ..."""
+    """Return the objects to pickle for a set of inputs: name, value, name, value, ..."""
     return [part for name, value in inputs.items() for part in (Name(name), value)]
 
 
 class ShardFinder(pickle.Pickler):
-    """A pickler that keeps nothing but the sharded tensors, in an order that is the same on every rank."""
+    """A pickler that collects only the sharded tensors, in an order that is the same on every rank."""
 
     def __init__(self, found: list[Any]) -> None:
         super().__init__(NullFile(), protocol=5, buffer_callback=lambda _: None)
@@ -217,7 +217,7 @@ class ShardFinder(pickle.Pickler):
 
 
 class NullFile:
-    """A file that keeps nothing."""
+    """A file that discards its data."""
 
     def write(self, data: bytes | memoryview) -> int:
         return len(data)

@@ -1,9 +1,10 @@
-"""Large buffers between processes of one machine: written once into anonymous memory, mapped by every reader.
+"""The passing of large buffers between processes of one machine: written once into anonymous memory, mapped by every
+reader.
 
 `write` copies buffers into a memfd and returns its file descriptor, which travels over a unix socket; `read` maps it
-copy-on-write, so that readers may change what they got without a copy in advance and without seeing each other. A
-reader that takes one step after another may have it while it is written (`Content.early`, `Arriving`). Any process, any
-thread; no state. Nothing here has a name in a file system, so nothing is left behind by a crash.
+copy-on-write, so that readers may change the buffers without a copy in advance and without effect on each other. A
+reader that reads in steps may get the memory while it is written (`Content.early`, `Arriving`). Any process, any
+thread; no state. The memory has no name in a file system, so a crash leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.system.control_groups import free_memory_bytes
 
 ALIGNMENT = 64
-"""Every buffer starts at a multiple of this: a cache line, the widest vector register (AVX-512), and what torch aligns
-its own memory to. Whole pages (4096) were measured too and gain nothing: 0.23 s for 512 MB either way, and for a
+"""The alignment of every buffer, in bytes: a cache line, the widest vector register (AVX-512), and the alignment of
+torch's own memory. Whole pages (4096) were measured too and gain nothing: 0.23 s for 512 MB either way, and for a
 model of 2000 tensors of 1.2 kB 73 instead of 67 ms in 8 instead of 2.5 MB."""
 
 STEP_BYTES = 64 << 20
-"""Written per system call: below the 2 GiB that Linux takes at once, and short enough (20 ms) for an interrupt."""
+"""The bytes written per system call: less than the 2 GiB that Linux takes at once, and fast enough (20 ms) for an
+interrupt."""
 _CHECK_FROM_BYTES = 64 << 20
-"""Smaller payloads are not worth the 0.1 ms of asking the system how much memory is free."""
+"""The size from which payloads are worth the 0.1 ms of reading the amount of free memory from the system."""
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
-"""Afterwards nobody, not even the writer, can change what others have mapped or truncate it under them (SIGBUS)."""
+"""The seals after which nobody, not even the writer, can change or truncate memory that others have mapped (SIGBUS)."""
 
 
 def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return where buffers of these sizes lie, and how many bytes they take together."""
+    """Return the offsets of buffers of these sizes, and the number of bytes that they take together."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
@@ -46,7 +48,7 @@ def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def write(buffers: Sequence[memoryview]) -> int:
-    """Copy the buffers into new shared memory. Raises what `Content` raises.
+    """Copy the buffers into new shared memory. Raises the errors of `Content`.
 
     Returns:
         A file descriptor, close-on-exec, which the caller closes.
@@ -57,13 +59,13 @@ def write(buffers: Sequence[memoryview]) -> int:
 
 
 class Content:
-    """Buffers on their way into shared memory. Left as a context before it is finished, it is given up.
+    """The writer's side of buffers on their way into shared memory. Leaving it as a context before `finish` drops it.
 
     Args:
         buffers: One-dimensional views of bytes.
 
     Raises:
-        PayloadError: When it is made or filled: there is not enough room; says how much is needed and free.
+        PayloadError: There is not enough room when it is made or filled; the error has the sizes needed and free.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -71,16 +73,16 @@ class Content:
         self._starts, total = offsets([view.nbytes for view in buffers])
         self._memory = Unfinished(total)
         self._told, self._telling = 0, -1
-        """Steps, and where to."""
+        """The number of steps reported to the reader, and the descriptor for the reports, or -1."""
 
     def early(self) -> list[int]:
-        """Descriptors for an `Arriving`, to be sent before it is filled; the caller closes them."""
+        """Return descriptors for an `Arriving`, to be sent before the content is filled; the caller closes them."""
         memory = self._memory.duplicate()
         reading, self._telling = os.pipe()
         return [memory, reading]
 
     def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Copy the buffers, as long as nobody gives it up."""
+        """Copy the buffers until `given_up` returns True."""
         for start, view in zip(self._starts, self._buffers, strict=True):
             for at in range(0, view.nbytes, STEP_BYTES):
                 piece = view[at : at + STEP_BYTES]
@@ -92,12 +94,12 @@ class Content:
 
     def _tell(self, steps: int) -> None:
         if self._telling >= 0 and steps > self._told:
-            with contextlib.suppress(BrokenPipeError):  # nobody wants it any more, who is heard by another way
+            with contextlib.suppress(BrokenPipeError):  # no reader is left, which the writer learns in another way
                 os.write(self._telling, bytes(steps - self._told))
             self._told = steps
 
     def finish(self) -> int:
-        """See `Unfinished.finish`."""
+        """Return the sealed memory's descriptor; see `Unfinished.finish`."""
         return self._memory.finish()
 
     def close(self) -> None:
@@ -114,27 +116,27 @@ class Content:
 
 
 class GivenUp(Exception):
-    """There will not be more of a content than is here."""
+    """An exception for a content of which no more will arrive."""
 
 
 class Arriving:
-    """The reader's side of a content: tells how much of it is there.
+    """The reader's side of a content, which waits for its parts.
 
     Args:
-        fds: As `Content.early` gave them, or the memory alone: then all is there. Taken over.
+        fds: The descriptors of `Content.early`, or only that of complete memory; closed at the end of the context.
     """
 
     def __init__(self, fds: Sequence[int]) -> None:
         self._memory, self._telling = fds[0], fds[1:]
         self.size_bytes = os.fstat(self._memory).st_size
         self._here = 0 if self._telling else self.size_bytes
-        """Bytes."""
+        """The number of bytes that have arrived."""
 
     def mapped(self) -> mmap.mmap:
         return mmap.mmap(self._memory, self.size_bytes, access=mmap.ACCESS_READ)
 
     def wait(self, end: int) -> None:
-        """Until everything before `end` is there. Raises `GivenUp`."""
+        """Wait until everything before `end` has arrived. Raises `GivenUp`."""
         while self._here < min(end, self.size_bytes):
             if not (steps := os.read(self._telling[0], 4096)):
                 raise GivenUp
@@ -149,10 +151,10 @@ class Arriving:
 
 
 class Unfinished:
-    """Shared memory that is being written. Left as a context before it is finished, it is gone.
+    """The shared memory that is being written. Leaving it as a context before `finish` frees it.
 
     Raises:
-        PayloadError: When it is made or added to: there is not enough room.
+        PayloadError: There is not enough room when it is made or added to.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -165,7 +167,7 @@ class Unfinished:
             raise
 
     def add(self, view: memoryview, start: int) -> None:
-        """Bytes that have their place at `start`."""
+        """Write bytes at the offset `start`."""
         try:
             _write_at(self._fd, view, start)
         except OSError as error:
@@ -174,11 +176,11 @@ class Unfinished:
             raise
 
     def duplicate(self) -> int:
-        """Return a descriptor, which the caller closes."""
+        """Return a further descriptor, which the caller closes."""
         return os.dup(self._fd)
 
     def finish(self) -> int:
-        """Its descriptor, which the caller closes. Nobody can change it any more."""
+        """Seal the memory, so that nobody can change it, and return its descriptor, which the caller closes."""
         fd, self._fd = self._fd, -1
         _seal(fd)
         return fd
@@ -196,14 +198,14 @@ class Unfinished:
 
 
 def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:
-    """Map what `write` wrote: private, writable views, one per size. The mapping ends with the last of them.
+    """Map memory from `write` and return private, writable views, one per size. The mapping ends with the last of them.
 
     Args:
-        fd: Closed in every case.
-        sizes: As they were given to `write`.
+        fd: The descriptor; closed in every case.
+        sizes: The sizes of the buffers given to `write`.
 
     Raises:
-        PayloadError: The memory is smaller than the sizes say, or cannot be mapped.
+        PayloadError: The memory is smaller than the sum of the sizes, or cannot be mapped.
     """
     starts, total = offsets(sizes)
     try:
@@ -221,7 +223,7 @@ def read(fd: int, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def _create(size_bytes: int) -> int:
-    """Memory, or, if there is none (macOS) or not enough of it, an unlinked file that only this user can open."""
+    """Create a memfd or, without that (macOS) or enough memory, an unlinked file that only this user can open."""
     enough = size_bytes < _CHECK_FROM_BYTES or size_bytes < free_memory_bytes()
     if enough and hasattr(os, "memfd_create"):
         return os.memfd_create("jupyter_distrib", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -233,7 +235,7 @@ def _create(size_bytes: int) -> int:
 
 
 def _spool_directory() -> str:
-    """By convention /var/tmp is on a disk, where /tmp often is memory, no help when memory is short."""
+    """Return the folder for large files: /var/tmp is on a disk by convention, /tmp often in memory, which is short."""
     on_disk = "/var/tmp"  # noqa: S108 - no name is made in it
     return on_disk if os.access(on_disk, os.W_OK) else tempfile.gettempdir()
 
@@ -271,8 +273,8 @@ def _readable(size_bytes: float) -> str:
 
 
 def _map(fd: int, size_bytes: int) -> memoryview:
-    """Like `mmap.mmap(..., access=ACCESS_COPY)`, which however keeps a duplicate of the descriptor for as long as the
-    mapping lives (until `trackfd=False` of Python 3.13), so that a kernel with many results runs out of them.
+    """Map memory copy-on-write, without a descriptor: `mmap.mmap(..., access=ACCESS_COPY)` keeps a duplicate of it for
+    the life of the mapping (until `trackfd=False` of Python 3.13), so that a kernel with many results runs out of them.
 
     MADV_POPULATE_READ was measured and left out: faults around (16 pages) cost as much as it saves (0.06 s for 512 MB).
     """

@@ -1,17 +1,17 @@
-"""Pickling of torch's objects: tensors without a copy, modules without their process groups.
+"""The pickling of torch's objects: tensors without a copy, modules without their process groups.
 
 Torch is never imported to pickle: without it in `sys.modules` there can be no tensor. To unpickle, the pickle itself
-names functions of this file, which import it. What happens to what:
+names functions of this file, which import it. The treatment of each kind of object:
 
 * A storage travels once, whole, out of band, however many tensors are views of it; they are views of one storage
   again. A storage of which a single tensor uses less than half is not sent whole: the tensor is copied first. On
   arrival the memory is the buffer itself, so it is writable but, like all memory from outside, cannot grow in place.
 * Tensors on an accelerator travel as CPU bytes: captured ones go to the rank's own device, results stay on the CPU.
 * A numpy array over the memory of a tensor becomes separate from it, as numpy pickles arrays by themselves.
-* As with `torch.save`, `.grad` and the autograd graph stay behind.
-* Results lose what belongs to the ranks: `DistributedDataParallel` becomes its module, `replicate` and `fully_shard`
-  are undone on a copy. What is sharded over ranks is refused with advice, since `full_tensor()` would be a collective
-  that others do not join; unless a strategy has gathered it before, on all ranks together (`whole`).
+* As with `torch.save`, `.grad` and the autograd graph are left out.
+* Results lose the parts that belong to the ranks: `DistributedDataParallel` becomes its module, `replicate` and
+  `fully_shard` are undone on a copy. A tensor that is sharded over ranks is refused with advice, since `full_tensor()`
+  would be a collective that others do not join; unless a strategy has gathered it before, on all ranks (`whole`).
 
 Runs in the thread that pickles.
 """
@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from typing import Any
 
 DEVICE: ContextVar[str] = ContextVar("jupyter_distrib_device", default="cpu")
-"""Device of captured accelerator tensors, while a rank unpickles its inputs."""
+"""The device of captured accelerator tensors, while a rank unpickles its inputs."""
 
 Reduced = tuple[Any, ...]
 _SHARDED = (
@@ -37,14 +37,14 @@ _SHARDED = (
 )
 _ELSEWHERE = "it is sharded over the ranks, and whole in the value of rank 0"
 _SMALL_BYTES = 1 << 20
-"""Size below which a view is not worth a second pass."""
+"""The size up to which a storage is not worth a second pass."""
 
 whole: dict[int, tuple[Any, Any]] = {}
-"""Sharded tensors that the ranks have gathered for their results, by the `id`: the tensor and, on rank 0, the whole."""
+"""The sharded tensors that the ranks have gathered for their results, by `id`: the tensor and, on rank 0, the whole."""
 
 
 class Tensors:
-    """The tensors that one pickling has met. `reduce` is asked about every object that is not a plain builtin."""
+    """The tensors found in one pickling. `reduce` is called for every object that is not a plain builtin."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Tensors:
 
         Args:
             results: True for values of a rank, False for inputs from the kernel.
-            compact: What `wasteful` said after a first pass: storages whose only tensor is copied.
-            found: Only collect sharded tensors here; the pickle is of no use.
-            look_first: Leave out large storages of an accelerator, so that none is moved before `wasteful` is known.
+            compact: The result of `wasteful` after a first pass: storages whose only tensor is copied.
+            found: A list in which sharded tensors are only collected; the pickle is then of no use.
+            look_first: Leave out large storages of an accelerator, so that none is moved before `wasteful` is called.
         """
         self._found = found
         self._looks_first = look_first
@@ -79,7 +79,7 @@ class Tensors:
             self._group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
 
     def reduce(self, obj: Any, cls: type) -> Any:
-        """Return a reducer's tuple, or NotImplemented if torch's own way (or no way) is right for the object.
+        """Return a reducer's tuple, or NotImplemented if the object needs torch's own reducer or none of torch's.
 
         Raises:
             pickle.PicklingError: The object belongs to the ranks; the message says what to return instead.
@@ -102,7 +102,7 @@ class Tensors:
             key
             for key, used in self._used_bytes.items()
             if len(used) == 1
-            and key in self._storages  # else torch took another way, as for XLA
+            and key in self._storages  # else torch used another form, as for XLA
             and self._storages[key].nbytes() > max(2 * used[0], _SMALL_BYTES)
         )
 
@@ -117,7 +117,7 @@ class Tensors:
             return NotImplemented
         if tensor.layout is not self._torch.strided or tensor.is_quantized:
             return NotImplemented
-        key = tensor.untyped_storage()._cdata  # noqa: SLF001 - stands for the storage in C++, which has no other identity
+        key = tensor.untyped_storage()._cdata  # noqa: SLF001 - the storage in C++ has no other identity
         if key in self._compact:
             tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return self._reduced(tensor)
@@ -125,10 +125,10 @@ class Tensors:
         return self._reduced(tensor)
 
     def _reduced(self, tensor: Any) -> Any:
-        """Reduce with torch's own form, mended for dtypes without a storage class (float8, uint16).
+        """Reduce with torch's own form, repaired for dtypes without a storage class (float8, uint16).
 
-        Their `_rebuild_tensor_v3` wants a typed storage, but is given an untyped one: only `torch.save` (2.13),
-        which replaces storages, can read it back.
+        Their `_rebuild_tensor_v3` requires a typed storage, but gets an untyped one: only `torch.save` (2.13),
+        which replaces storages, can read that.
         """
         function, arguments = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         storage = arguments[0]
@@ -166,7 +166,7 @@ class Tensors:
         return rebuild_storage, (_memory(on_host(storage) if moves else storage), moves and not self._results)
 
     def _only(self, storage: Any) -> Any:
-        """Return one Python object per storage: pickle tells objects apart by identity, and torch may make several."""
+        """Return one Python object per storage: pickle compares objects by identity, and torch may make several."""
         return self._storages.setdefault(storage._cdata, storage)  # noqa: SLF001
 
     # -------------------------------------------------------------------------------------------------- modules
@@ -185,7 +185,7 @@ class Tensors:
 
 
 def is_on_accelerator(storage: Any) -> bool:
-    """Return whether the contents have to be copied to the host."""
+    """Return whether the storage's contents have to be copied to the host."""
     return bool(storage.device.type != "cpu")
 
 
@@ -195,17 +195,17 @@ def on_host(storage: Any) -> Any:
 
 
 def _memory(storage: Any) -> pickle.PickleBuffer:
-    """Return the storage's own bytes; they keep the storage alive. By ctypes, since numpy need not be there."""
+    """Return the storage's own bytes, which keep the storage alive. Uses ctypes, since numpy may not be installed."""
     array = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
     array.storage = storage
     return pickle.PickleBuffer(array)
 
 
 def _as_it_was(module: Any, contract: Any) -> Any:
-    """Return a copy of the module as it was before torch's `replicate` or `fully_shard`, sharing all its parts.
+    """Return a copy of the module without the changes by torch's `replicate` or `fully_shard`; all parts are shared.
 
-    They (torch 2.13) leave a state and a registry in `module.__dict__`, hooks of their own, and a class with the bases
-    `(DDP, <the user's>)` or `(FSDPModule, <the user's>)`.
+    These functions (torch 2.13) leave a state and a registry in `module.__dict__`, hooks of their own, and a class with
+    the bases `(DDP, <the user's>)` or `(FSDPModule, <the user's>)`.
     """
     cls: Any = type(module)
     first = cls.__bases__[0]
@@ -255,7 +255,7 @@ def same(obj: Any) -> Any:
 def rebuild_storage(buffer: Any, moves: bool) -> Any:
     """Make a storage over the buffer's own memory, or on `DEVICE`.
 
-    What came in the pickle stream is small: it is copied, so that it is aligned, can grow, and holds no other memory.
+    A buffer from the pickle stream is small: it is copied, so that it is aligned, can grow, and holds no other memory.
     """
     torch: Any = importlib.import_module("torch")
     view = torch.frombuffer(buffer, dtype=torch.uint8)
