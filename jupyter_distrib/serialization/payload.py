@@ -63,8 +63,7 @@ class Packed:
     buffers: tuple[memoryview, ...] = ()
     """One-dimensional views of bytes, in pickle order; each keeps its object's memory alive."""
     sent: tuple[object, ...] = ()
-    """The kernel's functions and classes in the pickle. Ranks return them by key, so keep them until values have
-    come."""
+    """The kernel's functions and classes in the pickle, which ranks return by key: keep them until values have come."""
 
     @property
     def size_bytes(self) -> int:

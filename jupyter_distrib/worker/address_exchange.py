@@ -1,8 +1,8 @@
-"""Ranks that tell one another a text each, such as an address, without any framework's help. Rank's main thread.
+"""The exchange of one text per rank, such as an address, without a framework's help. Rank's main thread.
 
-Rank 0 serves on the socket that the agent has bound for it; the others connect, say theirs, and are told all. Texts are
-JSON: nothing that comes from a socket is unpickled. A rank that waits here is freed by SIGINT, or when its sockets are
-cut.
+Rank 0 serves on the socket that the agent has bound for it; the others connect, send their texts, and get all texts.
+Texts are JSON: nothing that comes from a socket is unpickled. A rank that waits in an exchange is freed by SIGINT, or
+when its sockets are cut.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import suppress
 
 HOST = "127.0.0.1"
 _FIRST_WORD_S = 5.0
-"""Seconds that a peer has for its text once it has connected: who connects and says nothing is no rank."""
+"""The seconds that a peer has for its text once it has connected: a peer that sends nothing is no rank."""
 
 
 class PlainGroups:
-    """The `Groups` of a rank whose framework keeps no process groups here."""
+    """The `Groups` of a rank whose framework keeps no process groups in this package."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.apart = False
@@ -66,7 +66,7 @@ class PlainGroups:
         return tuple(json.loads(answer))
 
     def _serve(self, occasion: str, text: str) -> tuple[str, ...]:
-        """Collect the texts of all ranks, then answer; peers of an earlier run that was stopped are hung up on."""
+        """Collect the texts of all ranks, then answer; connections from an earlier run that was stopped are closed."""
         if self._listener is None:
             raise ConnectionError("this rank has not met the others yet: run the cell again.")
         texts, peers = {0: text}, []
@@ -91,7 +91,7 @@ class PlainGroups:
 
 
 def _first_word(sock: socket.socket) -> tuple[str, int, str] | None:
-    """Return what a peer says, as (occasion, rank, text); None for one that is no rank."""
+    """Return the first message of a peer, as (occasion, rank, text); None for a peer that is no rank."""
     sock.settimeout(_FIRST_WORD_S)
     with suppress(OSError, ValueError), sock.makefile("r", encoding="utf-8") as peer:
         match json.loads(peer.readline()):

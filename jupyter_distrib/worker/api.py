@@ -1,4 +1,4 @@
-"""The functions that a cell calls on a rank: `prepare` and `total`. Elsewhere they give back what they are given.
+"""The functions that a cell calls on a rank: `prepare` and `total`. Outside a rank they return their arguments.
 
 Loads neither torch nor the kernel's side.
 """
@@ -12,15 +12,15 @@ from jupyter_distrib.worker import identity
 
 
 def prepare(*objects: Any) -> Any:
-    """Return models, optimizers, schedulers and data loaders, ready for the strategy of this run; outside a run, as
-    they are.
+    """Return models, optimizers, schedulers and data loaders, ready for the strategy of this run; outside a run,
+    unchanged.
 
     Under `--strategy ddp` a model is replicated in place (it stays the object it is), moved to the rank's device, and a
-    loader is replaced by one over the rank's share of the dataset, shuffled anew in every epoch. Several objects come
-    back in the order given.
+    loader is replaced by one over the rank's share of the dataset, shuffled anew in every epoch. Several objects are
+    returned in the order given.
 
     Raises:
-        DistributedError: The run has no strategy, or the object cannot be prepared; says what to do.
+        DistributedError: The run has no strategy, or the object cannot be prepared; the error says what to do.
     """
     if not identity.is_rank():
         return objects[0] if len(objects) == 1 else objects
@@ -30,10 +30,10 @@ def prepare(*objects: Any) -> Any:
 
 
 def total(*values: Any) -> Any:
-    """Return numbers or tensors of an evaluation, summed over all ranks; one value comes back as itself.
+    """Return numbers or tensors of an evaluation, summed over all ranks; a single value is returned as itself.
 
-    Only with `--shard-eval` does each rank evaluate a share of the data; else, and outside a run, every rank has
-    evaluated all of it and the values come back as they are. So the same cell is right in all three places:
+    Only with `--shard-eval` does each rank evaluate a share of the data; otherwise, and outside a run, every rank has
+    evaluated all of it and the values are returned unchanged. So the same cell is right in all three cases:
     `correct, seen = jupyter_distrib.total(correct, seen)`.
     """
     summed = identity.strategy.total(*values) if identity.is_rank() and identity.strategy is not None else values

@@ -1,5 +1,5 @@
-"""The marks of a program that is distributed by hand, and whether something was wrapped or divided so.
-Read in ranks, of objects, and in the kernel (`--explain`), of names in a cell's text; torch is not imported."""
+"""The marks of a program that is distributed by hand: a wrapped model or divided data. Read in ranks from objects, and
+in the kernel (`--explain`) from names in a cell's text; torch is not imported."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EFFECTS = {
     PLAN: "spread over the mesh by this plan",
     **dict.fromkeys(SAMPLERS, "divided by hand, so a data loader with it is left alone"),
 }
-"""What a call of this name means for a strategy, as `--explain` says it."""
+"""The effects of calls of these names on a strategy, in the words of `--explain`."""
 
 _RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_index", "num_processes"})
-"""Names of attributes that tell a share of data."""
+"""The names of attributes that mark a share of data."""
 _SPLIT_STREAM = "_distributed"
-"""What `datasets.distributed.split_dataset_by_node` leaves in a stream."""
+"""The attribute that `datasets.distributed.split_dataset_by_node` sets on a stream."""
 
 
 def wraps_model(module: Any) -> bool:
-    """Return whether a module looks after the gradients of the model in it."""
+    """Return whether a module reduces the gradients of the model in it."""
     from jupyter_distrib.libraries import known  # a kernel asks for names only
 
     return _is_one_of(module, WRAPPERS) or known.wraps_model(module)
@@ -37,8 +37,8 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
     """Return whether a data loader, a data set or a sampler is a share already.
 
     Args:
-        part: One of torch's, a library's or the user's.
-        by_attributes: Also one whose attributes have the names of a rank and of the number of ranks.
+        part: An object of torch, of a library or of the user.
+        by_attributes: Whether attributes with the names of a rank and of the number of ranks mark a share, too.
     """
     from jupyter_distrib.libraries import known
 
@@ -49,6 +49,6 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
 
 
 def _is_one_of(thing: Any, names: frozenset[str]) -> bool:
-    """Return whether its class, or one that this is derived from, has one of these names; other libraries have classes
-    of the same names for the same."""
+    """Return whether an object's class or one of its bases has one of these names, which other libraries use in the
+    same sense."""
     return any(cls.__name__ in names for cls in type(thing).__mro__)

@@ -1,8 +1,8 @@
-"""Executes a cell as the body of a fresh `__main__` module. Runs in the main thread of a rank, or of an inline pool.
+"""The execution of a cell as the body of a fresh `__main__` module. Main thread of a rank or of an inline pool.
 
-What the cell defines lives in that module's dict, which is also the globals of the notebook's functions that came
-along, and `sys.modules["__main__"]`, so that `global`, `exec`, pickling of the cell's classes and DataLoader workers
-behave as in a notebook.
+The cell's definitions live in that module's dict, which is also the globals of the notebook's functions that travelled
+with the cell; the module is `sys.modules["__main__"]`, so that `global`, `exec`, pickling of the cell's classes and
+DataLoader workers behave as in a notebook.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def execute(
 
     Args:
         cell: The cell.
-        namespace: Its globals.
+        namespace: The globals of the cell.
         adapted: Called with the compiled cell; returns the code that is executed.
     """
     lines = cell.source.splitlines(keepends=True)
@@ -55,13 +55,13 @@ def execute(
     else:
         exec(code, namespace)
     if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
-        del linecache.cache[cell.filename]  # no function or class is left that could want its source
+        del linecache.cache[cell.filename]  # no function or class is left that could need its source
     return namespace.pop(_VALUE, None)
 
 
 def _run(coroutine: Any) -> None:
-    """Run the cell's top-level `await`s in a loop of its own; in a kernel (the inline pool), the kernel's own loop
-    waits meanwhile."""
+    """Run the cell's top-level `await`s in a new event loop; in a kernel (the inline pool), the kernel's own loop waits
+    meanwhile."""
     outer = asyncio._get_running_loop()  # noqa: SLF001 - asyncio has no public way to step out of a loop
     if outer is None:
         _run_in_new_loop(coroutine)
@@ -78,7 +78,7 @@ def _run(coroutine: Any) -> None:
 
 
 def _run_in_new_loop(coroutine: Any) -> None:
-    """Do what `asyncio.run` does; an interrupt that finds the cell waiting tells at which line."""
+    """Run a coroutine as `asyncio.run` does; an interrupt of a waiting cell gets a traceback with the line."""
     with asyncio.Runner() as runner:
         try:
             runner.run(coroutine)
@@ -87,7 +87,7 @@ def _run_in_new_loop(coroutine: Any) -> None:
 
 
 def _waiting_at(coroutine: Any) -> types.TracebackType | None:
-    """Return the stack of a coroutine that waits, which is on no thread's stack; None if it has ended."""
+    """Return the stack of a waiting coroutine, which is on no thread's stack; None if the coroutine has ended."""
     if coroutine is None or (frame := getattr(coroutine, "cr_frame", None)) is None:
         return None
     return types.TracebackType(_waiting_at(coroutine.cr_await), frame, frame.f_lasti, frame.f_lineno)
@@ -100,8 +100,8 @@ def defines_code(namespace: dict[str, object]) -> bool:
 
 
 def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:
-    """Drop what neither `names` nor the cell's functions and classes need, so that a kept model does not keep the
-    cell's data."""
+    """Drop the values that neither `names` nor the cell's functions and classes need, so that a kept model does not
+    keep the cell's data."""
     needed = {*names, *(name for name in namespace if name.startswith("__"))}
     for name, value in list(namespace.items()):
         if isinstance(value, types.ModuleType):

@@ -1,4 +1,4 @@
-"""The surroundings that every cell on a rank finds: folder, variables, path, threads, modules as they are on disk,
+"""The process state that every cell on a rank finds: folder, variables, path, threads, modules as they are on disk,
 signal handlers. Rank's main thread.
 """
 
@@ -11,7 +11,7 @@ from jupyter_distrib.worker.framework import Groups
 
 
 class CellEnvironment:
-    """Puts a process that lives on into the state that the next cell expects."""
+    """The preparation of a process that lives on for the next cell."""
 
     def __init__(self, order: WorkerOrder, groups: Groups) -> None:
         self._order, self._groups = order, groups
@@ -23,25 +23,25 @@ class CellEnvironment:
         """The inputs of the cached `_variables`."""
 
     def prepare(self, setting: Setting) -> list[str]:
-        """Be where the kernel is; return the changed files whose modules are imported again."""
+        """Apply the kernel's setting to this process. Return the changed files whose modules are imported again."""
         self._take(setting)
         self._libraries.apply(setting.libraries)
         process_reset.forget_singletons()
         return self.modules.refresh()
 
     def restore(self) -> None:
-        """Undo what the cell did to the process."""
+        """Undo the cell's changes of the process."""
         self._handlers.restore()
 
     def _take(self, setting: Setting) -> None:
-        """Take the kernel's directory, environment and path, as they are now, and this rank's own variables."""
+        """Apply the kernel's present directory, environment and path, and this rank's own variables."""
         of_group = self._groups.environment()
         key = setting.own_environment, setting.env, of_group
         if key != self._inputs:
             own = rank_environment.environment if setting.own_environment else {}
             given = identity.with_defaults({**own, **setting.env})
             self._variables, self._inputs = {**given, **identity.environment(), **of_group}, key
-            # The kernel's own would find no kernel here.
+            # The kernel's own backend would find no kernel in a rank.
             if self._variables.get("MPLBACKEND", "module:").startswith("module:"):
                 self._variables["MPLBACKEND"] = displaying.BACKEND
         rank_environment.take(setting, self._variables)

@@ -1,4 +1,4 @@
-"""The end of what a cell leaves in its rank's memory, when the notebook has its answer. Rank's main thread."""
+"""The cleanup of a rank's memory after a cell, when the notebook has its answer. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from jupyter_distrib.worker import cell
 from jupyter_distrib.worker.framework import Framework
 
 COLLECT_AFTER_S = 0.02
-"""Idle for this long, a rank collects garbage: not while the next cell may be on its way."""
+"""The idle time after which a rank collects garbage: not while the next cell may be on its way."""
 RELEASE_AFTER_S = 1.0
-"""Idle for this long, a rank gives back memory of its GPU that it holds in reserve."""
+"""The idle time after which a rank gives back memory of its GPU that it holds in reserve."""
 
 
 class Cleanup:
-    """Drops a cell's own data, and keeps what was asked for."""
+    """The cleanup that drops a cell's data, except for kept names."""
 
     def __init__(self, framework: Framework, *, has_gpu: bool) -> None:
         self._framework, self._has_gpu = framework, has_gpu
         self._garbage = self._reserved = False
         """Whether a cell has left garbage, and memory of the GPU in reserve."""
         self.is_urgent = False
-        """What the last cell left behind holds itself, and would be there beside all that the next one needs."""
+        """Whether the last cell's data refer to themselves, so that they would take memory beside the next cell's."""
         self._kept_by = ""
-        """The last run that was to keep something."""
+        """The last run that kept values."""
 
     def after(self, command: Execute, namespace: dict[str, object]) -> None:
-        """Drop what the cell has not kept."""
+        """Drop the values that the cell has not kept."""
         keep = command.setting.keep
         tensors.whole.clear()
         self._framework.finish(value for name, value in namespace.items() if name not in keep)
@@ -50,11 +50,11 @@ class Cleanup:
         for key in keys:
             payload.kept_values.pop(key, None)
         if not any(key.startswith(f"{self._kept_by}/") for key in payload.kept_values):
-            sys.modules["__main__"] = cell.fresh_module()  # the one that is there has them as globals
+            sys.modules["__main__"] = cell.fresh_module()  # the present module has them as globals
         gc.collect()
 
     def when_idle(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        """Yield what is to be done next, and how long a rank must be idle for it."""
+        """Yield the next steps of the cleanup, each after the time that the rank must be idle for it."""
         if self._garbage:
             yield COLLECT_AFTER_S, self.collect
         if self._reserved:

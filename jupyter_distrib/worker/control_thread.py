@@ -1,4 +1,4 @@
-"""The thread of a rank that hears of a stop while the main thread is busy: it hands commands on, answers probes, and
+"""The thread of a rank that receives a stop while the main thread is busy: it passes commands on, answers probes, and
 acts on `CutSockets` at once.
 """
 
@@ -19,21 +19,22 @@ from jupyter_distrib.worker.messenger import Messenger
 from jupyter_distrib.worker.probe import Prober
 
 ANNOUNCE_S = 0.02
-"""Seconds within which a cell that ends tells its start and its end in one go."""
+"""The seconds within which a cell that ends sends its start and its end together."""
 FLUSH_EVERY_S = 0.1
-"""Seconds after which unfinished lines of a running cell are seen."""
+"""The interval in which unfinished lines of a running cell are sent."""
 
 Entry: TypeAlias = tuple[Message, list[int]] | None
 """A command for the main thread and its descriptors; None: the agent is gone."""
 
 
 class ControlThread:
-    """Receives all that the agent says.
+    """The receiver of all messages from the agent.
 
     Args:
-        link: The way from the agent.
-        inbox: Takes what the main thread is to do.
-        take_device: Makes the rank's device that of this thread: a probe asks the flight recorder, which asks CUDA.
+        link: The link to the agent.
+        inbox: The queue of commands for the main thread.
+        take_device: Makes the rank's device the current one of this thread: a probe reads the flight recorder, which
+            calls CUDA.
     """
 
     def __init__(
@@ -51,19 +52,19 @@ class ControlThread:
         self._messenger, self._interrupts, self._prober, self._groups = messenger, interrupts, prober, groups
         self._take_device = take_device
         self._running = ""
-        """Id of the run whose cell is being executed."""
+        """The id of the run whose cell is being executed."""
         self._left = ""
-        """Id of the run before: who left it early may still be told to cut its connections."""
+        """The id of the run before: a rank that left it early may still get the order to cut its connections."""
 
     def start(self) -> None:
         threading.Thread(target=self._serve, name="jupyter_distrib-control", daemon=True).start()
 
     def ended(self, run: str) -> None:
-        """Take no more stops for this run. Called in the main thread."""
+        """Ignore later stops of this run. Called in the main thread."""
         self._running, self._left = "", run
 
     def _serve(self) -> None:
-        with suppress(Exception):  # a device that fails also fails in the main thread, which tells it
+        with suppress(Exception):  # a device that fails also fails in the main thread, which reports it
             self._take_device()
         while True:
             while self._running and not self._link.wait(FLUSH_EVERY_S):
@@ -86,7 +87,7 @@ class ControlThread:
 
     def _hand_on(self, command: Execute, fds: list[int]) -> None:
         self._interrupts.begin()
-        self._running = command.run  # here, so that a stop right behind it finds its run
+        self._running = command.run  # set in this thread, so that a stop right behind the command finds its run
         self._inbox.put((command, fds))
         if not self._link.wait(ANNOUNCE_S):
             self._messenger.announce()
@@ -96,7 +97,7 @@ class ControlThread:
             return
         try:
             answer = self._prober.look(deep=probe.deep)
-        except Exception:  # noqa: BLE001 - a look at what the main thread changes; the next one will do
+        except Exception:  # noqa: BLE001 - it reads data that the main thread changes; the next probe will succeed
             return
         self._messenger.send(answer)
 

@@ -1,9 +1,9 @@
-"""The state of a rank's device after a cell that did not end well, and of the kept values that the cell was changing.
-Rank's main thread. Ranks without a device pass by.
+"""The check of a rank's device after a cell that did not end well, and of the kept values that the cell was changing.
+Rank's main thread. No effect on ranks without a device.
 
 An error of a GPU breaks its context for as long as the process lives: every later call fails with the same error, at an
-innocent line. And a cell that is stopped leaves work behind that waits for other ranks: when that is aborted, what
-comes behind it in the queue computes with half of the data.
+innocent line. And a cell that is stopped leaves work behind that waits for other ranks: when that is aborted, the
+work behind it in the queue computes with half of the data.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from jupyter_distrib.wire.messages import Execute, Noted, WorkerOrder
 from jupyter_distrib.worker.framework import Framework
 
 LIMIT_S = 1.5
-"""Seconds that a device has for what a cell gave it, if no other rank takes part: less than until a kill."""
+"""The seconds that a device has for a cell's work without other ranks: fewer than until a kill."""
 
 
 class DeviceCheck:
-    """Looks after the device of one rank.
+    """The check of the device of one rank.
 
     Args:
-        send: Takes notes for the view.
+        send: Sends notes to the view.
     """
 
     def __init__(self, order: WorkerOrder, framework: Framework, send: Callable[[Noted], None]) -> None:
         self._rank, self._framework, self._send = order.rank, framework, send
         self.has_device = order.visible_devices is not None
         self._torn: dict[str, str] = {}
-        """By key, the kept values that were in the midst of a step, and the run that was stopped there."""
+        """The keys of kept values that were in the middle of a step, with the labels of the runs that were stopped."""
 
     def before_end_is_told(self, command: Execute, error: BaseException | None) -> bool:
-        """Return whether the cell broke the device, which is said; then the rank has to leave."""
+        """Return whether the cell broke the device, and send a note if so; the rank then has to leave."""
         if not self.has_device or error is None or not self._framework.is_of_device(error):
             return False
         state = self._framework.drain(LIMIT_S)
@@ -46,7 +46,7 @@ class DeviceCheck:
         return bool(state.error)
 
     def after_end(self, command: Execute, namespace: dict[str, object]) -> None:
-        """Let the device do what the cell has left. A rank whose device never comes to an end of it is given up."""
+        """Let the device finish the cell's work. A rank whose device never finishes ends."""
         if not self.has_device:
             return
         others_s = self._framework.groups.wait_s()
@@ -60,7 +60,7 @@ class DeviceCheck:
             self._torn |= dict.fromkeys(read, command.label or command.cell.filename)
 
     def note_torn(self, command: Execute, namespace: dict[str, object]) -> None:
-        """Say of the values that a cell reads which of them were in the midst of a step."""
+        """Send a note on each value that the cell reads and that was in the middle of a step when a run stopped."""
         self._torn = {key: run for key, run in self._torn.items() if key in payload.kept_values}
         torn = {id(payload.kept_values[key]): run for key, run in self._torn.items()}
         for name, value in namespace.items() if torn else ():

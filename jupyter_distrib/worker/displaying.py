@@ -1,9 +1,9 @@
-"""`display(...)` on a rank: what is more than text becomes a MIME bundle for the notebook.
+"""The function `display(...)` on a rank: an object that is more than text becomes a MIME bundle for the notebook.
 
-Runs in the rank, in whichever thread displays. A rank is no IPython kernel, so IPython's own `display`,
-`update_display` and `clear_output` are replaced in it by those of this file, at the moment when a cell first imports
-IPython. How an object shows itself is asked of IPython's formatters. In the same way the widgets of `tqdm.notebook`
-become bars that the record knows to read.
+Runs in the rank, in the thread that displays. A rank is no IPython kernel, so IPython's own `display`, `update_display`
+and `clear_output` are replaced in it by the functions of this file when a cell first imports IPython. IPython's
+formatters give the representation of an object. In the same way the widgets of `tqdm.notebook` become bars that the
+record can parse.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire.messages import Cleared, Displayed
 
 MAX_BYTES = 10_000_000
-"""Limit on the size of one display: a browser that gets more of them becomes slow."""
+"""The limit on the size of one display, in bytes: larger ones slow the browser down."""
 SEND_EVERY_S = 0.1
 MAX_WAITING = 100
-"""Number of waiting displays; of those that follow each other faster, the notebook gets the newest."""
+"""The most displays that wait; if more follow each other faster, the notebook gets the newest."""
 _NOT_FOR_VIEWS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
-"""Code that nobody should run for a rank, and widgets whose model is not in the kernel."""
+"""The MIME types of code that nobody should run for a rank, and of widgets whose model is not in the kernel."""
 BACKEND = "module://jupyter_distrib.worker.matplotlib_backend"
-"""How matplotlib calls the backend of ranks."""
+"""Matplotlib's name of the backend of ranks."""
 Event = Displayed | Cleared
 
 
 class Displayer:
-    """Sends what one rank displays in one run."""
+    """The sender of the displays of one rank in one run."""
 
     def __init__(self, run: str, rank: int, send: Callable[[Event], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock = threading.RLock()
-        """A finalizer that displays may be called in the midst of a display."""
+        """A reentrant lock, since a finalizer that displays may be called in the middle of a display."""
         self._waiting: list[Event] = []
         self._clear_first = False
         self._sent_at_s = float("-inf")
@@ -69,7 +69,7 @@ class Displayer:
         self._soon()
 
     def clear(self, *, wait: bool) -> None:
-        """Take everything back that was displayed; with `wait` when there is something new to be seen."""
+        """Remove all displays; with `wait` only when there is a new one."""
         with self._lock:
             self._clear_first = wait
             if wait:
@@ -78,7 +78,7 @@ class Displayer:
         self._soon()
 
     def close(self) -> None:
-        """Send what is left; called before the rank says that it has returned."""
+        """Send the waiting displays; called before the rank reports that it has returned."""
         if self._timer is not None:
             self._timer.cancel()
         self._flush()
@@ -127,7 +127,7 @@ def display(
     clear: bool = False,
     **keywords: Any,
 ) -> Any:
-    """Show objects as IPython's `display` does: the notebook shows it under the rank. Text is printed."""
+    """Show objects as IPython's `display` does: the notebook shows them under the rank. Text is printed."""
     if clear:
         clear_output(wait=True)
     given = secrets.token_hex(8) if display_id is True else display_id or ""
@@ -145,12 +145,12 @@ def display(
 
 
 def update_display(item: Any, *, display_id: str, **keywords: Any) -> None:
-    """Replace what was displayed under this id."""
+    """Replace the display with this id."""
     display(item, display_id=display_id, update=True, **keywords)
 
 
 def clear_output(wait: bool = False) -> None:
-    """Take back what this rank has displayed. What it has printed stays: it is in the log as well."""
+    """Remove the displays of this rank. Its printed output stays, as it is in the log as well."""
     if current is not None:
         current.clear(wait=wait)
 
@@ -163,7 +163,7 @@ def publish(
     update: bool = False,
     **_: Any,
 ) -> None:
-    """Show a bundle as it is, as IPython's `publish_display_data` does."""
+    """Show a MIME bundle, as IPython's `publish_display_data` does."""
     display_id = str((transient or {}).get("display_id") or "")
     bundle = {kind: _content(value) for kind, value in data.items() if kind not in _NOT_FOR_VIEWS}
     size_bytes = sum(map(len, bundle.values()))
@@ -201,12 +201,12 @@ def _content(value: Any) -> str:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, default=str, allow_nan=False)
-    except (TypeError, ValueError):  # keys that are no text, or numbers that JSON does not know
+    except (TypeError, ValueError):  # keys that are no text, or numbers that JSON does not have
         return json.dumps(str(value))
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, object]:
-    """Return what of it JSON can carry."""
+    """Return metadata as JSON can carry it; empty if it cannot."""
     try:
         plain: dict[str, object] = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError):
@@ -261,7 +261,7 @@ def close() -> None:
 
 
 def install() -> None:
-    """Have functions of other packages replaced when this process imports them; called once in a rank."""
+    """Install the finder that replaces functions of other packages at their import; called once in a rank."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -275,7 +275,7 @@ _REPLACED = {"IPython.core.display_functions": _replace_functions, **known.mends
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds some modules as Python does, and has parts of them replaced before anybody else gets them."""
+    """A finder that loads some modules as Python does, and replaces parts of them before other code gets them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

@@ -1,4 +1,4 @@
-"""The execution of one cell after another on a rank, each from its command to the event that tells its end. Rank's main
+"""The execution of one cell after another on a rank, each from its command to the event of its end. Rank's main
 thread.
 """
 
@@ -49,11 +49,11 @@ from jupyter_distrib.worker.probe import Prober
 
 
 class CellRunner:
-    """Executes cells. Nothing that user code raises gets past it.
+    """The runner of cells, which catches every exception of user code.
 
     Args:
-        order: Who this rank is.
-        loading_fd: Memory shared with the agent, for the name of the variable that is being unpickled.
+        order: The identity of this rank.
+        loading_fd: The memory shared with the agent, for the name of the variable that is being unpickled.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class CellRunner:
         self._groups.tidy()
 
     def replace_streams(self, run: str) -> None:
-        """Open new streams, so that output of processes that go on after their cell is not seen under the next one."""
+        """Open new streams, so that output of processes that outlive their cell does not appear under the next one."""
         ends = process.renew_streams()
         self._messenger.send(StreamsReplaced(run=run), ends)
         for fd in ends:
             os.close(fd)
 
     def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
-        """Return the cell's value, or what it raised."""
+        """Run the cell and return its value, or the exception that it raised."""
         strategy, ok = None, False
         try:
             try:
@@ -147,7 +147,7 @@ class CellRunner:
     def _outcome(
         self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
     ) -> tuple[RunEvent, list[int]]:
-        """Return the event that reports the end. Pickling the value runs the user's code too, and may be stopped."""
+        """Return the event of the end. Pickling the value runs the user's code too, and may be stopped."""
 
         def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
             rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused

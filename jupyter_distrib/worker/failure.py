@@ -1,4 +1,5 @@
-"""A rank's exception as data: type, text and the frames of the user's code. Runs in the rank's main thread."""
+"""The description of a rank's exception: type, text and the frames of the user's code. Runs in the rank's main
+thread."""
 
 from __future__ import annotations
 
@@ -46,9 +47,9 @@ def describe(
     groupless: str = ADD_STRATEGY,
     depth: int = 0,
 ) -> Failure:
-    """Return everything about an exception that can be told without the object.
+    """Return the description of an exception, without the object.
 
-    For `absent` see `Cell`; `groupless` is told of an exception that misses the process group.
+    For `absent` see `Cell`; `groupless` is a note for an exception about a missing process group.
     """
     absent = absent or {}
     name, message = type_name(type(error)), _text_of(error)
@@ -56,7 +57,7 @@ def describe(
     parcel = None
     if packed is not None:
         parcel, fd = payload.to_parcel(packed)
-        if fd is not None:  # an exception that carries megabytes: its text has to do
+        if fd is not None:  # an exception that carries megabytes: only its text is sent
             os.close(fd)
             parcel = None
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -74,7 +75,7 @@ def describe(
 
 
 def groupless(strategy: str, *, everyone: bool) -> str:
-    """Return why a cell has no process group, and what to do; empty if it has destroyed its own."""
+    """Return the reason why a cell has no process group, with advice; empty if it has destroyed its own."""
     if not everyone:
         add = "" if strategy != "none" else " and add --strategy ddp"
         return f"Only some of the ranks run this cell, so it has no process group: leave out --on{add}."
@@ -90,7 +91,7 @@ def _hints(text: str, groupless: str) -> Iterator[str]:
 
 
 def _story(error: BaseException, absent: Mapping[str, str]) -> Iterator[str]:
-    """Yield why a name of the cell, or of a function of the notebook, is not on this rank."""
+    """Yield the reason why a name of the cell, or of a function of the notebook, is not on this rank."""
     if isinstance(error, NameError) and (story := absent.get(error.name or "")):
         frames = [tb.tb_frame for tb in _walk(error.__traceback__)]
         if frames and frames[-1].f_globals.get("__name__") == "__main__":
@@ -102,13 +103,13 @@ def type_name(cls: type) -> str:
 
 
 def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the interrupt that an exception is, or that code caught and then ended the program."""
+    """Return the interrupt that an exception is, or that code caught before it ended the program; else None."""
     caught = error.__context__ if isinstance(error, SystemExit) else error
     return caught if isinstance(caught, KeyboardInterrupt) else None
 
 
 def frames_when_stopped(error: BaseException) -> tuple[Frame, ...]:
-    """Return where a rank was when it was stopped, also if code that caught the interrupt has ended the program."""
+    """Return the frames of a rank when it was stopped, also if code caught the interrupt and ended the program."""
     frames = frames_of(error.__traceback__)
     caught = error.__context__ if isinstance(error, SystemExit) else None
     return frames if caught is None else frames + frames_of(caught.__traceback__)
@@ -118,7 +119,7 @@ def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     """Return the frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
     theirs = [tb for tb in tracebacks if not file_owner.is_own(tb.tb_frame.f_code.co_filename)]
-    frames = [_frame(tb) for tb in theirs or tracebacks]  # ours only if the mistake is ours
+    frames = [_frame(tb) for tb in theirs or tracebacks]  # this package's frames only for its own errors
     if len(frames) > _MAX_FRAMES:
         frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]
     return tuple(frames)

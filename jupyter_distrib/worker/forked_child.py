@@ -24,7 +24,7 @@ def leave(rank_pid: int, error: BaseException | None = None) -> None:
 
 
 def _end(error: BaseException | None) -> NoReturn:
-    """End at once: exit handlers, locks and threads are those of the rank."""
+    """End this process at once: exit handlers, locks and threads belong to the rank."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -3,9 +3,9 @@
     agent --Fork + descriptors--> forkserver --fork--> helper --fork--> rank, rank, ... ; helper exits
                                                                        (the agent, a subreaper, becomes their parent)
 
-Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is in, and
-forks a second forkserver that goes on to import what the first optimizer, DDP or FSDP would import (2 s on a small
-machine), when the agent says so; it changes over when that one is ready.
+Single-threaded; never initialises CUDA; holds no user state. It serves as soon as torch is imported. When the agent
+asks for it, it forks a second forkserver that goes on to import the modules that the first optimizer, DDP or FSDP would
+import (2 s on a small machine); the agent changes over to that one when it is ready.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     """Serve on the first link; a forked twin will serve on the second once it has imported more."""
     process.die_with_parent(agent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # what is imported stays: looking through all of it again and again is a tenth of torch's import
+    gc.disable()  # imported objects stay: repeated collections of all of them would take a tenth of torch's import
 
     with threads.loading():
-        framework.load(framework.TORCH)  # whatever the environment names: other frameworks' ranks are not forked
+        framework.load(framework.TORCH)  # whatever the environment names: only torch's ranks are forked
     from jupyter_distrib.worker import main as worker_main  # noqa: F401 - preloaded for the ranks
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))
@@ -54,7 +54,7 @@ def preload(agent_pid: int, preloaded: socket.socket) -> None:
 
 
 def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) -> None:
-    """Fork what is asked for until the agent closes the link; on `preloaded` a preloaded forkserver is to serve."""
+    """Fork ranks on request until the agent closes the link; `preloaded` is the link of a preloaded forkserver."""
     early = preloaded is not None
     local_modules.of_forkserver = local_modules.LocalModules()
     _leave_libraries_in_place()
@@ -79,8 +79,8 @@ def serve(link: Link, agent_pid: int, preloaded: socket.socket | None = None) ->
 
 
 def _leave_libraries_in_place() -> None:
-    """When Python ends, torch takes its operators out of its tables one by one; a rank, whose whole memory goes at that
-    moment, would copy the tables for it: 50 ms a rank."""
+    """Cancel the finalizers by which torch removes its operators from its tables one by one at exit: a rank, whose
+    whole memory is freed then, would copy the tables for that (50 ms a rank)."""
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to all of them
 
 
@@ -102,7 +102,7 @@ def _fork_ranks(link: Link, preloaded: socket.socket | None, command: Fork, fds:
 
 
 def _help(link: Link, preloaded: socket.socket | None, command: Fork, fds: list[int], early: bool) -> NoReturn:
-    """Fork all of the ranks, or none. Never returns."""
+    """Fork all of the ranks, or none, and end. Never returns."""
     status = 1
     pids: list[int] = []
     try:
@@ -140,7 +140,7 @@ def _cannot_fork(error: OSError) -> str:
 
 
 def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
-    """Be this rank, and never return. `gone` is at its end when the helper is."""
+    """Run as this rank, and never return. The pipe `gone` is at its end when the helper has ended."""
     try:
         mine = fds[4 * index : 4 * index + 4]
         for fd in fds:

@@ -1,4 +1,4 @@
-"""Small tensors on their way between a device and the host, for which nobody waits. In ranks; any thread may read a
+"""Copies of small tensors between a device and the host, for which no thread waits. In ranks; any thread may read a
 copy."""
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ _LOOK_UP_S = 0.001
 
 
 class HostCopy:
-    """The contents that a tensor has now, to be read on the host when the device has come to them."""
+    """A copy of a tensor's present contents, which can be read on the host once the device has made it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host, self._event = sent_to_host(tensor.detach())
 
     def is_there(self) -> bool:
-        """Return whether it can be read without waiting."""
+        """Return whether the copy can be read without waiting."""
         if self._event is None:
             return True
         if threading.current_thread() is not threading.main_thread():
-            # A question of a thread that has set no device would make a context on the first GPU.
+            # A query from a thread that has set no device would make a context on the first GPU.
             torch.get_device_module(self._event.device).set_device(self._event.device)
         return bool(self._event.query())
 
     def has_come(self, within_s: float) -> bool:
-        """Wait for it at most this long; an interrupt is noticed meanwhile."""
+        """Wait for the copy at most this long, and return whether it has come; an interrupt is noticed meanwhile."""
         until_s = time.monotonic() + within_s
         while not (there := self.is_there()) and time.monotonic() < until_s:
             time.sleep(_LOOK_UP_S)
         return there
 
     def read(self) -> torch.Tensor:
-        """Return the contents; waits for the device."""
+        """Wait for the device and return the contents."""
         if self._event is not None and not self.is_there():
             self._event.synchronize()
         return self._host
 
 
 def sent_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return memory of the host that will hold the contents, and the device's event after which it does; no event if it
-    does already."""
+    """Return memory of the host for the contents, and the device's event after which it holds them; no event if it does
+    already."""
     if tensor.device.type == "cpu":
         return tensor.clone(), None
     host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
@@ -54,7 +54,7 @@ def sent_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 
 def sent_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on a device, without waiting for it to arrive."""
+    """Return a copy of the host's tensor on a device, without waiting for its arrival."""
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 

@@ -24,7 +24,7 @@ def take(order: WorkerOrder) -> None:
 
 @contextmanager
 def taken(order: WorkerOrder) -> Iterator[None]:
-    """Be this rank for a while, in a process that is none (the inline pool)."""
+    """Take the identity of this rank for a while, in a process that is none (the inline pool)."""
     global _order, strategy
     before = _order, strategy
     _order = order
@@ -48,12 +48,12 @@ def world_size() -> int:
 
 
 def everyone(command: Execute) -> bool:
-    """Return whether all ranks execute this cell, also those of other nodes."""
+    """Return whether all ranks execute this cell, including ranks on other nodes."""
     return (command.run_size or len(command.ranks)) == world_size()
 
 
 def device() -> Any:
-    """Return the device of this rank as its framework has it: a `torch.device`. In the inline pool, which has no
+    """Return the device of this rank as an object of its framework: a `torch.device`. In the inline pool, which has no
     framework of its own, it is the name if torch is not loaded."""
     if framework.current is not None:
         return framework.current.device(order().device)
@@ -62,9 +62,8 @@ def device() -> Any:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and those that libraries
-    look for to see that they need not launch ranks themselves, or have no accelerator: Lightning reads
-    TORCHELASTIC_RUN_ID."""
+    """Return the variables that torchrun sets (docs.pytorch.org/docs/stable/elastic/run.html), and the variables by
+    which libraries decide to launch no ranks, or to use no accelerator: Lightning reads TORCHELASTIC_RUN_ID."""
     me = order()
     out = {
         "RANK": me.rank,
@@ -93,16 +92,16 @@ def environment() -> dict[str, str]:
 
 
 def with_defaults(given: dict[str, str]) -> dict[str, str]:
-    """Return what the user has set, and beside it: threads share the cores, local ranks meet on the loopback interface,
-    those of several nodes on the one between them, and torch remembers fewer collectives than the 2000 of its default,
-    which grow to 3 MB a rank (measured with torch 2.13). On GPU ranks, see `_NCCL`."""
+    """Return the user's variables with defaults: threads share the cores, local ranks meet on the loopback interface,
+    ranks of several nodes on the one between them, and torch records fewer collectives than its default of 2000,
+    which grow to 3 MB a rank (measured with torch 2.13). For GPU ranks, see `_NCCL`."""
     interface = order().interface
     out = {
         "OMP_NUM_THREADS": str(order().threads),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
     }
-    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only where the new one is not
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in given:  # its older name, which torch reads only if the new one is unset
         out["TORCH_FR_BUFFER_SIZE"] = "200"
     if order().visible_devices is not None:
         out |= {name: value for name, (value, older) in _NCCL.items() if older not in given}
@@ -110,14 +109,14 @@ def with_defaults(given: dict[str, str]) -> dict[str, str]:
 
 
 _NCCL = {
-    # An error of CUDA is the cell's, which tells it; torch's watchdog would end the process before.
+    # An error of CUDA belongs to the cell, which reports it; torch's watchdog would end the process before.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": ("0", ""),
-    # What `_abort_process_group` asks for: the watchdog neither aborts beside it nor ends the process.
+    # Required by `_abort_process_group`: the watchdog neither aborts beside it nor ends the process.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "NCCL_ASYNC_ERROR_HANDLING"),
-    # Else a thread asks the store each second for as long as the group lives, and prints when the store has gone.
+    # Else a thread queries the store each second for as long as the group lives, and prints when the store is gone.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", ""),
 }
-"""Defaults of ours for NCCL groups, read when a group is made (ProcessGroupNCCL.cpp), each with its older name."""
+"""Our defaults for NCCL groups, read when a group is made (ProcessGroupNCCL.cpp), each with its older name."""
 
 
 def is_rank() -> bool:

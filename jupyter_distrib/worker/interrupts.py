@@ -1,5 +1,5 @@
-"""When SIGINT becomes `KeyboardInterrupt` in a rank: only while a cell runs, and in the midst of nothing that must be
-whole. The signal arrives in the main thread; a stop is announced by the control thread.
+"""The handling of SIGINT in a rank, which becomes `KeyboardInterrupt` only while a cell runs, and not during an action
+that must be completed. The signal arrives in the main thread; the control thread announces a stop.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.messenger import Messenger
 
 ASKED_GRACE_S = 2.0
-"""A SIGINT may overtake the command that explains it by this much."""
+"""The most seconds by which a SIGINT may overtake the command that explains it."""
 
 
 class Interrupts:
-    """The state of interrupts: whether one may come, has come, and was asked for."""
+    """The state of interrupts: whether one is allowed, has come, and was requested."""
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
         self.allowed = False
-        """A cell runs."""
+        """Whether an interrupt may be raised, since a cell runs."""
         self.postponed = False
-        """One came while a library was being imported, or an event was being sent; it is tried again."""
+        """Whether one came while a library was being imported or an event was being sent; it is repeated later."""
         self._stopping = threading.Event()
 
     def install(self) -> None:
@@ -37,7 +37,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def allow(self) -> None:
-        """Begin a cell, or end it at once if it is being stopped already."""
+        """Allow interrupts for a cell that begins, or end it at once if it is being stopped already."""
         self.allowed = True
         if self._stopping.is_set():
             raise KeyboardInterrupt
@@ -45,16 +45,16 @@ class Interrupts:
     # ---------------------------------------------------------------------------------------------- control thread
 
     def begin(self) -> None:
-        """Forget the stop of the run before: a cell has come."""
+        """Reset the stop of the run before, since a new cell has come."""
         self._stopping.clear()
         self.postponed = False
 
     def stop(self) -> None:
-        """Note that the current run is being stopped."""
+        """Record that the current run is being stopped."""
         self._stopping.set()
 
     def repeat(self) -> None:
-        """Interrupt once more, if one could not be let through."""
+        """Interrupt again, if one was postponed."""
         if self.postponed:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -63,7 +63,7 @@ class Interrupts:
         return self._stopping.is_set()
 
     def caused(self, error: BaseException) -> bool:
-        """Return whether a cell raised this because it was stopped: a collective that was cut raises anything."""
+        """Return whether a cell raised this error because it was stopped: a cut collective may raise any error."""
         if self.stopping:
             return not isinstance(error, ValueLost)
         return interrupt_in(error) is not None and self._stopping.wait(ASKED_GRACE_S)

@@ -1,6 +1,6 @@
-"""Threads that a cell started and that go on after it: what they print belongs to their own run, not to a later cell.
+"""The output of threads that a cell started and that go on after it: it belongs to their own run, not to a later cell.
 
-Costs nothing unless such a thread exists: only then the streams are given another `write`. Runs in the rank's main
+Costs nothing unless such a thread exists: only then the streams get another `write`. Runs in the rank's main
 thread.
 """
 
@@ -16,7 +16,7 @@ from jupyter_distrib.wire.messages import Wrote
 
 
 class LateThreads:
-    """Knows which threads outlived the run that started them, and sends what they print to that run's log."""
+    """The threads that outlived the run that started them; their output is sent to that run's log."""
 
     def __init__(self, rank: int, send: Callable[[Wrote], None]) -> None:
         self._rank, self._send = rank, send
@@ -24,12 +24,12 @@ class LateThreads:
         self._before: set[threading.Thread] = set()
 
     def begin(self) -> None:
-        """Note which threads there are. Called before a cell."""
+        """Record the present threads. Called before a cell."""
         self._before = set(threading.enumerate())
         self._route()
 
     def end(self, run: str) -> None:
-        """Treat the cell's threads that still run as late from now on. Called before its end is told."""
+        """Treat the cell's threads that still run as late from now on. Called before its end is reported."""
         self._run_of |= {thread: run for thread in threading.enumerate() if thread not in self._before}
         self._route()
 

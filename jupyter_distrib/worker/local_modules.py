@@ -1,4 +1,4 @@
-"""Local modules of the user are used as they are on disk now. Runs in the rank's main thread, between runs.
+"""The reloading of the user's local modules whose files have changed. Runs in the rank's main thread, between runs.
 
 A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or
 installed in place.
@@ -17,10 +17,10 @@ _Stamp = tuple[int, int]
 
 
 class LocalModules:
-    """Remembers which local modules a rank has imported, and what their files were then.
+    """The local modules that a rank has imported, with the state of their files at that time.
 
-    What there is when it is made is not local. What is added to a dictionary comes last in it: only that is looked at,
-    since a look at each of two thousand names would copy the memory that a rank shares with the forkserver.
+    Modules that exist when this object is made are not local. New entries of a dictionary come last: only those are
+    read, since reading each of two thousand names would copy the memory that a rank shares with the forkserver.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,16 @@ class LocalModules:
         self._others: set[str] = set()
         self._known: dict[str, tuple[str, _Stamp | None]] = {}
         self._looked_at = _size_and_newest(sys.modules)
-        """When all modules had been looked at."""
+        """The state of `sys.modules` when all modules had been read."""
         self._libraries: set[str] = set()
         self._last_library = ""
         self._listed = (0, "")
-        """As `_looked_at`, of the folders in which Python has looked for modules."""
+        """The same for the folders in which Python has searched for modules."""
         self._forget_listings()
 
     def remember(self) -> None:
-        """Note what the run has imported. Before the notebook hears of the end: its next cell may write the files."""
+        """Record the modules that the run has imported. Called before its end is sent: the next cell may write the
+        files."""
         now = _size_and_newest(sys.modules)
         if now == self._looked_at:
             return
@@ -50,9 +51,9 @@ class LocalModules:
                 self._others.add(name)
 
     def refresh(self) -> list[str]:
-        """Unload all local modules if the file of any has changed; returns the changed files.
+        """Unload all local modules if the file of any has changed. Return the changed files.
 
-        All of them, since a module that imported the changed one holds its old functions.
+        All are unloaded, since a module that imported the changed one holds its old functions.
         """
         changed = sorted({path for path, stamp in self._known.values() if _stamp(path) != stamp})
         if changed:
@@ -64,8 +65,8 @@ class LocalModules:
         return changed
 
     def _forget_listings(self) -> None:
-        """Forget what Python remembers of local folders: a file that was written since may be no younger than the
-        folder, by the clock of the file system. Libraries have hundreds of folders, in which nobody writes between two
+        """Drop Python's cached listings of local folders: a file that was written since may be no younger than the
+        folder, by the clock of the file system. Libraries have hundreds of folders, which do not change between two
         cells."""
         cache = sys.path_importer_cache
         if _size_and_newest(cache) == self._listed:
@@ -80,8 +81,8 @@ class LocalModules:
 
 
 def drop_orphans() -> None:
-    """Clear up after an import that did not end: Python has taken the package out of `sys.modules` and left its
-    submodules in, so that the next import of it finds them and breaks (`module 'sympy' has no attribute 'core'`)."""
+    """Clean up after an import that did not complete: Python has removed the package from `sys.modules` but not its
+    submodules, so that the next import finds them and fails (`module 'sympy' has no attribute 'core'`)."""
     for name in sorted(sys.modules):  # a package comes before what is inside it
         package = name.rpartition(".")[0]
         if package and package not in sys.modules:
@@ -93,10 +94,10 @@ of_forkserver: LocalModules | None = None
 
 
 def _since(last: str, entries: dict[str, Any]) -> set[str]:
-    """Return the names that were added after `last`, and some before; all, if that is not there any more."""
+    """Return the names that were added after `last`, and some before; all, if `last` is no longer an entry."""
     count = 64
     while True:
-        newest = list(islice(reversed(entries), count))  # in one go: other threads may add to them
+        newest = list(islice(reversed(entries), count))  # in one step: other threads may add entries
         if last in newest or len(newest) < count:
             return set(newest)
         count *= 4

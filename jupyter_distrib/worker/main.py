@@ -1,5 +1,5 @@
-"""The rank: one command after another in the main thread, and a control thread that hears of a stop while the main
-thread is busy.
+"""The process of a rank: one command after another in the main thread, and a control thread that receives a stop while
+the main thread is busy.
 
     agent ==link==> control thread --inbox--> main thread: Execute, ResetGroups, Forget, Leave
                          |
@@ -50,7 +50,7 @@ def run_worker(
     early: bool,
     gone: int | None = None,
 ) -> NoReturn:
-    """Be this rank until told to leave. Called in a process just forked from the forkserver, or just exec'd.
+    """Run as this rank until the order to leave. Called in a process just forked from the forkserver, or just exec'd.
 
     `gone`, if given, is a pipe that ends when the process that forked this one does, so that the agent adopts it.
     """
@@ -73,7 +73,7 @@ def run_worker(
 
 
 def settled(order: WorkerOrder) -> framework.Framework:
-    """Complete what a fork leaves to be done: threads, start method, and what the framework needs; return that."""
+    """Complete the steps that a fork leaves open: threads, start method, framework. Return the framework."""
     assert framework.current is not None
     threads.use(order.threads, {})
     if "fork" in multiprocessing.get_all_start_methods():
@@ -84,7 +84,7 @@ def settled(order: WorkerOrder) -> framework.Framework:
 
 
 class Worker:
-    """One rank's process: its parts, and the commands that its main thread obeys."""
+    """The parts of one rank's process, and the commands that its main thread executes."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Worker:
         )
 
     def serve(self) -> NoReturn:
-        """Obey until told to leave."""
+        """Execute commands until the order to leave."""
         self._control.start()
         while True:
             try:
@@ -132,7 +132,7 @@ class Worker:
                 del entry
                 if self._cleanup.is_urgent:
                     self._cleanup.collect()
-            except KeyboardInterrupt:  # it came a moment too late for the cell
+            except KeyboardInterrupt:  # the interrupt came a moment too late for the cell
                 continue
 
     def _next(self) -> Entry:
@@ -144,7 +144,7 @@ class Worker:
         return self._inbox.get()
 
     def _reset_groups(self, command: ResetGroups, fds: list[int]) -> None:
-        """Forget all groups, as all ranks do at the same time; one with a device says when it is ready for a cell."""
+        """Drop all groups, as all ranks do at the same time; a rank with a device reports that it is ready."""
         try:
             self._groups.reset(command.host, command.port, fds[0] if fds else -1)
         except RuntimeError as error:

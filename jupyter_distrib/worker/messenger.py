@@ -1,5 +1,5 @@
 """The sending of a rank's events. Any thread of the rank sends; finalizers, which Python may call at any time, do so in
-the midst of another send.
+the middle of another send.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from jupyter_distrib.wire.messages import Event, Returned, Started
 
 
 class Messenger:
-    """Sends events in their order and each in one piece, and a short cell's start together with its end.
+    """The sender of events in their order, each in one piece, and of a short cell's start together with its end.
 
     Args:
-        link: The way to the agent; received from by another thread.
+        link: The link to the agent, on which another thread receives.
     """
 
     def __init__(self, link: Link) -> None:
@@ -25,10 +25,10 @@ class Messenger:
         self._in_send = False
         """Whether the thread that has `_lock` is inside a send."""
         self._meanwhile: list[Event] = []
-        """Events that finalizers have reported in the midst of it."""
+        """The events that finalizers have reported during the send."""
         self._start: Started | None = None
         self.main_thread_sends = False
-        """An interrupt that comes now would cut an event in two."""
+        """Whether an interrupt now would cut an event in two."""
 
     def begin(self, started: Started) -> None:
         """Keep the start of a cell, until something else is sent or `announce` is called."""
@@ -42,7 +42,7 @@ class Messenger:
                 self._send(started)
 
     def send(self, event: Event, fds: Sequence[int] = ()) -> None:
-        """Send an event, in one go with the start of the run if that was not sent yet."""
+        """Send an event, together with the start of the run if that was not sent yet."""
         is_main, before = threading.current_thread() is threading.main_thread(), self.main_thread_sends
         if is_main:
             self.main_thread_sends = True
@@ -57,7 +57,7 @@ class Messenger:
                 self.main_thread_sends = before
 
     def _send(self, event: Event, fds: Sequence[int] = (), after: Sequence[Event] = ()) -> None:
-        """Send with `_lock` held, or after the send that is going on."""
+        """Send an event with `_lock` held, or after the send that is going on."""
         if self._in_send:
             self._meanwhile.append(event)
             return

@@ -1,4 +1,4 @@
-"""How a cell ended on one rank, as the event that says so. Runs in the thread that executed it."""
+"""The event of a cell's end on one rank. Made in the thread that executed the cell."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def outcome(
     stopped: Callable[[BaseException], bool],
     sequence: int = -1,
 ) -> tuple[Returned | Failed | Interrupted, list[int]]:
-    """Return the event and the descriptors that go with it, which the caller closes; what `--keep` names is kept.
+    """Keep the values that `--keep` names. Return the event and its descriptors, which the caller closes.
 
-    `stopped` says whether the exception came because the run was asked to stop; for `sequence` see `Returned`.
+    `stopped` returns whether an exception came from a stop of the run; for `sequence` see `Returned`.
     """
     run, by_value = command.run, command.setting.by_value
     left = isinstance(error, SystemExit) and error.code in (None, 0)
@@ -58,6 +58,6 @@ def outcome(
 def _parcel(value: object, *, by_value: bool, run: str) -> tuple[Parcel, int | None]:
     try:
         return payload.to_parcel(payload.pack_value(value, by_value=by_value, run=run))
-    except PayloadError as error:  # there is no room for it
+    except PayloadError as error:  # there is no room for the value
         instead = payload.placeholder(value, str(error))
         return payload.to_parcel(payload.pack_value(instead, by_value=by_value, run=run))

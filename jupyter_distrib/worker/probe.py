@@ -1,8 +1,8 @@
-"""Where the main thread of this rank is, and how far its process groups are: the answers to `Probe`.
+"""The answers to `Probe`: the position of this rank's main thread, and the progress of its process groups.
 
-Runs in the rank's control thread, about once a second while a cell runs, in well under a millisecond: it looks at the
-frames of the main thread and at its clock. Only when that thread has not moved for a while, or when another rank waits,
-it has the framework look into the groups, which may take tens of milliseconds.
+Runs in the rank's control thread, about once a second while a cell runs, in well under a millisecond: it reads the
+frames of the main thread and its clock. Only when that thread has not moved for a while, or when another rank waits,
+the framework reads the state of the groups, which may take tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _RUNPY = "<frozen runpy>"
 """The file of the functions by which a program runs a script."""
 DEEP_AFTER_S = 2.5
 BUSY_S = 0.01
-"""Less processor time than this between two probes is no work."""
+"""The processor time between two probes up to which a thread counts as idle."""
 
 
 class Prober:
-    """Remembers what it saw last, to tell since when nothing has changed."""
+    """The prober, which records its last findings, so that it can report the time since the last change."""
 
     def __init__(self, rank: int, sightings: Sightings) -> None:
         self._rank, self._sightings = rank, sightings
@@ -41,7 +41,7 @@ class Prober:
         self._groups: tuple[GroupSighting, ...] | None = None
 
     def begin(self, run: str, filename: str) -> None:
-        """Count collectives from here. Called in the main thread before each cell."""
+        """Count collectives from now on. Called in the main thread before each cell."""
         self._begin(run, filename)
         self._sightings.begin()
 
@@ -74,7 +74,7 @@ class Prober:
 
 
 def _cpu_s(thread: int) -> float:
-    """Return the processor time of a thread; 0 where the system does not tell (macOS)."""
+    """Return the processor time of a thread; 0 where the system does not give it (macOS)."""
     return time.clock_gettime(time.pthread_getcpuclockid(thread)) if hasattr(time, "pthread_getcpuclockid") else 0.0
 
 
@@ -86,8 +86,8 @@ def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _function(frames: list[types.FrameType], filename: str, communication: tuple[str, ...]) -> str:
-    """Return the cell's own function that is running, or the library's that the cell has called; the line of a script
-    that it runs."""
+    """Return the running function of the cell, or the function of a library that the cell has called, or the line of a
+    script that it runs."""
     called = ""
     for frame in frames:
         code = frame.f_code
@@ -106,7 +106,7 @@ def _named(frame: types.FrameType, called: str) -> str:
 
 
 def _call(frames: list[types.FrameType], communication: tuple[str, ...]) -> str:
-    """Return the outermost of the innermost calls inside the framework's communication, which is the one that was
+    """Return the outermost of the innermost calls inside the framework's communication: the function that the code
     called."""
     called = ""
     for frame in frames:

@@ -1,8 +1,8 @@
-"""The removal of what a cell leaves in the rank's process that the next would trip over, since the process lives on.
-Main thread only.
+"""The removal of traces of a cell from the rank's process that would make the next cell fail, since the process lives
+on. Main thread only.
 
 - Signal handlers: Lightning ignores SIGINT while it shuts down, and leaves it ignored.
-- What a library remembers for the life of a program (`libraries/`): Accelerate, its arguments and its process group.
+- States that a library keeps for the life of a program (`libraries/`): Accelerate's arguments and process group.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from jupyter_distrib.libraries import known
 
 _handler = getattr(signal, "_signal", signal).getsignal
-"""Without the enumeration that `signal.getsignal` makes of each answer, which takes most of its time."""
+"""The function behind `signal.getsignal`, without the conversion to an enumeration, which takes most of the time."""
 _SHARED_STATES = known.shared_states()
 _HOLDER_DEPTH = 3
-"""An accelerator is in a trainer, its state in the accelerator."""
+"""The depth of the search for a state: an accelerator is in a trainer, its state in the accelerator."""
 _MOST_PARTS = 100
-"""A longer list is data."""
+"""The number of items that are searched in a list or dict: a longer one is data."""
 
 
 class Handlers:
-    """The signal handlers that every cell finds."""
+    """The signal handlers that every cell finds at its beginning."""
 
     def __init__(self) -> None:
         named = signal.valid_signals() & set(signal.Signals)  # the many real-time signals would cost time at each cell
@@ -39,13 +39,13 @@ class Handlers:
 
 
 def forget_singletons() -> None:
-    """Have libraries start anew in the next cell."""
+    """Reset the shared states of libraries for the next cell."""
     for cls in _singletons():
-        cls._shared_state = {}  # a new one: what was kept of an earlier cell goes on with the old
+        cls._shared_state = {}  # a new dict: kept values of an earlier cell go on with the old one
 
 
 def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:
-    """Have them go on as in the cell that kept one of the values that this one reads, if that value uses them."""
+    """Restore the shared states of the cell that kept a value which this cell reads, if that value uses them."""
     if not (classes := _singletons()):
         return
     of_earlier = {id(value) for value in kept}

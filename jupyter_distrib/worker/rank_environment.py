@@ -1,6 +1,6 @@
-"""The environment of a cell on a rank: the kernel's folder, variables and path, and the names that are there for it.
+"""The environment of a cell on a rank: the kernel's folder, variables and path, and the names provided for the cell.
 
-Runs in the thread that executes cells: a rank's main thread, or that of whoever uses an inline pool.
+Runs in the thread that executes cells: a rank's main thread, or the thread that uses an inline pool.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from jupyter_distrib.wire.messages import Setting
 from jupyter_distrib.worker import displaying, identity, shell
 
 _libraries = tuple(folder for folder in sys.path if folder)
-"""As this process began with them."""
+"""The folders of `sys.path` with which this process began."""
 environment = dict(os.environ)
 """The environment with which this process began."""
 
 
 def take(setting: Setting, env: dict[str, str]) -> None:
-    """Be where the kernel is, with exactly this environment."""
+    """Apply the kernel's folder, path and umask, with exactly this environment."""
     here = variables()
     if here != env:
         for name in here.keys() - env.keys():

@@ -1,10 +1,10 @@
-"""`report` and `progress`: what a cell tells the notebook while it runs. Loaded in kernel and ranks; standard library
-only.
+"""The functions `report` and `progress`, by which a running cell sends numbers to the notebook. Loaded in kernel and
+ranks; standard library only.
 
 In a rank the worker puts a `Reporter` into `current`; anywhere else `current` is None and both calls are harmless.
 
-A tensor of a device is copied to the host behind the work of the device, and becomes a number when it has come: a
-report does not wait for the device.
+A tensor of a device is copied to the host behind the work of the device, and becomes a number when the copy has come:
+a report does not wait for the device.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SEND_EVERY_S = 0.05
-"""Reports that follow each other faster are sent together; none is dropped."""
+"""The least interval between messages: reports that follow each other faster are sent together; none is dropped."""
 CLOSE_WAIT_S = 1.0
-"""How long the end of a run waits for tensors to come from the device; what has not come then is not shown."""
+"""The most seconds that the end of a run waits for tensors from the device; later ones are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class _Report:
     at_s: float
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Return whether all has come, or waited for that; what never comes, since its device has failed, counts as
-        well."""
+        """Return whether all numbers have come, after waiting for at most `wait_s` each; a number that never comes,
+        since its device has failed, counts as well."""
         with suppress(Exception):  # torch's, of a device that has failed
             return all(isinstance(value, (float, int)) or value.has_come(wait_s) for value in self.values.values())
         return True
@@ -59,17 +59,17 @@ class _Report:
 
 
 class Reporter:
-    """Sends what one rank reports in one run; calls may come from any thread of the rank."""
+    """The sender of the reports of one rank in one run; calls may come from any thread of the rank."""
 
     def __init__(self, run: str, rank: int, send: Callable[[Measured | Progressed], None]) -> None:
         self._run, self._rank, self._send = run, rank, send
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        """Held to count, and to send reports in their order. A finalizer may report in the midst of either."""
+        """The locks for counting, and for sending reports in order. A finalizer may report in the middle of either."""
         self._is_sending = False
-        """The thread that has `_sending` is in the midst of it."""
+        """Whether the thread that holds `_sending` is in the middle of a send."""
         self._waiting: deque[_Report] = deque()
         self._positions: dict[str, tuple[int, int | None, float]] = {}
-        """By label: step, total, and when."""
+        """The step, total and time of the last progress, by label."""
         self._sent_at_s = float("-inf")
         self._timer: threading.Timer | None = None
         self._steps = 0
@@ -87,12 +87,12 @@ class Reporter:
         self._soon()
 
     def flush(self) -> None:
-        """Send what is waiting, after what another thread is sending already."""
+        """Send the waiting reports, after those that another thread is sending already."""
         with self._sending:
             self._send_all()
 
     def close(self) -> None:
-        """Send what is left; called before the rank says that it has returned."""
+        """Send the remaining reports; called before the rank reports that it has returned."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -101,9 +101,9 @@ class Reporter:
         self.flush()
 
     def _send_all(self) -> None:
-        """Send all that waits, with `_sending` held."""
+        """Send all waiting reports, with `_sending` held."""
         if self._is_sending:
-            return  # a finalizer reports in the midst of it: what it adds is sent below
+            return  # a finalizer reports in the middle of a send: its report is sent below
         self._is_sending = True
         try:
             self._sent_at_s, self._timer = time.monotonic(), None
@@ -124,7 +124,7 @@ class Reporter:
             )
 
     def _soon(self) -> None:
-        """Send now or in a moment, without waiting for another thread: finalizers come at any time."""
+        """Send now or in a moment, without waiting for another thread: finalizers run at any time."""
         if self._timer is not None:
             return
         wait_s = self._sent_at_s + SEND_EVERY_S - time.monotonic()
@@ -150,10 +150,10 @@ def report(values: Mapping[str, object] | None = None, *, step: int | None = Non
 
     Args:
         values: The same as a mapping, for names that are no identifiers.
-        step: Where in the training this is; counts up by itself from 0 if not given.
+        step: The step of the training; by default it counts up from 0.
         metrics: Numbers, or anything `float()` takes, such as a tensor with one element.
 
-    Does nothing outside a distributed run. Raises `TypeError` for a value that is no number, naming it.
+    Does nothing outside a distributed run. Raises a `TypeError` that names a value which is no number.
     """
     if current is None:
         return
@@ -170,7 +170,7 @@ def _number(name: str, value: object) -> float | HostCopy:
 
 
 def is_on_device(value: object) -> bool:
-    """Return whether this is a tensor in the memory of an accelerator."""
+    """Return whether the value is a tensor in the memory of an accelerator."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
 
@@ -184,11 +184,11 @@ def _sent(tensor: object) -> HostCopy:
 
 
 def progress(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Iterator[T]:
-    """Iterate, and show in the notebook how far this rank has come; plain iteration outside a run.
+    """Iterate, and show the progress of this rank in the notebook; outside a run, only iterate.
 
     Args:
-        iterable: What to go through.
-        total: How many items there are, if `len(iterable)` does not tell.
+        iterable: The items.
+        total: The number of items, if `len(iterable)` does not give it.
         label: A word before the bar.
     """
     if total is None:

@@ -1,4 +1,4 @@
-"""The `get_ipython()` of a rank: enough for `!command`, `%time`, `%cd` and `%env`.
+"""The `get_ipython()` of a rank, with the methods for `!command`, `%time`, `%cd` and `%env`.
 
 `kernel/capture/capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main
 thread."""
@@ -11,14 +11,14 @@ import time
 
 
 class RankShell:
-    """Stands in for IPython's shell in the code that IPython translates `!` and `%` lines to."""
+    """A stand-in for IPython's shell in the code to which IPython translates `!` and `%` lines."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
         self.user_ns = namespace
         self.config: dict[str, object] = {}
 
     def system(self, command: str) -> None:
-        """Run a shell command; its output goes where the rank's goes. The status is left in `_exit_code`."""
+        """Run a shell command, whose output goes to the rank's streams, and set `_exit_code` to its status."""
         self.user_ns["_exit_code"] = subprocess.run(self._expand(command), shell=True, check=False).returncode  # noqa: S602
 
     def getoutput(self, command: str, split: bool = True) -> list[str] | str:
@@ -62,17 +62,17 @@ class RankShell:
     _magic_set_env = _magic_env
 
     def _magic_matplotlib(self, line: str) -> None:
-        """Accept and ignore it: there is no window on a rank."""
+        """Accept and ignore `%matplotlib`: there is no window on a rank."""
 
     def _expand(self, command: str) -> str:
-        """Expand `{expression}` and `$name` as IPython does, where they name something of the cell."""
+        """Expand `{expression}` and `$name` as IPython does, if they refer to names of the cell."""
         out, rest = "", command
         while "{" in rest:
             before, _, tail = rest.partition("{")
             expression, closed, after = tail.partition("}")
             try:
                 text = str(eval(expression, self.user_ns)) if closed else "{" + expression  # noqa: S307
-            except Exception:  # noqa: BLE001 - not an expression of ours: a shell's own braces
+            except Exception:  # noqa: BLE001 - not an expression: a shell's own braces
                 text = "{" + expression + closed
             out, rest = out + before + text, after
         words = (out + rest).split("$")

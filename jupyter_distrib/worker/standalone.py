@@ -1,5 +1,5 @@
-"""A rank as a program of its own, for environment variables that are read when a program loads. The agent sends its
-order first."""
+"""The program of a rank that is not forked, for environment variables that are read when a program loads. The agent
+sends its order first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_distrib.worker import framework, threads
 
 
 def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
-    os.dup2(stderr_fd, 2)  # an import that fails must be heard
+    os.dup2(stderr_fd, 2)  # the error of an import must reach the agent
     with threads.loading():
         framework.load()
 

@@ -1,7 +1,7 @@
-"""How a model is spread over ranks: one small file for each strategy, and nothing else to change for a new one.
+"""The interface of strategies, which spread a model over ranks: a new one needs one small file and no other change.
 
-A strategy is a subclass of `Strategy`. Built in are those of the modules of `strategies/`, each under its file's name;
-other packages add theirs by an entry point:
+A strategy is a subclass of `Strategy`. The modules of `strategies/` hold the built-in ones, each under its file's name;
+other packages add strategies by an entry point:
 
     [project.entry-points."jupyter_distrib.strategies"]
     deepspeed = "their_package.strategy:DeepSpeed"
@@ -27,48 +27,49 @@ from jupyter_distrib.worker.framework import TORCH, VARIABLE
 
 ENTRY_POINTS = "jupyter_distrib.strategies"
 BUILT_IN = "jupyter_distrib.strategies"
-"""The package whose modules are strategies; loaded by name, since they import this module."""
+"""The package whose modules are strategies, which is loaded by name, since they import this module."""
 DIVIDED = "divided among the ranks where it is trained with, whole in an evaluation"
 DIVIDED_ALWAYS = "divided among the ranks, in an evaluation without repetitions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyRun:
-    """The facts of a run that its strategy knows."""
+    """The facts of a run that its strategy gets."""
 
     options: Mapping[str, str]
-    """By `Option.name`, those of the strategy's own options that were given, as texts that were checked."""
+    """The given ones of the strategy's own options, by `Option.name`, as checked texts."""
     filename: str
     """The cell's name in tracebacks: `Cell In[5]`."""
     everyone: bool
-    """All ranks of the worker group run the cell, so they can meet in a collective."""
+    """Whether all ranks of the worker group run the cell, so that they can meet in a collective."""
     names: MutableMapping[str, object]
-    """The cell's own names, captured ones included; a strategy may add to them."""
+    """The cell's own names, including captured ones; a strategy may add names."""
     exchange: Callable[[str], tuple[str, ...]]
-    """Gives every rank the texts of all ranks, by rank: addresses, say. All ranks call it, and wait for one another."""
+    """A function that returns the texts of all ranks, by rank, such as addresses. All ranks call it, and wait for one
+    another."""
     note: Callable[[str], None]
-    """Shows a sentence about the run in its view; equal sentences of several ranks are shown once."""
+    """A function that shows a sentence about the run in its view; equal sentences of several ranks are shown once."""
 
 
 class Strategy:
     """The way in which the ranks of one run work together; one instance in each rank for each run."""
 
     options: ClassVar[tuple[Option, ...]] = ()
-    """Its own options: they are part of the help, of completion and of the table in docs/options.md."""
+    """Its own options, which are part of the help, of completion and of the table in docs/options.md."""
     shards: ClassVar[bool] = False
     """Whether values of its cells may be sharded over the ranks."""
     framework: ClassVar[str] = TORCH
-    """The library that its cells compute with, as `package.module:Class` (`worker/framework.py`); empty: whichever
-    there is. Ranks of another one than torch are programs of their own, which do not import torch."""
+    """The library that its cells compute with, as `package.module:Class` (`worker/framework.py`); empty: any library.
+    Ranks of a library other than torch are programs of their own, which do not import torch."""
     summary: ClassVar[str] = ""
-    """Its effect on the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: nothing."""
+    """Its effect on the model of an unchanged cell, for `--explain`: `replicated on every rank`. Empty: no effect."""
 
     @classmethod
     def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
-        """Return what it will do with a model and with a data loader, for `--explain`; called in the kernel.
+        """Return its effects on a model and on a data loader, for `--explain`; called in the kernel.
 
         Args:
-            options: Those of its own that were given, by `Option.name`.
+            options: The given ones of its own options, by `Option.name`.
         """
         return cls.summary, DIVIDED_ALWAYS if "shard_eval" in options else DIVIDED
 
@@ -76,32 +77,32 @@ class Strategy:
     def environment(cls, options: Mapping[str, str]) -> Mapping[str, str]:
         """Return variables for its cells, which `--env` may override; called in the kernel.
 
-        Cells that differ in what a library reads when it loads run on different ranks.
+        Cells that differ in variables which a library reads when it loads run on different ranks.
         """
         return {}
 
     def begin(self, run: StrategyRun) -> None:
-        """Called in the rank's main thread before the cell, when the captured names are there; may be interrupted."""
+        """Prepare the run; called in the rank's main thread before the cell, with its names; may be interrupted."""
 
     def adapted(self, code: CodeType) -> CodeType:
-        """Return the code of the cell as it is to be executed; called after `begin`."""
+        """Return the code to execute in place of the cell's; called after `begin`."""
         return code
 
     def returning(self, value: object) -> None:
-        """Called when the cell has ended well, with its value: the last moment for the ranks to work on it together."""
+        """Work on the value of a cell that has ended well: the last moment for a collective of all ranks on it."""
 
     def end(self, *, ok: bool) -> None:
-        """Called after the cell, also when `begin` or the cell has raised (then not `ok`): leave torch as it was."""
+        """Restore torch after the cell; also called, with `ok` False, when `begin` or the cell has raised."""
 
     def prepare(self, *objects: Any) -> Any:
-        """`jupyter_distrib.prepare`: the objects made ready, in the order given; a single one comes back as itself."""
+        """Return the objects of `jupyter_distrib.prepare`, made ready, in the order given; a single one as itself."""
         raise DistributedError(
             "jupyter_distrib.prepare() needs a strategy to prepare for: add --strategy ddp to the first line of this "
             "cell."
         )
 
     def total(self, *values: Any) -> tuple[Any, ...]:
-        """`jupyter_distrib.total`: the values summed over ranks, if each has evaluated a share only."""
+        """Return the values of `jupyter_distrib.total`, summed over ranks if each has evaluated only a share."""
         return values
 
 
@@ -138,10 +139,10 @@ class TrainingStrategy(Strategy):
 
 
 def load(name: str) -> type[Strategy]:
-    """Return the strategy of this name.
+    """Return the strategy with this name.
 
     Raises:
-        DistributedError: There is none, or its package cannot be imported; says which and why.
+        DistributedError: There is none, or its package cannot be imported; the error gives the name and the reason.
     """
     if name in _built_in():
         return _class_of(name)
@@ -158,7 +159,7 @@ def load(name: str) -> type[Strategy]:
 
 
 def environment(name: str, options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables that cells of this strategy want; none for one that cannot be loaded, which fails later."""
+    """Return the variables for cells of this strategy; none for a strategy that cannot be loaded, which fails later."""
     try:
         cls = _known(name)
     except DistributedError:
@@ -167,7 +168,7 @@ def environment(name: str, options: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def load_built_in() -> None:
-    """Import every strategy of this package, so that ranks which are forked from here need not."""
+    """Import every strategy of this package, so that ranks which are forked from this process need not."""
     for name in _built_in():
         load(name)
 
@@ -186,7 +187,7 @@ def declared() -> Declared:
 
 @cache
 def _known(name: str) -> type[Strategy]:
-    """Load a strategy once, without a look at all packages for each cell."""
+    """Return a strategy, loaded once, without a search of all packages for each cell."""
     return load(name)
 
 

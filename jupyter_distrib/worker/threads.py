@@ -1,8 +1,8 @@
-"""How many threads a library uses in a rank for one operation: a share of the cores, unless the user says otherwise.
+"""The number of threads that a library uses in a rank for one operation: a share of the cores, or the user's number.
 
-torch can be told at any time (`PyTorch.use_threads`). The BLAS of numpy reads the environment when it is loaded, which
-is long before a rank is forked, and would have all cores to itself in each rank: twice as many threads as cores are 5
-times slower here, eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
+That of torch can be set at any time (`PyTorch.use_threads`). The BLAS of numpy reads the environment when it is loaded,
+which is long before a rank is forked, and would have all cores to itself in each rank: twice as many threads as cores
+are 5 times slower here, eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
 multiply matrices of 300 x 300).
 """
 
@@ -18,15 +18,15 @@ from jupyter_distrib.worker import framework
 ALL = "OMP_NUM_THREADS"
 _OPENBLAS = "OPENBLAS_NUM_THREADS"
 _found: list[Any] = []
-"""Every BLAS but torch's own: `threadpoolctl.LibController`."""
+"""The BLAS libraries except torch's own: `threadpoolctl.LibController`."""
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load libraries that may bring a BLAS, which keeps to one thread until `use`.
+    """Limit a BLAS that is loaded meanwhile to one thread, until `use`.
 
-    Where threadpoolctl is missing, as it may be on a node of a cluster or under an interpreter of the user's, it does
-    so for good.
+    If threadpoolctl is missing, as it may be on a node of a cluster or under an interpreter of the user, the limit
+    stays for good.
     """
     before = os.environ.get(_OPENBLAS)
     os.environ[_OPENBLAS] = "1"
@@ -43,7 +43,7 @@ def loading() -> Iterator[None]:
 
 
 def use(count: int, given: Mapping[str, str]) -> None:
-    """Use this many threads from now on, or as many as the variables say that have been given."""
+    """Use this many threads from now on, or the number in the given variables."""
     count = _number(given.get(ALL)) or count
     if framework.current is not None:
         framework.current.use_threads(count)
@@ -54,5 +54,5 @@ def use(count: int, given: Mapping[str, str]) -> None:
 
 
 def _number(text: str | None) -> int:
-    """Return the number, or 0 for a text that is none."""
+    """Return the number of a text, or 0 for a text that is no number."""
     return int(text) if text is not None and text.isdigit() else 0

@@ -11,7 +11,7 @@ from jupyter_distrib.worker.pytorch import private
 def end_loaders(values: Iterable[object]) -> None:
     """End the persistent workers of data loaders; another iteration would start them again.
 
-    Freed by the garbage collector, a loader waits 5 s for each worker: what tells them to end is finalized first
+    A loader that is freed by the garbage collector waits 5 s for each worker: their signal to end is finalized first
     (measured with torch 2.13)."""
     data = sys.modules.get("torch.utils.data")
     if data is None:

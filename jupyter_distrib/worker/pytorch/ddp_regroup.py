@@ -1,8 +1,8 @@
-"""Data-parallel models that a notebook keeps on the ranks outlive the process group they were made with: a failure or a
-stop cuts it. When a new group is made, they go over to it. Rank's main thread.
+"""The move of kept data-parallel models to a new process group: they outlive the group that they were made with, which
+a failure or a stop cuts. Rank's main thread.
 
-Whoever made them: `DistributedDataParallel` is what a script, Accelerate, Fabric and our own `ddp` strategy have in
-common.
+It works for every maker of such models: a script, Accelerate, Fabric and our own `ddp` strategy all use
+`DistributedDataParallel`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jupyter_distrib.worker.pytorch import private
 
 
 def follow() -> None:
-    """Have every such model use the default group, if its own was destroyed.
+    """Move every data-parallel model whose group was destroyed to the default group.
 
-    Ranks that ended early may have been one step apart. So the next forward begins with the weights of rank 0.
+    Ranks that ended early may have been one step apart. So the next forward pass begins with the weights of rank 0.
     """
     parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
     if parallel is None or not payload.kept_values or not dist.is_initialized():
@@ -34,13 +34,13 @@ def follow() -> None:
 
 
 def _is_orphan(model: Any) -> bool:
-    """Return whether a model's group is gone, and was one of all ranks: only that has a successor."""
+    """Return whether a model's group is gone and had all ranks: only such a group has a successor."""
     group = model.process_group
     return not private.is_known(group) and group.size() == dist.get_world_size()
 
 
 def _synchronise_at_next_forward(model: Any) -> None:
-    """Do it at the next forward, where all ranks come by: collectives here might meet in any order."""
+    """Synchronise a model at its next forward pass, which all ranks reach: collectives now might meet in any order."""
 
     def synchronise(*_: object) -> None:
         hook.remove()

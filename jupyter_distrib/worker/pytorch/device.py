@@ -1,5 +1,5 @@
-"""The rank's GPU: taken by each thread that asks it something, drained after an unclean end, given unused memory back.
-Nothing here waits without a limit: work on a GPU that never ends is left to a thread of its own.
+"""The rank's GPU: taken by each thread that queries it, drained after an unclean end, relieved of unused memory.
+No function waits without a limit: work on a GPU that never ends is left to a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from jupyter_distrib.worker.framework import DeviceState
 
 RELEASE_BYTES = 1 << 30
-"""Memory that the allocator holds in reserve and that is worth giving back."""
+"""The size from which memory that the allocator holds in reserve is worth giving back."""
 
 
 class Device:
@@ -25,12 +25,13 @@ class Device:
         self._name = name
 
     def take(self) -> None:
-        """Make it the current device of this thread, whose questions would make a context on the first GPU else."""
+        """Make the GPU the current device of this thread, whose queries would otherwise make a context on the first
+        GPU."""
         if self._name:
             torch.cuda.set_device(torch.device(self._name))
 
     def drain(self, limit_s: float) -> DeviceState:
-        """Wait for all work that was given to it."""
+        """Wait for all work of the device, for at most `limit_s`."""
         if not self._name:
             return DeviceState()
         errors: list[str] = []
@@ -43,10 +44,10 @@ class Device:
         try:
             self.take()
             torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever the driver says, the context is of no more use
+        except Exception as error:  # noqa: BLE001 - after any error of the driver the context is unusable
             errors.append(str(error).partition("\n")[0] or type(error).__name__)
 
     def release_memory(self) -> None:
-        """Give others what the allocator holds in reserve, if it is much."""
+        """Give back the memory that the allocator holds in reserve, if it is large."""
         if self._name and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > RELEASE_BYTES:
             torch.cuda.empty_cache()

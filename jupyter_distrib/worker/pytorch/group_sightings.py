@@ -1,4 +1,4 @@
-"""How far the process groups of this rank are, by torch's own counters and flight recorder. Runs in the rank's control
+"""The progress of this rank's process groups, from torch's own counters and flight recorder. Runs in the rank's control
 thread, except `begin`.
 
 Torch's numbers of collectives go on over the runs of a kept group, so they are counted from the start of the cell.
@@ -15,7 +15,7 @@ from jupyter_distrib.worker.pytorch import private
 
 
 class GroupSightings:
-    """Tells what has happened in the groups since the cell began."""
+    """The collectives in the groups since the cell began."""
 
     communication = tuple(
         os.path.join("torch", "distributed", name)
@@ -25,15 +25,16 @@ class GroupSightings:
     def __init__(self) -> None:
         self._began_ns = time.time_ns()
         self._bases: dict[str, tuple[int, dict[str, int]]] = {}
-        """By the group's name: which group, and how many collectives each backend had seen."""
+        """The id of each group, with the number of collectives of each backend at the beginning, by the group's
+        name."""
 
     def begin(self) -> None:
-        """Count collectives from here. Called in the main thread."""
+        """Count collectives from now on. Called in the main thread."""
         self._began_ns = time.time_ns()
         self._bases = {name: (id(group), _counts(group)) for name, group, _ in private.known_groups()}
 
     def counts(self) -> list[int]:
-        # No tuple: `gc.get_objects` in another thread would get hold of it half-made, and Python could not complete it.
+        # No tuple: `gc.get_objects` in another thread could get it half-made, and Python could not complete it.
         return [count for _, group, _ in private.known_groups() for count in _counts(group).values()]
 
     def look(self) -> tuple[GroupSighting, ...]:
@@ -81,7 +82,7 @@ def _counts(group: Any) -> dict[str, int]:
 
 
 def _is_of(entry: dict[str, Any], name: str, backend: str) -> bool:
-    """Return whether a collective was called in this group and backend; any, if the backend does not count."""
+    """Return whether a collective was called in this group and backend; any backend, if it does not count."""
     return entry["process_group"][0] == name and backend in ("", entry["profiling_name"].partition(":")[0])
 
 

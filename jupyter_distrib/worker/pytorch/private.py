@@ -1,8 +1,8 @@
-"""Every use of a part of torch that torch does not promise to keep. Checked with torch 2.13; to look through after each
+"""The uses of parts of torch that torch does not promise to keep. Checked with torch 2.13; to be reviewed after each
 new version of torch. Loaded in ranks; each function runs in the thread that calls it.
 """
 
-# ruff: noqa: SLF001 - private parts are what this file is for
+# ruff: noqa: SLF001 - this file is for private parts
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def known_groups() -> Iterator[tuple[str, Any, tuple[int, ...]]]:
 
 
 def is_known(group: Any) -> bool:
-    """Return whether a group has not been destroyed; relies on `_world.pg_map`, which holds those that live."""
+    """Return whether a group has not been destroyed; relies on `_world.pg_map`, which holds the groups that live."""
     return group in distributed_c10d._world.pg_map
 
 
 def forget_group_count() -> None:
-    """Have ranks name their next group alike; relies on `_world.group_count` being a part of the keys in the store."""
+    """Reset the count of groups, which is a part of the keys in the store and must be equal on all ranks; relies on
+    `_world.group_count`."""
     distributed_c10d._world.group_count = 0
 
 
@@ -67,14 +68,14 @@ def backends(group: Any) -> str:
 
 
 def counts(group: Any) -> dict[str, int]:
-    """Return how many collectives each backend of a group has seen; relies on `_device_types`, `_get_backend` and
-    `_get_sequence_number_for_group`. That of the group itself is the number of one backend: NCCL, if it has that."""
+    """Return the number of collectives in each backend of a group; relies on `_device_types`, `_get_backend` and
+    `_get_sequence_number_for_group`, which for the group itself gives the number of one backend: NCCL, if it has it."""
     backends = {backend.name(): backend for backend in map(group._get_backend, group._device_types)}
     return {name: int(backend._get_sequence_number_for_group()) for name, backend in backends.items()}
 
 
 def sequence(group: Any) -> int:
-    """Return a number that is equal on ranks that have called equally many collectives of each backend."""
+    """Return a number that is equal on ranks with equal numbers of collectives in each backend."""
     return sum(count << 64 * place for place, (_, count) in enumerate(sorted(counts(group).items())))
 
 
@@ -86,7 +87,7 @@ def replace_entry_points(functions: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def answer_env_rendezvous(handler: Callable[..., Any]) -> None:
-    """Find the others for `env://`; relies on `_rendezvous_handlers`, since registering a scheme twice is refused."""
+    """Install the handler of `env://`; relies on `_rendezvous_handlers`, since a scheme cannot be registered twice."""
     _rendezvous_handlers["env"] = handler
 
 
@@ -97,7 +98,7 @@ def recorded_collectives() -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for name in _RECORDERS:
         if (dump := getattr(_distributed_c10d, name, None)) is not None:
-            # Our own process's words. Without stack traces: the first one would take a second.
+            # This process made the pickle. Without stack traces: the first one would take a second.
             entries += pickle.loads(dump(True, False, False)).get("entries", ())
     return entries
 
@@ -121,7 +122,7 @@ def set_group_of(model: Any, group: Any) -> None:
 
 
 def synchronise(model: Any) -> None:
-    """Give every rank the weights of rank 0, as DistributedDataParallel begins; relies on `_sync_module_states`."""
+    """Give every rank the weights of rank 0, as a new DistributedDataParallel does; relies on `_sync_module_states`."""
     from torch.distributed.utils import _sync_module_states
 
     _sync_module_states(
@@ -134,7 +135,7 @@ def synchronise(model: Any) -> None:
 
 
 def leave_alone(held: Any, names: Iterable[str]) -> None:
-    """Name parameters that a reducer skips; relies on `_set_params_and_buffers_to_ignore_for_model`."""
+    """Set the parameters that a reducer skips; relies on `_set_params_and_buffers_to_ignore_for_model`."""
     from torch.nn.parallel import DistributedDataParallel
 
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(held, names)  # type: ignore[no-untyped-call]
@@ -151,17 +152,17 @@ def rebuild_buckets(reducer: Any) -> None:
 
 
 def gradient_hook(reducer: Any) -> Callable[[int], None]:
-    """Return what tells a reducer that a gradient is there; relies on `_autograd_hook`, as its mixed precision does."""
+    """Return the hook that reports a gradient to a reducer; relies on `_autograd_hook`, like its mixed precision."""
     hook: Callable[[int], None] = reducer._autograd_hook
     return hook
 
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""Returns how often a tensor was written in place; relies on `_version`, which autograd itself compares."""
+"""A function that returns how often a tensor was written in place; relies on `_version`, which autograd compares."""
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Call something at the end of the backward pass that runs; relies on `queue_callback`, as torch's FSDP does."""
+    """Call a function at the end of the running backward pass; relies on `queue_callback`, as torch's FSDP does."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -169,7 +170,7 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
 
 
 def own_parameters(module: Any) -> dict[str, Any]:
-    """Return a module's own parameters, with those that several modules share; relies on `_parameters`."""
+    """Return a module's own parameters, including shared ones; relies on `_parameters`."""
     parameters: dict[str, Any] = module._parameters
     return parameters
 
@@ -206,13 +207,13 @@ def set_group_names(mesh: Any, names: list[Any]) -> None:
 
 
 def point_fsdp_to_its_mesh(module: Any) -> None:
-    """Have FSDP take the groups of its mesh anew, wherever in a step it was stopped; relies on `_get_fsdp_state`, and
-    on the `__post_init__` of what it knows of a mesh."""
+    """Make FSDP read the groups of its mesh again, after a stop at any point of a step; relies on `_get_fsdp_state` and
+    on the `__post_init__` of its mesh infos."""
     state = module._get_fsdp_state()
     for param_group in state._fsdp_param_groups:
         for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
             if info is not None:
                 info.__post_init__()
-    # Before its first forward it has nothing to reset, and no place for it.
+    # Before its first forward pass it has nothing to reset, and no attribute for it.
     if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):
         module.reset_iter_state()

@@ -1,4 +1,4 @@
-"""Rendezvous and the process group of one rank. Runs in the rank's main thread, except `abort`.
+"""The rendezvous and the process group of one rank. Runs in the rank's main thread, except `abort`.
 
 The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every
 `init_process_group` of every run gets its own prefix in the store: a second group under the same keys would meet the
@@ -27,50 +27,50 @@ from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
 ABORT_S = 1.0
-"""Seconds after which sockets are cut though NCCL has not aborted."""
+"""The seconds after which sockets are cut even if NCCL has not aborted."""
 GIVE_UP_S = 5.0
-"""Seconds after which a rank is given up whose groups have not been aborted."""
+"""The seconds after which a rank whose groups have not been aborted is given up."""
 DRAIN_S = 0.5
-"""Seconds that a GPU has for what needs other ranks: those that come, come soon."""
+"""The seconds that a GPU has for work that needs other ranks: ranks that come, come soon."""
 _RAN_BEFORE = "jupyter_distrib: ran before"
 
 
 class Rendezvous:
-    """The way of this rank to the others, and the state of the group that it shares with them."""
+    """The connection of this rank to the others, and the state of the group that it shares with them."""
 
     def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
         self.rank, self.world_size, self._take_device = rank, world_size, take_device
         self._aborting: threading.Thread | None = None
         self.automatic = False
-        """The default group was made by a strategy, and nothing was done to it since that would make it unfit for the
-        next run."""
+        """Whether a strategy made the default group and nothing since has made it unfit for the next run."""
         self.asked = False
-        """The cell itself has called `init_process_group`."""
+        """Whether the cell itself has called `init_process_group`."""
         self._hidden: Any = None
-        """The strategy's group, while a cell runs that has asked for none."""
+        """The strategy's group, while a cell runs that has not requested it."""
         self.apart = False
-        """In this run, this rank is cut off from the others and from the store, or will be in a moment."""
+        """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
         self._store: Any = None
         self._served: Any = None
-        """The store, in the rank that serves it. Open before this rank asks for it: who waits for the store to answer
-        can be stopped, and who waits for it to be opened cannot."""
+        """The store, in the rank that serves it. It is opened early: a rank that waits for an answer of the store can
+        be stopped, a rank that waits for the opening cannot."""
         self._host, self._port = HOST, 0
         self._run, self._inits, self._runs = "", 0, 0
         self._debug_level: str | None = None
-        """TORCH_DISTRIBUTED_DEBUG, as torch has taken it."""
+        """The value of TORCH_DISTRIBUTED_DEBUG that torch has read."""
         self._made_with: str | None = None
         self._board: StoreBoard | None = None
         self._board_before: StoreBoard | None = None
         """The board of the run before: all ranks have ended that one when this rank has ended the next."""
         self._destroyed: list[Any] = []
         self._destroyed_before: list[Any] = []
-        """Groups that were destroyed in this run, and in the one before; see `hold`."""
+        """The groups that were destroyed in the run before; those of this run are in `_destroyed`. See `hold`."""
 
     def reset(self, host: str, port: int, listen_fd: int) -> None:
-        """Forget everything that hangs on the old store. All ranks do so, after a run that did not end well on all.
+        """Drop everything that depends on the old store. All ranks do so, after a run that did not end well on all of
+        them.
 
         Raises:
-            RuntimeError: NCCL does not let go of this rank, which has to be replaced.
+            RuntimeError: NCCL does not abort, so that this rank has to be replaced.
         """
         self._show()
         if self._has_nccl():  # never `destroy`, which waits for kernels that wait for other ranks
@@ -86,7 +86,7 @@ class Rendezvous:
         self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
     def begin(self, run: str) -> None:
-        """Begin a cell: the group that a strategy made for an earlier one is there only if this one asks."""
+        """Begin a cell: a group that a strategy made for an earlier cell is visible only if this one requests it."""
         self._run, self._inits, self.asked, self.apart = run, 0, False, False
         self._board, self._board_before = None, self._board
         self._runs += 1
@@ -103,19 +103,20 @@ class Rendezvous:
         self.hold()
         if dist.is_initialized():
             _torch_destroy()
-        # An init that was interrupted has counted itself, and torch (2.13) puts the count into the names of its keys.
+        # An interrupted init has raised the count, which torch (2.13) puts into the names of its keys.
         private.forget_group_count()
 
     def hold(self) -> None:
         """Keep the groups that are about to be destroyed until another run is over.
 
-        Python lets go of its lock when it frees a group, whose threads may need it to end. The reducer of a
-        `DistributedDataParallel` does not (torch 2.13), so it must not be the last who has the group.
+        Python releases its lock when it frees a group, whose threads may need the lock to end. The reducer of a
+        `DistributedDataParallel` does not (torch 2.13), so it must not hold the last reference to the group.
         """
         self._destroyed += [group for _, group, _ in private.known_groups()]
 
     def environment(self) -> dict[str, str]:
-        """Name a free port beside the store's: programs that a cell starts serve their own store there."""
+        """Return variables with a free port beside the store's, for programs that a cell starts and that serve a
+        store."""
         return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
 
     def store(self) -> Any:
@@ -126,14 +127,14 @@ class Rendezvous:
         return private.PrefixStore(f"{self._run}/{self._inits}", self._store)
 
     def exchange(self, text: str) -> tuple[str, ...]:
-        """See `Groups.exchange`; through the store, which stays open for as long as there are ranks."""
+        """Exchange texts through the store, which stays open for as long as there are ranks; see `Groups.exchange`."""
         store = self.store()
         store.set(f"{self.rank}", text)
         return tuple(store.get(f"{rank}").decode() for rank in range(self.world_size))
 
     def board(self) -> StoreBoard | None:
-        """Return a place for words between the ranks of this run; None if they have never met, or are apart: torch
-        would print the stack of its C++ for each word."""
+        """Return a board for messages between the ranks of this run; None if they have never met, or are apart: torch
+        would print the stack of its C++ for each message."""
         if self.apart:
             return None
         if self._board is None and self._store is not None:
@@ -141,11 +142,11 @@ class Rendezvous:
         return self._board
 
     def tidy(self) -> None:
-        """Wipe off, between runs, what no rank will read any more, and free the groups that nobody uses any more."""
+        """Delete, between runs, messages that no rank will read any more, and free groups that are no longer used."""
         self._destroyed, self._destroyed_before = [], self._destroyed
         before, self._board_before = self._board_before, None
         if before is not None and not self.apart:
-            with suppress(RuntimeError):  # the rank that holds the store has died: so have the words
+            with suppress(RuntimeError):  # the rank that holds the store has died, and the messages with it
                 before.wipe_mine()
 
     def _connect(self, listen_fd: int | None = None) -> Any:
@@ -166,10 +167,10 @@ class Rendezvous:
         )
 
     def ensure(self, backend: str) -> bool:
-        """Have a default group with this backend: the kept one if it is still fit, else a new one.
+        """Make sure of a default group with this backend: the kept one if it is still fit, else a new one.
 
-        True if it is new and some rank has run a cell before, so that what the ranks keep may differ; the same on all
-        ranks, which have all said so in the store before gloo has connected each with each.
+        Return True if it is new and some rank has run a cell before, so that kept values may differ; the same on all
+        ranks, which have all written so to the store before gloo has connected them.
         """
         self._show()
         if self.automatic and dist.is_initialized() and self._made_with == self._debug_level:
@@ -185,7 +186,7 @@ class Rendezvous:
         return connects_late or bool(store.check([_RAN_BEFORE]))
 
     def hide(self) -> None:
-        """Have no default group, as if no strategy had ever made one; the next `ensure` finds it again."""
+        """Hide the default group that a strategy has made; the next `ensure` finds it again."""
         if self.automatic and dist.is_initialized():
             self._hidden = private.default_group()
             private.set_default_group(None)
@@ -196,7 +197,7 @@ class Rendezvous:
             self._hidden = None
 
     def sequence(self) -> int:
-        """Return how many collectives the default group has seen; ranks that differ would not meet in the next one.
+        """Return the number of collectives in the default group; ranks that differ would not meet in the next one.
         -1: no group."""
         if not dist.is_initialized():
             return -1
@@ -205,7 +206,7 @@ class Rendezvous:
         return private.sequence(private.default_group())
 
     def abort(self, then: Callable[[], None]) -> None:
-        """See `Groups.abort`. NCCL is aborted while its sockets are whole; gloo is freed by cutting them."""
+        """Abort NCCL while its sockets are whole; gloo is freed when they are cut. See `Groups.abort`."""
         if not self._has_nccl():
             return then()
         if self._aborting is None or not self._aborting.is_alive():
@@ -219,7 +220,7 @@ class Rendezvous:
         _daemon(finish)
 
     def _abort(self) -> None:
-        with suppress(Exception):  # it is gone meanwhile, or cannot be aborted: then `reset` gives the rank up
+        with suppress(Exception):  # the group is gone meanwhile, or cannot be aborted: then `reset` gives the rank up
             self._take_device()
             private.abort_groups()
 
@@ -262,7 +263,7 @@ def default_backend(device: torch.device) -> str:
 
 
 def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:
-    """Answer `env://`: RANK and WORLD_SIZE as set, the store ours whatever MASTER_ADDR and MASTER_PORT say."""
+    """Answer `env://` with RANK and WORLD_SIZE as set, and our store in place of MASTER_ADDR and MASTER_PORT."""
     rank = int(os.environ.get("RANK", current.rank))
     world_size = int(os.environ.get("WORLD_SIZE", current.world_size))
     store = current.store()
@@ -283,11 +284,11 @@ def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any)
 
 
 def check_backend(asked: str | None, have: str) -> None:
-    """Refuse a call that wants another backend than the group has. A plain `nccl` is content if any device has it.
+    """Refuse a call that requests a backend which the group does not have. For a plain `nccl` any device's is enough.
 
     Args:
-        asked: What the script gave to `init_process_group`: `gloo`, `cpu:gloo,cuda:nccl`, in any case; None is any.
-        have: What `torch.distributed.get_backend_config` says: always pairs, such as `cpu:gloo,cuda:gloo`.
+        asked: The script's argument of `init_process_group`: `gloo`, `cpu:gloo,cuda:nccl`, in any case; None is any.
+        have: The result of `torch.distributed.get_backend_config`: always pairs, such as `cpu:gloo,cuda:gloo`.
     """
     if asked is None or asked.lower() == dist.Backend.UNDEFINED:
         return

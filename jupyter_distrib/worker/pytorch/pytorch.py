@@ -1,4 +1,4 @@
-"""PyTorch as the framework of a rank. Runs in the forkserver (`load`) and in the rank's main thread."""
+"""The framework PyTorch of a rank. Runs in the forkserver (`load`) and in the rank's main thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
 
 
 class PyTorch:
-    """See `jupyter_distrib.worker.framework.Framework`."""
+    """The framework PyTorch; see `jupyter_distrib.worker.framework.Framework`."""
 
     name = TORCH
     preloaded = (
@@ -27,13 +27,13 @@ class PyTorch:
         "jupyter_distrib.worker.autoparallel.sharded",
         "jupyter_distrib.worker.autoparallel.meshes",
     )
-    """Imported lazily by torch when the first optimizer or wrapper is built, and by strategies when a cell begins."""
+    """The modules that torch imports with the first optimizer or wrapper, and strategies at the beginning of a cell."""
 
     def load(self) -> None:
         """Do nothing: torch came with this module."""
 
     def settle(self, order: WorkerOrder) -> None:
-        """Draw random numbers, and replace the entry points of groups, of launchers and of `torch.save`."""
+        """Seed random numbers, and replace the entry points of groups, of launchers and of `torch.save`."""
         randomness.begin()
         self.sightings = GroupSightings()
         self._device = Device("" if order.visible_devices is None else order.device)
@@ -44,7 +44,7 @@ class PyTorch:
         self._device.take()
 
     def prepare(self) -> None:
-        torch.set_grad_enabled(True)  # an interrupt may have come where a step was about to switch it on again
+        torch.set_grad_enabled(True)  # an interrupt may have come before a step switched it on again
 
     def finish(self, values: Iterable[object]) -> None:
         data_loaders.end_loaders(values)

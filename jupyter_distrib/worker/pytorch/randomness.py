@@ -1,8 +1,8 @@
-"""The start of a rank's random numbers.
+"""The seeds of a rank's random numbers.
 
-Every rank begins with its own, as separate programs do. Ranks that train together begin with those of rank 0, on the
-CPU, so that what an unchanged cell draws there (a random split, say) is the same on all of them; only once, and what
-the user has seeded stays seeded.
+Every rank begins with its own seed, as separate programs do. Ranks that train together begin with the seed of rank 0,
+on the CPU, so that the CPU random numbers of an unchanged cell (a random split, say) are the same on all of them; only
+once, and a seed of the user stays.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.pytorch import process_group
 
 _mine: int | None = None
-"""The seed that torch was given here; None as soon as the ranks have begun alike."""
+"""The seed that this module gave to torch; None as soon as the ranks have begun alike."""
 
 
 def begin() -> None:
-    """Draw new seeds when a process becomes a rank: a fork has the state of what it was forked from."""
+    """Draw new seeds when a process becomes a rank: a fork has the state of its parent."""
     global _mine
     _mine = torch.default_generator.seed()
     _seed_others(None)

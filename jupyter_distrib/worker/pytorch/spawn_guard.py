@@ -1,7 +1,7 @@
-"""A rank refuses to start processes that want to be ranks. Installed once, when the process becomes a rank.
+"""The guard against processes that a rank would start as further ranks. Installed once, when the process becomes a
+rank.
 
-They would wait for ever for one another (seen with Lightning's `ddp_notebook`), as each of the ranks that are there
-starts its own.
+They would wait for one another for ever (seen with Lightning's `ddp_notebook`), as each existing rank starts its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAUNCHED = (
 
 
 def install() -> None:
-    """Replace the functions of torch."""
+    """Replace torch's functions that start processes."""
     spawning: Any = private.spawn_module()
     package: Any = torch.multiprocessing
     for name in ("start_processes", "spawn"):

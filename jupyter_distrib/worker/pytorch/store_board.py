@@ -1,4 +1,4 @@
-"""Words between the ranks of one run, which no process group uses. In any thread of a rank, as torch's store."""
+"""The messages between the ranks of one run that use no process group. In any thread of a rank, as torch's store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class StoreBoard:
-    """A part of the store. It knows what this rank has written, so that it does not stay for ever.
+    """A part of the store. It records the keys that this rank has written, so that they can be deleted.
 
     Args:
-        store: A `PrefixStore` of this run's own.
+        store: The `PrefixStore` of this run alone.
     """
 
     def __init__(self, store: Any) -> None:
@@ -24,12 +24,12 @@ class StoreBoard:
         self._store.set(key, text)
 
     def put_first(self, key: str, text: str) -> str:
-        """Write a text unless another stands there; return the text that stands there."""
+        """Write a text unless the key has one already. Return the text of the key."""
         self._mine.add(key)
         return str(self._store.compare_set(key, "", text).decode())
 
     def count(self, key: str) -> int:
-        """Return how often this was called by any rank."""
+        """Count a call for this key. Return the number of calls by all ranks."""
         self._mine.add(key)
         return int(self._store.add(key, 1))
 
@@ -44,7 +44,7 @@ class StoreBoard:
         self._store.wait(list(keys), timedelta(seconds=timeout_s))
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Leave these keys to somebody else, who wipes them off."""
+        """Leave the deletion of these keys to another rank."""
         self._mine.difference_update(keys)
 
     def wipe(self, keys: Iterable[str]) -> None:
@@ -52,6 +52,6 @@ class StoreBoard:
             self._store.delete_key(key)
 
     def wipe_mine(self) -> None:
-        """Delete what this rank has written; called when every rank has read it."""
+        """Delete the keys that this rank has written; called when every rank has read them."""
         self.wipe(self._mine)
         self._mine.clear()

@@ -1,8 +1,8 @@
-"""`torch.save` on a rank. Installed once, when the process becomes a rank.
+"""The `torch.save` of a rank. Installed once, when the process becomes a rank.
 
 - A cell that was written for one device saves on every rank, and to the same path: each rank writes a file of its own
-  and puts it there whole, so that nobody finds half of one, or a mixture.
-- Of what a strategy has sharded it would write the shards of one rank as if they were the whole: refused.
+  and moves it to the path when it is complete, so that no reader finds half of a file, or a mixture.
+- Of a value that a strategy has sharded it would write the shards of one rank as if they were the whole: refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAVED = (
 
 
 def install() -> None:
-    """Replace the function of torch."""
+    """Replace `torch.save`."""
     torch.save = _saving(torch.save)
 
 
@@ -54,7 +54,6 @@ def _saving(original: Any) -> Callable[..., Any]:
 
 
 def _is_ours(value: object) -> bool:
-    """Return whether anything in it is sharded over a mesh that a strategy has made; the cell's own meshes are its own
-    matter."""
+    """Return whether anything in a value is sharded over a mesh of a strategy; a cell may save from its own meshes."""
     meshes = sys.modules.get("jupyter_distrib.worker.autoparallel.meshes")
     return meshes is not None and meshes.ours_among(lambda: payload.sharded_in(value))
