@@ -1,26 +1,26 @@
 """The shared parts of strategies that turn unchanged training code into distributed training. Runs in a rank's main
 thread.
 
-hooks.py               when something has to be done: an optimizer is built, a backward pass, a loader is read
-ownership.py           whose parameters an optimizer has
-gradient_reducer.py    gradients are averaged by torch's own reducer (`ddp`)
-sharding.py            a module is sharded by torch's FSDP2 (`fsdp`, `tp`)
-weight_sync.py         ranks begin with the same weights, or say that they do not
-object_collectives.py  what ranks tell one another
-loaders.py             which loaders are divided among the ranks
+hooks.py               the moments to act: an optimizer is built, a backward pass begins, a loader is read
+ownership.py           the modules that own an optimizer's parameters
+gradient_reducer.py    the averaging of gradients by torch's own reducer (`ddp`)
+sharding.py            the sharding of a module by torch's FSDP2 (`fsdp`, `tp`)
+weight_sync.py         the check that ranks begin with the same weights, and the exchange of weights
+object_collectives.py  the exchange of values between ranks
+loaders.py             the choice of the loaders that are divided among the ranks
 loader_shares.py       this rank's shares of them
-division_by_others.py  whether somebody else has divided one
-data_fingerprint.py    whether the ranks hold the same data, or have divided it by hand
-data_consensus.py      what they tell one another of that, and how long they wait for one another
-shard_samplers.py      how one is divided
-state_dict_loading.py  whole state dicts are loaded into what is sharded
-loss_averaging.py      losses that decide how the training goes on
-tensor_sums.py         sums by which ranks compare what they hold
-training_checks.py     how a cell has trained, and what is said of it
-divergence.py          whether the ranks train together
-loss_reduction.py      whether a loss is a sum over its batch
-own_device.py          `cuda:0` of a cell for one device
-guesses.py             what is guessed of a cell, and how it is switched off
-patches.py             functions of torch that are replaced for the time of a run
-source_location.py     which line of the user's it is about
+division_by_others.py  the check whether the user or a library has divided a loader
+data_fingerprint.py    the check whether the ranks hold the same data, or have divided it by hand
+data_consensus.py      the messages and the waits of the ranks for that check
+shard_samplers.py      the division of a loader
+state_dict_loading.py  the loading of whole state dicts into sharded models
+loss_averaging.py      the averaging of losses that decide how the training goes on
+tensor_sums.py         the sums by which ranks compare tensors
+training_checks.py     the checks of a cell's training, and the notes on it
+divergence.py          the check whether the ranks train together
+loss_reduction.py      the check whether a loss is a sum over its batch
+own_device.py          the replacement of `cuda:0` in a cell for one device
+guesses.py             the guesses about a cell, and the option that switches them off
+patches.py             the functions of torch that are replaced for the time of a run
+source_location.py     the line of the user's code for a note
 """

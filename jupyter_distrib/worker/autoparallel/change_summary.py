@@ -1,4 +1,4 @@
-"""A summary of what was done to an unchanged cell, as one line for the head of the run."""
+"""The summary of the changes of a strategy to an unchanged cell, as one line for the head of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jupyter_distrib.worker.autoparallel.shard_samplers import BatchShare, Epoch
 
 
 class ChangeSummary:
-    """Gathers what was done until somebody asks for it; each thing is told once."""
+    """The changes that have not been reported yet; each is reported once."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -21,7 +21,7 @@ class ChangeSummary:
         self._add(f"{names} wrapped" + (f" (optimizer of {place})" if place else ""))
 
     def left(self, names: str) -> None:
-        """Somebody else looks after it, before it was told."""
+        """Drop the report of a model that another wrapper takes over, if it was not reported yet."""
         self._new = {text: None for text in self._new if not text.startswith(f"{names} wrapped")}
 
     def sharded(self, name: str, count: int, units: int, kinds: str, place: str) -> None:
@@ -38,8 +38,8 @@ class ChangeSummary:
             self._add(f"global batch {self._size * mine.batch_size} = {self._size} x {mine.batch_size}")
 
     def news(self) -> str:
-        """`Net wrapped (optimizer of line 12), sampler added (loader of line 14), global batch 256 = 8 x 32`, or
-        nothing."""
+        """Return the new changes: `Net wrapped (optimizer of line 12), sampler added (loader of line 14), global batch
+        256 = 8 x 32`; empty if there are none."""
         if not self._new:
             return ""
         told = ", ".join(self._new)

@@ -1,10 +1,10 @@
-"""Ranks compare notes where they read a data loader, and wait there only as long as the others may still come.
+"""The consensus of ranks that read a data loader at one place; they wait only as long as the others may still come.
 
-A rank that waits looks in the store at what the others do:
+A rank that waits reads from the store what the others do:
 
     has ended its cell                                          it does not come
-    averages gradients of a backward pass that is still ahead   it does not come: it waits for this rank there
-    waits for the ranks at another line                         one of the two is alone where it is: see `_is_alone`
+    averages gradients of a backward pass that is still ahead   it does not come: it waits for this rank in the pass
+    waits for the ranks at another line                         one of the two is alone at its line: see `_is_alone`
     anything else                                               it may come, within `WAIT_S`
 
 Rank's main thread, except `meets`.
@@ -30,7 +30,7 @@ _LOOK_UP_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stop:
-    """One reading of a loader at one place, as every rank counts them."""
+    """One reading of a loader at one place, with its number, which every rank counts."""
 
     place: str
     number: int
@@ -59,19 +59,20 @@ class DataConsensus:
     """The consensus of ranks on the data of one run.
 
     Args:
-        ordered: Of ranks that wait at two places, those at the smaller one go on; else all wait to the end.
+        ordered: Whether, of ranks that wait at two places, the ranks at the smaller one go on; else all wait to the
+        end.
     """
 
     def __init__(self, *, ordered: bool) -> None:
         self._ordered = ordered
         self._been: Counter[str] = Counter()
         self._met: set[str] = set()
-        """Places that all ranks have reached before."""
+        """The places that all ranks have reached before."""
         self._begun = 0
-        """Number of our own collectives, which every rank begins in the same order."""
+        """The number of our own collectives, which every rank begins in the same order."""
 
     def compare(self, place: str, mine: str) -> bool:
-        """Return whether the rank that has come here first holds something else; waits for nobody."""
+        """Return whether the rank that came first to this place holds other data; without waiting for any rank."""
         if (board := process_group.current.board()) is None:
             return False
         stop = self._next(place)
@@ -80,9 +81,10 @@ class DataConsensus:
         return first != mine
 
     def decide(self, place: str, mine: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
-        """Return the decision on what the ranks hold, the same on each of them, and what they hold.
+        """Return the decision about the data of the ranks, the same on each of them, and the texts that describe the
+        data.
 
-        Both are empty if one of them does not come.
+        Both are empty if a rank does not come.
         """
         if (board := process_group.current.board()) is None:
             return "", []
@@ -91,25 +93,25 @@ class DataConsensus:
         every = self._wait(board, stop)
         if every:
             self._met.add(place)
-        # The first who knows decides for all: another may have given up waiting a moment ago.
+        # The first rank that decides does so for all: another may have given up waiting a moment ago.
         verdict = board.put_first(stop.verdict, decided(every) if every else _NOTHING)
         _leave(board, stop, [*stop.everyones, stop.verdict], all_come=bool(every))
         return ("", []) if verdict == _NOTHING else (verdict, every)
 
     def meets(self, *, told: bool) -> None:
-        """Note that a collective begins in which every rank takes part; in any thread.
+        """Record that a collective of all ranks begins; in any thread.
 
         Args:
-            told: Some rank may wait for this one.
+            told: Whether to tell the other ranks, since one of them may wait for this one.
         """
         self._begun += 1
         if told and (board := process_group.current.board()) is not None:
             board.put(_begun(identity.rank()), str(self._begun))
 
     def end(self) -> None:
-        """End, because the cell has ended: nobody has to wait for this rank."""
+        """Tell the other ranks that the cell has ended, so that none waits for this one."""
         if (board := process_group.current.board()) is not None:
-            with suppress(RuntimeError):  # it was cut off from the store, as the others were or will be
+            with suppress(RuntimeError):  # this rank was cut off from the store, as the others were or will be
                 board.put(_ended(identity.rank()), "")
 
     def _next(self, place: str) -> _Stop:
@@ -117,7 +119,7 @@ class DataConsensus:
         return _Stop(place=place, number=self._been[place])
 
     def _wait(self, board: StoreBoard, stop: _Stop) -> list[str]:
-        """Return what every rank has left; nothing if one of them does not come, or another has said so."""
+        """Return the texts of all ranks; empty if a rank does not come, or another one has decided so."""
         rank, until_s = identity.rank(), time.monotonic() + WAIT_S
         board.put(_waits(rank), self._order(stop))
         while not board.has(stop.everyones) and not board.has([stop.verdict]):
@@ -128,7 +130,7 @@ class DataConsensus:
         return [board.get(key) for key in stop.everyones] if board.has(stop.everyones) else []
 
     def _is_alone(self, board: StoreBoard, stop: _Stop) -> bool:
-        """Return whether none of the ranks that have not come will come before this one goes on."""
+        """Return whether none of the missing ranks will come before this one goes on."""
         missing = [rank for rank in range(identity.world_size()) if not board.has([stop.of(rank)])]
         return all(self._stays_away(board, rank, stop) for rank in missing)
 
@@ -147,8 +149,8 @@ class DataConsensus:
         return is_ahead and bool(json.loads(self._order(stop)) < theirs)
 
     def _order(self, stop: _Stop) -> str:
-        """Return a sort key for places where ranks wait for one another; the ranks at the smaller one go on: not where
-        all have met before, and the line further up, which the other rank has passed."""
+        """Return a sort key for places where ranks wait for one another; the ranks at the smaller one go on: a place
+        where they have not all met before, then the line further up, which the other rank has passed."""
         line = re.search(r"\d+$", stop.place)
         return json.dumps([stop.place in self._met, int(line.group()) if line else 0, stop.place, stop.number])
 
@@ -157,7 +159,7 @@ _NOTHING = "nothing"
 
 
 def _leave(board: StoreBoard, stop: _Stop, keys: list[str], *, all_come: bool) -> None:
-    """Leave these keys, as every rank does when it needs them no more; the last one deletes them."""
+    """Release these keys, as every rank does when it no longer needs them; the last one deletes them."""
     is_last = board.count(stop.left) == identity.world_size()
     if is_last:
         board.wipe([*keys, stop.left])

@@ -1,10 +1,10 @@
-"""A check whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main
+"""The check whether the ranks hold the same data, or have divided it by hand before a data loader was made. Rank's main
 thread.
 
-Each rank leaves in the store what its data look like, a few samples of them, and reads what the others have left. Only
-a cell whose code asks how many ranks there are can have divided anything on purpose: there the ranks wait for one
-another before a loader is divided (`data_consensus.py`). In any other cell nobody waits, and what differs (a random
-split without a seed, say) is only said.
+Each rank writes a fingerprint of a few samples of its data to the store, and reads those of the others. Only a cell
+whose code reads the number of ranks can have divided data on purpose: in such a cell the ranks wait for one another
+before a loader is divided (`data_consensus.py`). In any other cell no rank waits, and a difference (a random split
+without a seed, say) is only noted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jupyter_distrib.worker.autoparallel.data_consensus import DataConsensus
 
 _SAMPLES = 16
 _ELEMENTS = 1024
-"""Elements of each sample that are read."""
+"""The number of elements that are read of each sample."""
 _DEPTH = 4
 _SIZE_NAMES = {"world_size", "get_world_size", "num_replicas", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _RANK_CALLS = {"get_rank", "get_node_local_rank"}
@@ -59,7 +59,7 @@ class DataFingerprints:
         self._consensus = DataConsensus(ordered=ordered)
 
     def compared(self, loader: DataLoader[Any], place: str) -> Compared:
-        """Return whether the cell has divided this loader's data among the ranks, as far as can be known now."""
+        """Return the finding whether the cell has divided this loader's data among the ranks, by what is known now."""
         length, data, order = _described(loader)
         if not self.look():
             return Compared(by_hand=False, note=_DIFFERS.format(place) if self._consensus.compare(place, data) else "")
@@ -71,17 +71,17 @@ class DataFingerprints:
         return Compared(by_hand=True, note=_DIVIDED.format(place, unequal))
 
     def look(self) -> bool:
-        """Check whether the cell asks how many ranks there are; called while it is being executed."""
+        """Return whether the cell's code reads the number of ranks; first called while the cell is being executed."""
         if self._asks_size is None:
             self._asks_size = _asks_size(self._cell)
         return self._asks_size
 
     def meets(self) -> None:
-        """Note that a collective begins in which every rank takes part; in any thread."""
+        """Record that a collective of all ranks begins; in any thread."""
         self._consensus.meets(told=bool(self._asks_size))
 
     def end(self) -> None:
-        """End, because the cell has ended."""
+        """End the comparison, because the cell has ended."""
         self._consensus.end()
 
 
@@ -104,7 +104,7 @@ def _verdict(every: list[str]) -> str:
 
 
 def reads_ranks(thing: object) -> bool:
-    """Return whether a data set's code asks which rank it is on. A column or a method that is called `rank` is none."""
+    """Return whether a data set's code reads its rank. A column or a method with the name `rank` does not count."""
     cls = type(thing)
     methods = [vars(cls).get(name) for name in ("__iter__", "__getitem__", "__len__", "__getitems__")]
     if not cls.__module__.startswith(("torch.", "jupyter_distrib.")):
@@ -127,7 +127,7 @@ def _asks_rank(code: CodeType) -> bool:
 
 
 def _asks_size(cell: str) -> bool:
-    """Return whether the cell that is being executed, or a function of the notebook, asks how many ranks there are."""
+    """Return whether the cell that is being executed, or a function of the notebook, reads the number of ranks."""
     codes = [
         each.__code__
         for value in list(vars(sys.modules["__main__"]).values())
@@ -152,7 +152,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _described(loader: DataLoader[Any]) -> tuple[int | None, str, str]:
-    """Return how many batches there are, the data set's fingerprint, and that of the data set with its sampler."""
+    """Return the number of batches, the data set's fingerprint, and the fingerprint of data set and sampler."""
     sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
     data = list(_print(loader.dataset, _DEPTH))
     batches = _length(loader.batch_sampler) if loader.batch_size is not None else _length(sampler)
@@ -164,7 +164,7 @@ def _digest(parts: list[bytes]) -> str:
 
 
 def _print(thing: Any, depth: int) -> Iterator[bytes]:
-    """Return what can be told of data without changing anything: no sample is made, since that may draw random
+    """Yield parts of the data for a fingerprint without any change: no sample is made, since that may draw random
     numbers."""
     if _is_array(thing):
         yield from _print_of_array(thing)
@@ -207,10 +207,10 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _print_of_object(thing: Any, depth: int) -> Iterator[bytes]:
-    """Fingerprint an object's data, not its numbers and texts: a seed of its own says nothing of the samples."""
+    """Yield parts of an object's data, without its numbers and texts: its own seed does not determine the samples."""
     if isinstance(thing, Dataset) or depth == _DEPTH:
         yield str(_length(thing)).encode()
-    fingerprint = getattr(thing, "_fingerprint", None)  # of `datasets`, whose tables are not looked into
+    fingerprint = getattr(thing, "_fingerprint", None)  # of `datasets`, whose tables are not read
     if isinstance(fingerprint, str):
         yield fingerprint.encode()
         return
@@ -227,5 +227,5 @@ def _length(thing: Any) -> int | None:
 
 
 def _places(length: int) -> range:
-    """Return the first index, the last or nearly, and some between."""
+    """Return the first index, the last one or one near it, and some between."""
     return range(0, length, max(1, (length - 1) // (_SAMPLES - 1)))

@@ -1,7 +1,7 @@
-"""Data-parallel training: which models are averaged together, and with which weights they begin. One for each run.
+"""The data-parallel training of one run: the models that are averaged together, and the weights with which they begin.
 
     an optimizer is built    its models go to the rank's device and get the weights of rank 0
-    first backward pass      all ranks are asked whether they still have the same weights
+    first backward pass      all ranks compare their weights
     backward pass            gradients are averaged
     optimizer step           buffers (of batch normalization, say) become those of rank 0
 
@@ -34,7 +34,7 @@ from jupyter_distrib.worker.strategy import StrategyRun
 
 
 class DataParallel:
-    """A `Spread` that replicates; see there for what the methods are called for."""
+    """The `Spread` that replicates models; `Spread` describes the calls of its methods."""
 
     def __init__(self, run: StrategyRun) -> None:
         self._run = run
@@ -52,7 +52,7 @@ class DataParallel:
         self._in_backward = False
 
     def begin(self, *, met_again: bool) -> None:
-        """`met_again`: the ranks have a new group, after a failure or an interrupt, say."""
+        """Begin the run. `met_again`: whether the ranks have a new group, after a failure or an interrupt, say."""
         if met_again and self._run.everyone:
             self._rejoin()
         self._hooks.begin()
@@ -74,7 +74,7 @@ class DataParallel:
         """Return the objects, ready for training.
 
         Raises:
-            DistributedError: One of them cannot be made ready; nothing of it has been changed.
+            DistributedError: One of them cannot be made ready; it has not been changed.
         """
         if not self._run.everyone:
             raise DistributedError(
@@ -104,7 +104,7 @@ class DataParallel:
         return self._hooks.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
+        """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
         return self._hooks.total(values)
 
     # ------------------------------------------------------------------------------------------------ Spread
@@ -126,7 +126,7 @@ class DataParallel:
         )
 
     def recognise(self, optimizer: Optimizer) -> None:
-        """Nothing of it is replicated here."""
+        """Do nothing: parameters that are sharded already are not replicated."""
 
     def yield_to(self, module: nn.Module) -> None:
         theirs = {id(each) for each in module.parameters()}
@@ -159,7 +159,7 @@ class DataParallel:
             run()
         except BaseException:
             for reducer in announced:
-                reducer.drop()  # half of it is done: it is made anew
+                reducer.drop()  # its averaging is incomplete: it is made anew
             raise
         finally:
             self._in_backward = False
@@ -197,7 +197,7 @@ class DataParallel:
         *,
         fresh: bool,
     ) -> list[GradientReducer]:
-        """Return the reducers of these modules and tensors: those that there are, and new ones."""
+        """Return the reducers of these modules and tensors, existing and new ones."""
         found: list[GradientReducer] = []
         for root in roots:
             found.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
@@ -225,7 +225,7 @@ class DataParallel:
         return reducer
 
     def _move(self, roots: Iterable[nn.Module], loose: Iterable[torch.Tensor], optimizer: Optimizer | None) -> None:
-        """To the rank's device, in place, so that the optimizer keeps its parameters; batches follow."""
+        """Move models to the rank's device, in place, so that the optimizer keeps its parameters; batches follow."""
         device = identity.device()
         if device.type == "cpu":
             return
@@ -253,16 +253,16 @@ class DataParallel:
             weight_sync.take_from_rank_0(tensors)
 
     def _rejoin(self) -> None:
-        """Optimizers that were kept on the ranks, which an interrupt has met at different steps, go on alike.
+        """Give kept optimizers that an interrupt has stopped at different steps the state of rank 0.
 
-        Every rank takes part, also one that has none.
+        Every rank takes part, also one without optimizers.
         """
         optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
         optimizers = [each for each in optimizers if not any(map(ownership.is_sharded, ownership.parameters_of(each)))]
         trained = [self._trained_by(each) for each in optimizers]
         every = weight_sync.fingerprints_of_sets(trained)
         if not all(map(weight_sync.same_form, zip(*every, strict=False))) or len({len(each) for each in every}) > 1:
-            return  # not the same ones: they are asked again before they are averaged
+            return  # not the same optimizers: weights are compared again before they are averaged
         for place, (optimizer, tensors) in enumerate(zip(optimizers, trained, strict=True)):
             if any(each[place] != every[0][place] for each in every):
                 weight_sync.take_from_rank_0(tensors)
@@ -281,7 +281,7 @@ class DataParallel:
         return ownership.tensors_of(ownership.owners_of(mine).roots, mine)
 
     def _verify(self) -> None:
-        """Ask all ranks whether the models that are new to this run are the same everywhere."""
+        """Raise `DistributedError` if weights of the models that are new to this run differ between ranks."""
         new, self._unverified = self._unverified, []
         self._loaders.meets()
         if compiled := ownership.compiled(module for each in new for module in each.modules):
@@ -299,7 +299,7 @@ class DataParallel:
 
 
 def check_together(objects: Sequence[Any]) -> None:
-    """Refuse what `prepare` cannot make ready, before any of it is touched."""
+    """Raise `DistributedError` for objects that `prepare` cannot make ready, before any of them is changed."""
     models = [each for each in objects if isinstance(each, nn.Module)]
     for item in objects:
         name = type(item).__name__

@@ -1,10 +1,10 @@
-"""Finds out when ranks do not train together. Never waits for a rank.
+"""The detection of ranks that do not train together. Never waits for a rank.
 
-They end a run with different weights: each leaves the sums of its weights in the store when its cell has ended, and
-looks for those of rank 0; rank 0 looks for those of all others. So whoever of two ranks comes later sees both. Sums are
+One sign is that they end a run with different weights: each writes the sums of its weights to the store when its cell
+has ended, and reads those of rank 0; rank 0 reads those of all others. So the later of two ranks sees both. Sums are
 compared with a tolerance, since ranks on unlike GPUs may drift apart in the last digits.
 
-They read the same batches: then the first losses are the same on all of them.
+The other sign is that they read the same batches: then the first losses are the same on all of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 RELATIVE = 1e-4
 LOSSES = 3
-"""Of a layer that begins with zeros, say, the first ones say nothing of the batch."""
+"""The number of losses compared: the first of a layer that begins with zeros, say, do not depend on the batch."""
 _LOSS_TYPES = (torch.float32, torch.float64)
 DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
-"""The error of a device that has failed before, in the cell's own work; torch has it since 2.8."""
+"""The error of a device that has failed earlier, in the cell's own work; torch has it since 2.8."""
 
 
 def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -45,11 +45,11 @@ class LossComparison:
     def __init__(self) -> None:
         self._mine: list[HostCopy] = []
         self._open = True
-        """Nothing is known yet."""
+        """Whether the comparison is undecided."""
         self._published = False
 
     def before(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Take note of the tensors at which a backward pass begins."""
+        """Record the loss at which a backward pass begins."""
         if len(self._mine) == LOSSES or not self._open:
             return
         if is_capturing() or len(tensors) != 1 or tensors[0].numel() != 1 or tensors[0].dtype not in _LOSS_TYPES:
@@ -58,7 +58,7 @@ class LossComparison:
         self._mine.append(HostCopy(tensors[0]))
 
     def publish(self, wait_s: float = 0.0) -> None:
-        """Tell rank 0 the losses, once they are there."""
+        """Write the losses to the store for rank 0, once they have come to the host."""
         board = process_group.current.board()
         if self._published or board is None or len(self._mine) < LOSSES:
             return
@@ -67,7 +67,7 @@ class LossComparison:
             board.put(_losses_of(identity.rank()), json.dumps([float(each.read()) for each in self._mine]))
 
     def are_the_same(self) -> bool:
-        """Return whether all ranks have had the same losses, as far as rank 0 can know by now. True once at most."""
+        """Return whether all ranks have had the same losses, by what rank 0 knows now. True at most once."""
         if not self._open or identity.rank() != 0 or not self._published:
             return False
         keys = [_losses_of(rank) for rank in range(identity.world_size())]
@@ -83,14 +83,14 @@ def _losses_of(rank: int) -> str:
 
 
 def _sums(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Return for each tensor its length, its sum and the sum of its absolute values."""
+    """Return the length, the sum and the sum of absolute values of each tensor."""
     plain = [tensor for tensor in tensors if tensor_sums.is_plain(tensor)]
     return [[each.numel(), *both] for each, both in zip(plain, tensor_sums.magnitudes(plain), strict=True)]
 
 
 def _apart(mine: list[list[float]], theirs: list[list[float]]) -> bool:
     if [each[0] for each in mine] != [each[0] for each in theirs]:
-        return False  # not the same program on these ranks: nothing can be said
+        return False  # not the same program on these ranks: no comparison is possible
     return any(
         not math.isclose(a, b, rel_tol=RELATIVE, abs_tol=RELATIVE * (scale + 1e-12))
         for (_, total, scale), (_, other, other_scale) in zip(mine, theirs, strict=True)

@@ -1,5 +1,5 @@
-"""Whether somebody else has divided a data loader among the ranks: a library, the user's sampler, or the cell before
-the loader was made. Decided once for each loader of a run; rank's main thread."""
+"""The check whether a library, the user's sampler, or the cell before the loader was made has divided a data loader
+among the ranks. Decided once for each loader of a run; rank's main thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DivisionByOthers:
 
     Args:
         run: The run.
-        alone: There is nobody to divide data with.
+        alone: Whether there is no other rank to divide data with.
     """
 
     def __init__(self, run: StrategyRun, *, alone: bool) -> None:
@@ -28,25 +28,25 @@ class DivisionByOthers:
         self._fingerprints = DataFingerprints(run.filename, ordered="order" in self._guesses)
         self._decided: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
         self.divides = False
-        """Some loader was divided."""
+        """Whether any loader was divided."""
 
     def has_divided(self, loader: DataLoader[Any]) -> bool:
-        """Return whether somebody else has divided it among the ranks."""
+        """Return whether the user or a library has divided this loader among the ranks."""
         if loader not in self._decided:
             self._decided[loader] = is_divided_by_others(loader, self._guesses) or self._differs(loader)
             self.divides = self.divides or self._decided[loader]
         return self._decided[loader]
 
     def look(self) -> None:
-        """Look at the cell's code, while it is being executed."""
+        """Read the cell's code, while it is being executed."""
         self._fingerprints.look()
 
     def meets(self) -> None:
-        """Note that a collective begins in which every rank takes part; in any thread."""
+        """Record that a collective of all ranks begins; in any thread."""
         self._fingerprints.meets()
 
     def end(self) -> None:
-        """End, because the cell has ended: no rank has to wait for this one."""
+        """End the check, because the cell has ended: no rank has to wait for this one."""
         self._fingerprints.end()
 
     def _differs(self, loader: DataLoader[Any]) -> bool:

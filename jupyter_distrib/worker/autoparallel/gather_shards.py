@@ -1,7 +1,7 @@
-"""Makes sharded values whole before they leave the ranks: on rank 0, on the CPU, one tensor at a time.
+"""The gathering of sharded values before they leave the ranks: on rank 0, on the CPU, one tensor at a time.
 
-Runs in the rank's main thread. Gathering is a collective, so the ranks tell one another first, through the store, what
-their values hold: one that ends early, or returns something else, is no reason for the others to wait for ever.
+Runs in the rank's main thread. Gathering is a collective, so the ranks first exchange, through the store, a description
+of their values: the others do not wait for ever for a rank that ends early or returns another value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from jupyter_distrib.worker.autoparallel import meshes
 from jupyter_distrib.worker.pytorch import process_group
 
 _LOOK_UP_S = 1.0
-"""An interrupt is noticed between two waits."""
+"""The seconds of one wait; an interrupt is noticed between two waits."""
 
 
 def gather_if_all_do(value: object) -> None:
-    """Called on every rank whose cell has ended well; collective if all values hold the same sharded tensors."""
+    """Gather the sharded tensors of a value, if the values of all ranks hold the same ones; called on every rank whose
+    cell has ended well, and then collective."""
     found = payload.sharded_in(value)
     mine = _described(found)
     _tell(mine)
@@ -30,12 +31,12 @@ def gather_if_all_do(value: object) -> None:
 
 
 def absent() -> None:
-    """Called on a rank that leaves its cell early: nobody has to wait for it."""
+    """Tell the others not to wait for this rank, which leaves its cell early."""
     _tell("")
 
 
 def of(value: object) -> object:
-    """Return the value, gathered; called on all ranks at once, by a cell of its own for `handle[rank]`."""
+    """Gather the value and return it; called on all ranks at once, by a separate cell for `handle[rank]`."""
     process_group.current.ensure(process_group.default_backend(identity.device()))
     meshes.follow()
     _gather(payload.sharded_in(value))
@@ -70,7 +71,7 @@ def _tell(text: str) -> None:
 
 def _hear() -> list[str]:
     board, keys = process_group.current.board(), [_key(rank) for rank in range(identity.world_size())]
-    assert board is not None  # what is sharded has met
+    assert board is not None  # ranks with sharded values have met
     while not board.has(keys):
         try:
             board.wait(keys, _LOOK_UP_S)

@@ -1,17 +1,17 @@
 """The averaging of a model's gradients over ranks, with the reducer of torch's own `DistributedDataParallel`.
 
 The user's model is not touched: it is not wrapped, its class and its `state_dict` stay, and no module call costs
-anything. A `DistributedDataParallel` object holds the model beside itself and is told of every backward pass instead of
-every forward pass, so it does not matter through which method the model is used. It reduces bucket by bucket while
+anything. A `DistributedDataParallel` object holds the model beside itself and prepares for every backward pass instead
+of every forward pass, so the model may be used through any of its methods. It reduces bucket by bucket while
 the backward pass goes on, as always.
 
     backward() begins -> announce: the reducer expects gradients
         gradients come -> the reducer averages full buckets meanwhile
         its last moment -> finish: parameters without a gradient count as zeros, so that every bucket gets full
-    backward() is over -> settle: which parameters no rank has used is sent to the host
+    backward() is over -> settle: the list of parameters that no rank has used is sent to the host
         the optimizer steps -> resolve: they get no gradient
 
-Which parameters a rank has used travels as the gradient of one more small parameter (`flags`), which shares the last
+The list of used parameters travels as the gradient of one more small parameter (`flags`), which shares the last
 bucket: it costs no collective of its own.
 """
 
@@ -39,15 +39,15 @@ class ReducedParameters(nn.Module):
         self.held = nn.ModuleList(modules)
 
     def forward(self) -> None:
-        """Compute nothing."""
+        """Do nothing: the module is never called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unsure:
-    """Parameters that this rank has not used in a backward pass, until it is known whether others have."""
+    """The parameters that this rank has not used in a backward pass, until it is known whether others have."""
 
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]]
-    """Each with the gradient that it has until then, by its place."""
+    """The parameters by their place, each with its gradient until then."""
     anyone: HostCopy
     """The averaged `flags`."""
 
@@ -56,9 +56,9 @@ class GradientReducer:
     """The parameters of some modules, and tensors that no module owns, whose gradients are averaged together.
 
     Args:
-        modules: They may share parameters with no other reducer.
+        modules: The modules, which must not share parameters with another reducer.
         loose: Tensors that require a gradient.
-        left_alone: Parameters of the modules that somebody else looks after.
+        left_alone: Parameters of the modules whose gradients another wrapper reduces.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GradientReducer:
         ]
         self._ddp: DistributedDataParallel | None = None
         self._trained: Sequence[torch.Tensor] = []
-        """The parameters that the reducer knows, in its order; its number 0 is `flags`."""
+        """The parameters of torch's reducer, in its order; its number 0 is `flags`."""
         self._known: set[int] = set()
         self._before: list[tuple[torch.Tensor, int] | None] = []
         self._used: list[bool] = []
@@ -86,7 +86,7 @@ class GradientReducer:
         return bool(self.loose) or any(module.training for module in self.modules)
 
     def announce(self) -> bool:
-        """Prepare for a backward pass; return False if there is nothing to average."""
+        """Prepare for a backward pass. Return False if there is nothing to average."""
         self.resolve()
         some_unknown = len(self._known) < len(self.parameters)  # frozen when the reducer was made
         if some_unknown and any(each.requires_grad and id(each) not in self._known for each in self.parameters):
@@ -96,7 +96,7 @@ class GradientReducer:
         self._used = []
         grads = [each.grad for each in self._trained]
         self._before = [None if grad is None else (grad, private.version_of(grad)) for grad in grads]
-        reducer = self._ddp.reducer  # told what a forward pass tells it, without what that costs besides
+        reducer = self._ddp.reducer  # the calls of a forward pass, without its other costs
         reducer.prepare_for_forward()
         private.rebuild_buckets(reducer)
         reducer.prepare_for_backward([])
@@ -128,7 +128,7 @@ class GradientReducer:
         self._averaged = True
 
     def settle(self) -> bool:
-        """Complete the backward pass, after it; return False if it was another model's."""
+        """Complete the averaging after the backward pass. Return False if the pass was another model's."""
         some = any(self._used)
         if some and not all(self._used):
             self._doubt()
@@ -136,7 +136,8 @@ class GradientReducer:
         return some
 
     def _doubt(self) -> None:
-        """Find out whether other ranks have used what this one has not; it has a gradient of zeros until then."""
+        """Start to find out whether other ranks have used the parameters that this one has not; until then these have
+        gradients of zeros."""
         every = enumerate(zip(self._trained, self._before, self._used, strict=True))
         doubtful = {
             place: (tensor, tensor.grad) for place, (tensor, before, used) in every if not used and before is None
@@ -149,7 +150,7 @@ class GradientReducer:
             self.resolve()
 
     def resolve(self) -> None:
-        """Leave parameters without a gradient that no rank has used; called before gradients are used."""
+        """Remove the gradients of parameters that no rank has used; called before gradients are used."""
         unsure, self._unsure = self._unsure, None
         if unsure is None:
             return
@@ -165,7 +166,7 @@ class GradientReducer:
         self._averaged = False
 
     def drop(self) -> None:
-        """Free the reducer: from now on a backward pass is a plain one."""
+        """Free torch's reducer: from now on a backward pass averages nothing."""
         if self._unsure is not None and self._unsure.anyone.is_there():  # else the cell may have been stopped
             self.resolve()
         if self._ddp is not None:
@@ -173,7 +174,7 @@ class GradientReducer:
         self._ddp, self._trained, self._known, self._before, self._unsure = None, [], set(), [], None
 
     def _make(self) -> None:
-        """Make the reducer for what requires a gradient now and what did before."""
+        """Make torch's reducer for the parameters that require a gradient now or did before."""
         again = self._known
         self.drop()
         frozen = [each for each in self.parameters if not each.requires_grad and id(each) in again]

@@ -1,5 +1,5 @@
-"""The guesses about a cell, where nothing says what is meant: each has an entry here, is pinned by a test, and can be
-switched off by `--no-guess NAME`. Read in the kernel, too, so without torch."""
+"""The guesses about the meaning of a cell where its code does not state it: each has an entry in this file, is pinned
+by a test, and can be switched off by `--no-guess NAME`. Read in the kernel, too, so without torch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Guesses: TypeAlias = frozenset[Name]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """One guess, as docs/strategies.md tells it."""
+    """One guess, in the words of docs/strategies.md."""
 
     what: str
     without: str
-    """What holds if it is switched off."""
+    """The behaviour if it is switched off."""
     place: str
-    """Its module in this folder, and the function there."""
+    """Its module in this folder, and its function in the module."""
     test: str
     """The test that pins it: file and function below `tests/`."""
 
@@ -104,7 +104,7 @@ def made(options: Mapping[str, str]) -> Guesses:
     """Return the guesses that a run makes.
 
     Args:
-        options: Those of its strategy, as texts.
+        options: The options of its strategy, as texts.
     """
     left_out = options.get("no_guess")
     return frozenset(GUESSES) - frozenset(read("--no-guess", left_out) if left_out else ())

@@ -1,16 +1,16 @@
-"""The moments of an unchanged cell at which something has to be done, for one run. Runs in the rank's main thread.
+"""The hooks into an unchanged cell at the moments when a strategy acts, for one run. Runs in the rank's main thread.
 
     an optimizer is built      its model is spread over the ranks      Spread.adopt
     backward()                                                         Spread.backward
     a data loader is read      divided among the ranks, or whole       Loaders
     an optimizer has stepped                                           Spread.stepped
 
-A strategy says what it means to spread a model, as a `Spread`; when that has to happen is found out here. Optimizers
-that are there already when the cell begins, since the cell has captured them or they were kept, are found by the
-garbage collector before the first batch is read or the first gradient computed.
+A strategy defines how to spread a model, as a `Spread`; this module finds the moment for it. Optimizers that exist
+already when the cell begins, since the cell has captured them or they were kept, are found by the garbage collector
+before the first batch is read or the first gradient computed.
 
-Left alone is all that knows of ranks by itself: a cell that calls `init_process_group`, models that
-`DistributedDataParallel` or FSDP hold, a data loader with a sampler of a framework's.
+Code that handles ranks by itself is left alone: a cell that calls `init_process_group`, models that
+`DistributedDataParallel` or FSDP hold, a data loader with a sampler of a framework.
 """
 
 from __future__ import annotations
@@ -48,47 +48,47 @@ class OptimizerTraining:
     roots: tuple[nn.Module, ...]
     """The outermost modules that own its parameters."""
     loose: tuple[torch.Tensor, ...]
-    """Those of its parameters that no module owns."""
+    """Its parameters that no module owns."""
     left_alone: tuple[torch.Tensor, ...]
-    """Parameters of the roots that somebody else looks after already."""
+    """The parameters of the roots whose gradients another wrapper reduces already."""
     place: str
-    """Where the optimizer was built: `line 12`; empty if that was before the cell."""
+    """The place where the optimizer was built: `line 12`; empty if that was before the cell."""
     fresh: bool
-    """Built by the cell just now, by all ranks together, so a collective can be used."""
+    """Whether all ranks have built it just now, together, so that a collective can be used."""
 
 
 class Spread(Protocol):
-    """The strategy's way to spread a model over the ranks."""
+    """The interface by which a strategy spreads models over the ranks."""
 
     @property
     def active(self) -> bool:
-        """Return whether it has anything to look after."""
+        """Return whether it has spread any model."""
 
     @property
     def in_training(self) -> bool:
         """Return whether any of its models is in training mode."""
 
     def adopt(self, training: OptimizerTraining) -> None:
-        """Spread the model of an optimizer, and give the optimizer the parameters that the model has then."""
+        """Spread the model of an optimizer, and give the optimizer the model's new parameters."""
 
     def recognise(self, optimizer: Optimizer) -> None:
-        """Take note of an optimizer that has nothing to spread: its parameters are sharded already."""
+        """Record an optimizer whose model need not be spread: its parameters are sharded already."""
 
     def yield_to(self, module: nn.Module) -> None:
-        """Leave this module to somebody else who begins to look after it."""
+        """Leave this module to another wrapper that takes it over."""
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
-        """Call `run`, which computes the gradients of these tensors; return False if it spreads no model of theirs."""
+        """Call `run`, which computes gradients from these tensors. Return False if none of its models was involved."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Act on an optimizer's having changed its parameters."""
+        """Complete a step of an optimizer, which has changed its parameters."""
 
 
 class TrainingHooks:
-    """Watches one run; `begin` and `end` are called around the cell.
+    """The hooks of one run; `begin` and `end` are called around the cell.
 
     Args:
-        sees_a_share: Every rank is to train with other data than the others.
+        sees_a_share: Whether every rank is to train with data of its own.
     """
 
     def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
@@ -102,7 +102,7 @@ class TrainingHooks:
         self._undo: Callable[[], None] = lambda: None
         self._looked = False
         self._busy = False
-        """Inside a moment that was noticed: what happens in it is ours, or a part of it."""
+        """Whether a hook is being handled: further calls of hooks meanwhile are ours, or parts of it."""
 
     def begin(self) -> None:
         self.own_device.begin(self._run.names, self._patches)
@@ -126,11 +126,11 @@ class TrainingHooks:
 
     @property
     def by_hand(self) -> bool:
-        """Return whether this cell looks after its ranks itself, or runs on some of them only."""
+        """Return whether this cell handles its ranks itself, or runs on only some of them."""
         return process_group.current.asked or not self._run.everyone
 
     def look_around(self) -> None:
-        """Find the optimizers that were there before the cell; called before anything depends on them."""
+        """Find the optimizers that existed before the cell; called before anything depends on them."""
         if self._looked or self.by_hand or "old-optimizers" not in self._guesses:
             return
         self._looked = True
@@ -139,7 +139,7 @@ class TrainingHooks:
             self.adopt(optimizer, fresh=False)
 
     def adopt(self, optimizer: Optimizer, *, fresh: bool) -> None:
-        """Spread an optimizer's model over the ranks, unless somebody else looks after it."""
+        """Spread an optimizer's model over the ranks, unless it is wrapped by hand or by a library."""
         self._known.add(optimizer)
         mine = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
         others = _in_other_hands()
@@ -168,7 +168,7 @@ class TrainingHooks:
             )
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
+        """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
         if self._loaders.shard_eval and self._run.everyone:
             return weight_sync.summed(values)
         if self._loaders.read_last == "divided":
@@ -179,7 +179,7 @@ class TrainingHooks:
         return values
 
     def tell_if_apart(self) -> None:
-        """Say so if the ranks have not trained together; called when the cell has ended well, which it stays."""
+        """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
         self._checks.end()
 
     # ------------------------------------------------------------------------------------------------ moments

@@ -1,4 +1,4 @@
-"""The shares of data loaders that this rank reads in one run, made when they are asked for. Rank's main thread."""
+"""The shares of data loaders that this rank reads in one run, made at their first use. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class LoaderShares:
     """The shares of this rank, by the loaders of the cell.
 
     Args:
-        part: Which share it is.
+        part: The choice of the share.
         run: The run.
-        summary: Told of each loader that is divided.
+        summary: The summary, which gets each loader that is divided.
     """
 
     def __init__(self, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
         self._part, self._run, self._summary = part, run, summary
         self._shares: WeakKeyDictionary[DataLoader[Any], dict[tuple[Reading, int], DataLoader[Any]]]
         self._shares = WeakKeyDictionary()
-        """By what they are read for, and by the length of the data set, which may have grown."""
+        """The shares of each loader, by the kind of reading and the length of the data set, which may have grown."""
         self._ours: WeakSet[DataLoader[Any]] = WeakSet()
         self.divides = False
-        """A loader was divided for a training."""
+        """Whether a loader was divided for a training."""
 
     def __contains__(self, loader: DataLoader[Any]) -> bool:
         """Return whether this loader is a share itself."""

@@ -1,9 +1,9 @@
-"""Which data loaders of an unchanged cell are divided among the ranks, decided whenever one begins to be read.
+"""The decision which data loaders of an unchanged cell are divided among the ranks, made when one begins to be read.
 
 nothing is trained yet                          whole
 under `torch.no_grad()`, or models in eval mode whole; with `--shard-eval`, an exact share
-a sampler that knows of ranks                   left alone
-ranks that hold other data, which they divided  left alone
+a sampler that handles ranks                    left alone
+ranks that have divided their data              left alone
 else                                            a share of equal length on every rank
 """
 
@@ -38,36 +38,36 @@ class Loaders:
     """The data loaders of one run.
 
     Args:
-        state: Whether anything is trained.
-        part: This rank's share.
+        state: The state that says whether anything is trained.
+        part: The choice of this rank's share.
         run: The run.
-        summary: Told of each loader that is divided.
+        summary: The summary, which gets each loader that is divided.
     """
 
     def __init__(self, state: LoaderState, part: ShardChoice, run: StrategyRun, summary: ChangeSummary) -> None:
         self._state, self._run = state, run
         self.shard_eval = "shard_eval" in run.options
-        """What is read for an evaluation is divided as well."""
+        """Whether data that is read for an evaluation is divided as well."""
         self._shares = LoaderShares(part, run, summary)
         self._others = DivisionByOthers(run, alone=part.size == 1)
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
         self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
-        """Loaders whose length was asked for before anything was trained, and where."""
+        """The loaders whose length was read before anything was trained, with the place."""
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
-        """How the loader was read that was begun last."""
+        """The kind of reading of the loader that was begun last."""
         self.backwards = 0
-        """Backward passes of this run."""
+        """The number of backward passes of this run."""
         self.device: torch.device | None = None
-        """Where batches are put; None leaves them where the loader has made them."""
+        """The device to which batches are moved; None leaves them where the loader has made them."""
 
     @property
     def divides(self) -> bool:
-        """Return whether a loader was divided, by this rank or by somebody before it."""
+        """Return whether a loader was divided, by this class or before it by the user or a library."""
         return self._shares.divides or self._others.divides
 
     def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
-        """Make every loader ask here; `look_around` is called before it is decided."""
+        """Route the reading of every loader through this object; `look_around` is called before each decision."""
         self._look_around = look_around
         patches.replace(DataLoader, "__iter__", self._reading)
         patches.replace(DataLoader, "__len__", self._measuring)
@@ -78,17 +78,17 @@ class Loaders:
         self._shares.close()
 
     def divided(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return this rank's share, or the loader itself if somebody has divided it already."""
+        """Return this rank's share, or the loader itself if the user or a library has divided it already."""
         return loader if self._others.has_divided(loader) else self._shares.of(loader, "divided")
 
     def goes_backward(self) -> None:
-        """Note that a backward pass begins."""
+        """Record that a backward pass begins."""
         self.backwards += 1
         if self.backwards == 1:
             self._others.look()
 
     def meets(self) -> None:
-        """Note that a collective begins in which every rank takes part: no rank has to wait elsewhere for this one."""
+        """Record that a collective of all ranks begins, so that no rank waits for this one at another place."""
         self._others.meets()
 
     def _reading(self, original: Any) -> Any:
@@ -112,7 +112,7 @@ class Loaders:
             if loader in self._shares:
                 return int(original(loader))
             self._look_around()
-            # The length belongs to what was read: `total / len(loader)` often stands behind the loop.
+            # The length is that of the last reading: `total / len(loader)` often stands behind the loop.
             how = self._last.get(loader) or self._decided(loader)
             if how == "whole" and not self._state.active and loader not in self._measured:
                 self._measured[loader] = source_location.here(self._run.filename)
@@ -158,7 +158,7 @@ class Loaders:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on the device; containers of other kinds than the usual ones are left alone."""
+    """Return the batch with its tensors on the device; containers of unusual kinds are left alone."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):

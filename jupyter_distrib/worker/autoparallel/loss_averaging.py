@@ -1,6 +1,6 @@
-"""The averaging of losses that decide how a training goes on: each rank has seen its share only, and all have to decide
-alike. Such losses are what a closure gives to an optimizer (`LBFGS` chooses its step by it) and what
-`ReduceLROnPlateau` is told.
+"""The averaging of losses that decide how a training goes on: each rank has seen only its share, and all have to decide
+alike. Such losses are those that a closure returns to an optimizer (`LBFGS` chooses its step by them) and those that
+`ReduceLROnPlateau` gets.
 
 Collective: every rank calls them, as every rank computes gradients.
 """
@@ -24,8 +24,8 @@ class LossAveraging:
     """The averaged losses of one run.
 
     Args:
-        applies: Whether there is anything that the ranks train together.
-        meets: Told before a collective begins.
+        applies: Returns whether the ranks train any model together.
+        meets: Called before a collective begins.
     """
 
     def __init__(self, applies: Callable[[], bool], meets: Callable[[], None]) -> None:

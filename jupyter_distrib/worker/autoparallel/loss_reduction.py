@@ -1,4 +1,4 @@
-"""Whether a loss is a sum over a batch or a mean, as far as its graph tells. Rank's main thread."""
+"""The check whether a loss is a sum over a batch or a mean, by its graph. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 _SUM = 2
 """torch's number for `reduction="sum"` (at::Reduction), which its losses save."""
 _SCALED = ("MulBackward", "DivBackward", "AddBackward", "ToCopyBackward", "NegBackward")
-"""Steps behind a loss that keep what it is: a scale, a penalty, another type."""
+"""The operations behind a loss that keep its kind: a scale, a penalty, another type."""
 _DEPTH = 8
 
 
 def is_sum(loss: torch.Tensor) -> bool:
-    """Return whether a batch was summed up to this."""
+    """Return whether a loss is a sum over a batch."""
     return _is_sum(loss.grad_fn, _DEPTH)
 
 

@@ -1,8 +1,8 @@
-"""The meshes of this rank's runs, and how they outlive their process group. Runs in the rank's main thread.
+"""The meshes of this rank's runs, and their move to new process groups. Runs in the rank's main thread.
 
-What is sharded refers to a mesh, and the mesh to process groups. After an interrupt, or when the ranks' groups have
-seen unequal numbers of collectives, the worker group gets new groups: then the meshes that there are, and what FSDP has
-noted of them, are pointed to the new ones, so that a model that was kept on the ranks can go on."""
+A sharded tensor refers to a mesh, and the mesh to process groups. After an interrupt, or when the ranks' groups have
+seen unequal numbers of collectives, the worker group gets new groups: then the existing meshes, and FSDP's copies of
+their groups, are pointed to the new ones, so that a model that was kept on the ranks can go on."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jupyter_distrib.worker.autoparallel import object_collectives, ownership
 from jupyter_distrib.worker.pytorch import private, process_group
 
 Shape = tuple[tuple[str, int], ...]
-"""Names and sizes of the dimensions, the last one counting fastest: `(("data", 2), ("model", 4))`."""
+"""The names and sizes of the dimensions, the last one counting fastest: `(("data", 2), ("model", 4))`."""
 
 _made: dict[Shape, DeviceMesh] = {}
 _world: Any = None
-"""The default group that they were made with."""
+"""The default group with which the meshes were made."""
 
 
 def mesh(shape: Shape) -> DeviceMesh:
-    """Return the mesh of this shape over all ranks. Collective when it is asked for the first time.
+    """Return the mesh of this shape over all ranks. Collective at the first call for a shape.
 
     Raises:
-        DistributedError: It does not have as many places as there are ranks.
+        DistributedError: The mesh does not have as many places as there are ranks.
     """
     wanted, there = math.prod(size for _, size in shape), identity.world_size()
     if wanted != there:
@@ -46,17 +46,18 @@ def mesh(shape: Shape) -> DeviceMesh:
 
 
 def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
-    """Return whether any of these sharded tensors is spread over one of these meshes, or what was cut out of one.
+    """Return whether any of these sharded tensors is spread over one of our meshes, or over a part of one.
 
     Args:
-        tensors: Called only if there are meshes.
+        tensors: Returns the tensors; called only if there are meshes.
     """
     made = [*_made.values()]
     return bool(made) and any(private.root_mesh(each.device_mesh) in made for each in tensors())
 
 
 def follow() -> bool:
-    """Point all meshes to the groups that there are now; return True if any rank had others before. Collective then."""
+    """Point all meshes to the present groups. Return True if any rank had meshes before; collective if the group is
+    new."""
     global _world
     before, _world = _world, dist.group.WORLD
     if before is _world:  # on all ranks or on none
@@ -65,11 +66,11 @@ def follow() -> bool:
     groups: dict[str, str] = {}
     for shape in list(_made):
         old = _made.pop(shape)
-        if all(shape in theirs for theirs in every):  # a rank that was replaced has none: its shards are gone
+        if all(shape in theirs for theirs in every):  # a rank that was replaced has no mesh: its shards are gone
             fresh = _new(shape)
             groups |= dict(zip(private.group_names(old), private.group_names(fresh), strict=True))
             _made[shape] = old
-    for each in ownership.alive(DeviceMesh):  # with those that were cut out of ours, or joined from them
+    for each in ownership.alive(DeviceMesh):  # including meshes that were cut out of ours, or joined from them
         _point_to(each, groups)
     for module in ownership.alive(FSDPModule):
         private.point_fsdp_to_its_mesh(module)
@@ -94,7 +95,7 @@ def _new(shape: Shape) -> DeviceMesh:
 
 
 def _point_to(each: DeviceMesh, groups: dict[str, str]) -> None:
-    """Torch (2.13) finds the groups of a mesh by their names."""
+    """Point a mesh to new groups, by whose names torch (2.13) finds them."""
     names = private.group_names(each)
     if all(name in groups for name in names):
         private.set_group_names(each, [groups[name] for name in names])

@@ -1,7 +1,7 @@
-"""Values that ranks exchange over the process group, as JSON and tensors: nothing is unpickled that another rank has
-sent. Collective; runs in the rank's main thread.
+"""The exchange of values between ranks over the process group, as JSON and tensors: nothing is unpickled that another
+rank has sent. Collective; runs in the rank's main thread.
 
-JSON knows neither tuples nor tensors, so those, and dicts, whose keys may be anything, are marked:
+JSON has neither tuples nor tensors, so those, and dicts, whose keys may have any type, are marked:
 
     (1, 2)      {"tuple": [1, 2]}
     {3: "a"}    {"dict": [[3, "a"]]}
@@ -25,7 +25,7 @@ def gather(mine: Any) -> list[Any]:
     """Return the values of all ranks, in rank order.
 
     Args:
-        mine: Whatever JSON can say: its tuples arrive as lists.
+        mine: A value that JSON can hold; its tuples arrive as lists.
     """
     data = json.dumps(mine).encode()
     sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
@@ -40,7 +40,7 @@ def from_rank_0(mine: Any) -> Any:
     """Return the value of rank 0, with its tensors on the CPU.
 
     Raises:
-        TypeError: The value of rank 0 holds something that cannot be sent; names its type, on every rank.
+        TypeError: The value of rank 0 holds something that cannot be sent; the error names its type, on every rank.
     """
     leads, tensors = dist.get_rank() == 0, list[torch.Tensor]()
     data = _text(mine, tensors).encode() if leads else b""
@@ -80,10 +80,10 @@ def _encoded(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _decoded(value: Any, tensors: list[torch.Tensor] | None) -> Any:
-    """Return what was encoded.
+    """Return the value that was encoded.
 
     Args:
-        value: As JSON gives it.
+        value: The encoded value, from JSON.
         tensors: On rank 0, the tensors that are still to be sent.
     """
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""`cuda:0` in a cell that was written for one device means the rank's own device. For one run; rank's main thread.
+"""The replacement of `cuda:0` by the rank's own device in a cell for one device. For one run; rank's main thread.
 
-    "cuda:0" in the code of the cell and of the notebook's functions   replaced before it is executed
-    `.cuda(0)`, `torch.cuda.set_device(0)`                             asked for while the cell runs
-    a `torch.device`, or a text, that the notebook has sent            replaced where a variable or an attribute has it
+    "cuda:0" in the code of the cell and of the notebook's functions   replaced before the code is executed
+    `.cuda(0)`, `torch.cuda.set_device(0)`                             replaced in the calls while the cell runs
+    a `torch.device`, or a text, that the notebook has sent            replaced in variables and attributes
 
 Without it all ranks would compute on the first GPU of the node, which NCCL refuses ("Duplicate GPU detected").
 """
@@ -25,9 +25,9 @@ class OwnDevice:
     """The device of this rank in place of the first one.
 
     Args:
-        device: This rank's own.
-        note: Told once that something was replaced.
-        applies: False: nothing is replaced.
+        device: This rank's own device.
+        note: Called once, when something was replaced.
+        applies: Whether anything is replaced.
     """
 
     def __init__(self, device: torch.device, note: Callable[[str], None], *, applies: bool = True) -> None:
@@ -36,7 +36,7 @@ class OwnDevice:
         self._applies = applies and device.type != "cpu" and bool(device.index)
 
     def begin(self, names: MutableMapping[str, object], patches: Patches) -> None:
-        """Replace what the notebook has sent, and watch calls until the patches are undone."""
+        """Replace the device in values that the notebook has sent, and in calls until the patches are undone."""
         if not self._applies:
             return
         for name, value in list(names.items()):
@@ -49,7 +49,7 @@ class OwnDevice:
                 patches.replace(owner, self._device.type, self._moving)
 
     def adapted(self, code: CodeType) -> CodeType:
-        """Return code that has this rank's device where it names the first one."""
+        """Return the code with this rank's device in place of the first one."""
         if not self._applies:
             return code
         constants = tuple(self._in_code(each) for each in code.co_consts)
@@ -65,7 +65,7 @@ class OwnDevice:
         return self._replaced(constant) if isinstance(constant, str) else constant
 
     def _replaced(self, value: object) -> object:
-        """Return the rank's device, of the same type, in place of the first one."""
+        """Return the rank's device, of the same type, in place of the first one; any other value unchanged."""
         if type(value) is str and value == self._first:
             return self._told(str(self._device))
         if type(value) is torch.device and str(value) == self._first:
@@ -73,7 +73,7 @@ class OwnDevice:
         return value
 
     def _look_into(self, value: object) -> None:
-        """Replace it in what a notebook keeps its settings in, and in its functions."""
+        """Replace the first device in the notebook's containers of settings, and in its functions."""
         for function in _functions(value):
             function.__code__ = self.adapted(function.__code__)
             function.__defaults__ = self._in_code(function.__defaults__)
@@ -83,7 +83,7 @@ class OwnDevice:
                 inside[name] = new
 
     def _asked(self, device: Any) -> Any:
-        """Return the device of a call that names the first one by its number, too."""
+        """Return the device for a call, which may name the first one also by its number."""
         return self._told(self._device) if type(device) is int and device == 0 else self._replaced(device)
 
     def _setting_device(self, original: Any) -> Any:
@@ -120,7 +120,7 @@ def _functions(value: object) -> list[FunctionType]:
 
 
 def _attributes(value: object) -> dict[str, object]:
-    """Return the attributes of settings, and of objects of the notebook's classes."""
-    cls = type(value)  # a proxy that is asked for its class may load what it stands for
+    """Return the attributes of objects for settings, and of objects of the notebook's classes."""
+    cls = type(value)  # reading the `__class__` of a proxy may load its target
     is_ours = cls.__module__ == "__main__" or issubclass(cls, (argparse.Namespace, SimpleNamespace))
     return getattr(value, "__dict__", {}) if is_ours else {}

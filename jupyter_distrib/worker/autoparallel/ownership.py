@@ -1,7 +1,7 @@
 """The owners of an optimizer's parameters: the modules that are alive in this rank, found through the garbage
 collector.
 
-What the forkserver has imported is frozen (`gc.freeze`) and is not looked through, so that this takes well under a
+Objects that the forkserver has imported are frozen (`gc.freeze`) and not searched, so that this takes well under a
 millisecond unless the cell itself holds millions of objects.
 """
 
@@ -35,19 +35,19 @@ class Owners:
 
 
 def alive(kind: type[T]) -> list[T]:
-    """Return the objects of this kind that anything refers to; garbage that only holds itself is collected first."""
+    """Return the objects of this kind that are referred to; garbage in reference cycles is collected first."""
     gc.collect()
-    # Not isinstance(): it asks the object for its `__class__`, and a proxy may do anything then.
+    # Not isinstance(): it reads the `__class__` of the object, which may run any code of a proxy.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 def within_reach(things: Sequence[T], start: object) -> list[T]:
-    """Return those of the things that can be reached from `start`: a variable of the cell, or something inside one.
+    """Return the things that can be reached from `start`: variables of the cell, or objects inside them.
 
-    Gives up on a heap of more than `REACH` objects, and says then that all are.
+    Gives up on a heap of more than `REACH` objects, and then returns all of the things.
     """
     wanted, found = {id(thing) for thing in things}, set[int]()
-    # A function's globals lead to all of its library, where things of earlier cells may lie, on one rank or another.
+    # A function's globals lead to its whole library, which may hold things of earlier cells, on some of the ranks.
     loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
     libraries = {id(names) for names in loaded if file_owner.is_library(str(names.get("__file__")))}
     seen, edge = libraries | {id(start)}, [start]
@@ -71,7 +71,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def owners_of(parameters: Sequence[torch.Tensor]) -> Owners:
-    """Return the outermost modules that own these parameters, and the parameters that nobody owns."""
+    """Return the outermost modules that own these parameters, and the parameters that no module owns."""
     wanted = {id(parameter) for parameter in parameters}
     owning = [module for module in alive(nn.Module) if any(id(each) in wanted for each in _own_parameters(module))]
     inside = {id(child) for module in owning for child in module.modules() if child is not module}
@@ -86,12 +86,12 @@ def owners_of(parameters: Sequence[torch.Tensor]) -> Owners:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the user's own module behind what `torch.compile` has made of it."""
+    """Return the user's own module behind a wrapper of `torch.compile`; any other module unchanged."""
     return getattr(module, "_orig_mod", module)
 
 
 def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return those of the modules that `torch.compile` has compiled as a whole."""
+    """Return the modules among these that `torch.compile` has compiled as a whole."""
     if "torch._dynamo" not in sys.modules:
         return []
     originals = {id(unwrapped(each)) for each in alive(nn.Module) if unwrapped(each) is not each}
@@ -99,35 +99,35 @@ def compiled(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether it is a part of what `fully_shard`, or a plan for tensor parallelism, has spread."""
-    loaded = sys.modules.get("torch.distributed.tensor")  # a second of imports, if nobody has used it
+    """Return whether a tensor is sharded, by `fully_shard` or by a plan for tensor parallelism."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # a second of imports, if it is not loaded yet
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     try:
         yield from module.parameters()
-    except AttributeError:  # its __init__ has not called that of nn.Module yet
+    except AttributeError:  # its __init__ has not called nn.Module's yet
         return
 
 
 def named(modules: Iterable[nn.Module]) -> str:
-    """Name the classes of modules, for sentences: `Net` or `Generator, Critic`."""
+    """Return the names of the modules' classes, for sentences: `Net` or `Generator, Critic`."""
     return ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
 
 
 def named_plainly(modules: Iterable[nn.Module]) -> str:
-    """Name the classes of modules without the prefix that `fully_shard` gives a class."""
+    """Return the names of the modules' classes without the prefix that `fully_shard` adds."""
     return ", ".join(dict.fromkeys(plain_class(type(module)).__name__ for module in modules))
 
 
 def plain_class(cls: type) -> type:
-    """Return the user's class below the one that `fully_shard` (2.13) makes of it: `FSDPNet(FSDPModule, Net)`."""
+    """Return the user's class, from which `fully_shard` (2.13) derives one: `FSDPNet(FSDPModule, Net)`."""
     is_sharded = len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule"
     return cls.__bases__[1] if is_sharded else cls
 
 
 def tensors_of(modules: Iterable[nn.Module], loose: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return parameters and buffers, each once."""
+    """Return the parameters and buffers of the modules, and the loose tensors, each once."""
     found: list[Any] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return list({id(tensor): tensor for tensor in (*found, *loose)}.values())

@@ -1,4 +1,4 @@
-"""Functions of torch that are replaced for the time of a run, and put back after it."""
+"""The replacement of functions of torch for the time of a run."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 class Patches:
-    """Replacements that are undone together."""
+    """The replacements that are undone together."""
 
     def __init__(self) -> None:
         self._made: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace `owner.name` by what `make` gives for the original."""
+        """Replace `owner.name` by the function that `make` returns for the original."""
         original = getattr(owner, name)
         replacement = functools.wraps(original)(make(original))
         self._made.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 
     def undo(self) -> None:
-        """Restore what is still ours: what the cell itself has replaced meanwhile stays."""
+        """Restore the originals, except for functions that the cell itself has replaced meanwhile."""
         while self._made:
             owner, name, original, replacement = self._made.pop()
             if getattr(owner, name) is replacement:

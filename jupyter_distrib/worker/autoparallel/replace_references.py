@@ -1,9 +1,9 @@
-"""The replacement of some objects by others in all that holds them. Runs in a rank's main thread.
+"""The replacement of some objects by others in everything that holds them. Runs in a rank's main thread.
 
-`fully_shard` gives a model new parameters, and whoever holds the old ones from before (an optimizer, a list that is
-clipped after each backward pass, a variable of a loop that is over) would go on with tensors that no gradient ever
-reaches, without an error. So lists, dicts, sets, tuples, attributes, closures and local variables get the new ones.
-What the forkserver has imported is frozen (`gc.freeze`) and is not looked through.
+`fully_shard` gives a model new parameters, and a holder of the old ones (an optimizer, a list that is clipped after
+each backward pass, a variable of a loop that is over) would go on with tensors that no gradient ever reaches, without
+an error. So lists, dicts, sets, tuples, attributes, closures and local variables get the new ones. Objects that the
+forkserver has imported are frozen (`gc.freeze`) and not searched.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _HERE = (lambda: 0).__code__.co_filename
 
 
 def replace(new_of: Mapping[int, tuple[Any, Any]], *, local_variables: bool = True) -> None:
-    """Put `new` wherever `old` is referred to.
+    """Replace all references to `old` by `new`.
 
     Args:
         new_of: `(old, new)` by the `id` of the old one.
-        local_variables: In those of functions that are being executed, too.
+        local_variables: Whether to replace local variables of functions that are being executed, too.
     """
     if local_variables:
         _replace_locals(new_of)
@@ -40,7 +40,7 @@ def replace(new_of: Mapping[int, tuple[Any, Any]], *, local_variables: bool = Tr
             _replace_in(holder, new_of)
     del holder
     if tuples:
-        replace(tuples, local_variables=local_variables)  # they cannot be changed, so those who hold them get others
+        replace(tuples, local_variables=local_variables)  # tuples cannot be changed, so their holders get new ones
 
 
 def _new(item: Any, new_of: Mapping[int, tuple[Any, Any]]) -> Any:

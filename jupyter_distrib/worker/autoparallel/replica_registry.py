@@ -1,5 +1,5 @@
-"""The gradient reducers of a run, and their optimizers: one that nobody has asked for by name ends with its
-optimizer."""
+"""The gradient reducers of a run, and their optimizers: a reducer that the cell has not requested by `prepare` ends
+with its optimizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReplicaRegistry:
         self._of: dict[ref[Optimizer], list[GradientReducer]] = {}
         self._by_name: list[GradientReducer] = []
         self._all: list[GradientReducer] | None = None
-        """The result of `all`, as long as nothing changes: it is asked for in every step."""
+        """The cached result of `all`, which is called in every step."""
 
     def all(self) -> Sequence[GradientReducer]:
         """Return every reducer once."""
@@ -36,12 +36,12 @@ class ReplicaRegistry:
         self._all = None
 
     def keep(self, reducers: Sequence[GradientReducer]) -> None:
-        """Keep a reducer until the run ends."""
+        """Keep these reducers until the run ends."""
         self._by_name += reducers
         self._all = None
 
     def replace(self, concerned: Callable[[GradientReducer], bool], by: Sequence[GradientReducer] = ()) -> None:
-        """Replace reducers everywhere, or leave them out."""
+        """Replace the concerned reducers everywhere, or leave them out."""
 
         def changed(reducers: Sequence[GradientReducer]) -> list[GradientReducer]:
             return list(dict.fromkeys(new for each in reducers for new in (by if concerned(each) else (each,))))
@@ -51,7 +51,7 @@ class ReplicaRegistry:
         self._all = None
 
     def clear(self) -> None:
-        """Drop all, because the run has ended."""
+        """Drop all reducers, because the run has ended."""
         for reducer in self.all():
             reducer.drop()
         self._of, self._by_name, self._all = {}, [], None

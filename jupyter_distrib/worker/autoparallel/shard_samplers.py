@@ -30,7 +30,7 @@ from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
 from jupyter_distrib.worker.autoparallel.guesses import Guesses
 
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How often a data set was read shuffled, so that a loader made anew for every epoch shuffles anew, too."""
+"""The number of shuffled readings of each data set, so that a loader made anew for every epoch shuffles anew, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ class ShardChoice:
 
     rank: int
     size: int
-    """How many ranks there are."""
+    """The number of ranks."""
     batch: Literal["per-rank", "global"] = "per-rank"
-    """Whether the loader's batch size is that of one rank, or of all together."""
+    """The meaning of the loader's batch size: that of one rank, or of all together."""
     exact: bool = False
-    """Nothing is read twice, so ranks may get different numbers of samples."""
+    """Whether nothing is read twice, so that ranks may get different numbers of samples."""
     together: bool = False
-    """The ranks compute each batch together, so they need equally many, also of an exact share."""
+    """Whether the ranks compute each batch together, so that they need equally many, also of an exact share."""
 
 
 def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
@@ -103,7 +103,7 @@ def batch_size(loader: DataLoader[Any], part: ShardChoice) -> int | None:
 
 
 def is_plain(loader: DataLoader[Any]) -> bool:
-    """Return whether it reads its data set in order, or shuffled as a whole."""
+    """Return whether a loader reads its data set in order, or shuffled as a whole."""
     sampler = loader.sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def is_plain(loader: DataLoader[Any]) -> bool:
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """Shuffles anew in every epoch without being told `set_epoch`."""
+    """A sampler that shuffles anew in every epoch without a call of `set_epoch`."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -130,7 +130,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class SampleShare(Sampler[Any]):
-    """Every N-th of what another sampler draws; all ranks go by the order that rank 0 draws."""
+    """The share with every N-th index of another sampler; all ranks use the order that rank 0 draws."""
 
     def __init__(self, sampler: Any, part: ShardChoice, *, drop_last: bool) -> None:
         self._sampler, self._part, self._drop_last = sampler, part, drop_last
@@ -146,7 +146,7 @@ class SampleShare(Sampler[Any]):
 
 
 class BatchShare(Sampler[list[Any]]):
-    """Every N-th batch of another batch sampler or, with `--batch global`, a part of each batch."""
+    """The share with every N-th batch of another batch sampler or, with `--batch global`, with a part of each batch."""
 
     def __init__(self, sampler: Any, part: ShardChoice) -> None:
         self._sampler, self._part = sampler, part
@@ -167,10 +167,10 @@ class BatchShare(Sampler[list[Any]]):
 
 
 class EvenBatches(Sampler[list[Any]]):
-    """An exact share in as many batches as every other rank's: those of a smaller share are smaller.
+    """The exact share with as many batches as every other rank's: a smaller share has smaller batches.
 
     Raises:
-        DistributedError: There are ranks that would get an empty batch, or nobody knows how many samples there are.
+        DistributedError: A rank would get an empty batch, or the number of samples is unknown.
     """
 
     def __init__(self, loader: DataLoader[Any], part: ShardChoice) -> None:
@@ -205,7 +205,7 @@ class EvenBatches(Sampler[list[Any]]):
 
 
 class EveryNth(IterableDataset[Any]):
-    """Every N-th sample of a stream that each rank reads as a whole; what the last round lacks is left out."""
+    """The share with every N-th sample of a stream that each rank reads whole; an incomplete last round is left out."""
 
     def __init__(self, stream: Any, part: ShardChoice) -> None:
         self.__dict__.update(_stream=stream, _part=part)
@@ -232,8 +232,8 @@ class EveryNth(IterableDataset[Any]):
 
 
 def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
-    """Return what the sampler draws on rank 0. Collective, unless the share is exact: an evaluation is no meeting
-    point."""
+    """Return the order that the sampler draws on rank 0. Collective, unless the share is exact: ranks need not meet in
+    an evaluation."""
     order = list(sampler)
     if part.exact:
         return order
@@ -261,7 +261,7 @@ def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:
 
 
 def is_divided_by_others(loader: DataLoader[Any], guesses: Guesses) -> bool:
-    """Return whether the user or a library has divided it among the ranks already."""
+    """Return whether the user or a library has divided a loader among the ranks already."""
     parts = (
         loader,
         loader.sampler,

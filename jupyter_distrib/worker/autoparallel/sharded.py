@@ -1,7 +1,7 @@
-"""Sharded training: each rank holds its part of every parameter, gradient and optimizer state. One for each run.
+"""The sharded training of one run: each rank holds its part of every parameter, gradient and optimizer state.
 
-an optimizer is built    its models get the weights of rank 0, and are sharded by torch's `fully_shard`; whoever
-                         holds their old parameters gets the new ones
+an optimizer is built    its models get the weights of rank 0, and are sharded by torch's `fully_shard`; holders of
+                         their old parameters get the new ones
 a batch, a backward      FSDP gathers and frees, and averages gradients
 optimizer step           buffers (of batch normalization, say) become those of rank 0
 """
@@ -55,25 +55,25 @@ from jupyter_distrib.worker.autoparallel.units import units_of
 from jupyter_distrib.worker.strategy import StrategyRun
 
 _MIXED = "got mixed torch.Tensor and DTensor"
-"""What torch (2.13) says if a module is called whose parameters are not gathered."""
+"""The message of torch (2.13) for a call of a module whose parameters are not gathered."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """How far the optimizers of a model have come on this rank."""
+    """The progress of a model's optimizers on this rank."""
 
     count: int = 0
     stepping: bool = False
     sharded_here: bool = False
-    """Whole, so that what is not sharded in it now has come later."""
+    """Whether this module sharded the whole model, so that unsharded parameters were added later."""
 
 
 steps: WeakKeyDictionary[nn.Module, Steps] = WeakKeyDictionary()
-"""The models that were sharded here and are alive: the notebook may keep them on the ranks from run to run."""
+"""The living models that were trained as sharded ones: the notebook may keep them on the ranks from run to run."""
 
 
 class ShardedTraining:
-    """A `Spread` that shards; see there for what the methods are called for."""
+    """The `Spread` that shards models; `Spread` describes the calls of its methods."""
 
     def __init__(self, run: StrategyRun, plan: ShardingPlan) -> None:
         self._run, self._plan, self._guesses = run, plan, guesses.made(run.options)
@@ -88,12 +88,12 @@ class ShardedTraining:
         self._hooks = TrainingHooks(run, self, self._loaders, sees_a_share=part.size == identity.world_size())
         self._undo: Callable[[], None] = lambda: None
         self._roots: list[nn.Module] = []
-        """Those that this run trains."""
+        """The models that this run trains."""
         self._reached = False
-        """A backward pass has computed gradients of them."""
+        """Whether a backward pass has computed gradients of them."""
 
     def begin(self, *, groups_reset: bool) -> None:
-        """Watch the cell. `groups_reset`: an interrupt, for instance, has cost the ranks the groups they had."""
+        """Begin the run. `groups_reset`: whether the ranks have lost their groups, by an interrupt, for instance."""
         if groups_reset:
             self._compare_steps()
         self._hooks.begin()
@@ -102,7 +102,7 @@ class ShardedTraining:
         self._hooks.look_around()  # a captured optimizer's model has to be sharded before its first batch
 
     def returning(self, value: object) -> None:
-        """Make the sharded parts of the cell's value whole on rank 0."""
+        """Gather the sharded parts of the cell's value on rank 0."""
         for root in list(steps):
             reshard(root)
         gather_shards.gather_if_all_do(value)
@@ -126,7 +126,7 @@ class ShardedTraining:
         return self._hooks.own_device.adapted(code)
 
     def total(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return values summed over ranks if each reads a share of what it evaluates, else as they are."""
+        """Return values summed over ranks if each reads a share of an evaluation's data, else unchanged."""
         return self._hooks.total(values)
 
     def _tell(self) -> None:
@@ -139,7 +139,7 @@ class ShardedTraining:
         """Return the objects, ready for training.
 
         Raises:
-            DistributedError: One of them cannot be made ready; nothing of it has been changed.
+            DistributedError: One of them cannot be made ready; it has not been changed.
         """
         check_together(objects)
         for item in objects:
@@ -178,7 +178,8 @@ class ShardedTraining:
         self._train(training.roots, training.optimizer)
 
     def _check_additions(self, roots: Sequence[nn.Module], optimizer: str) -> None:
-        """Refuse parameters that a model got when it was sharded already: each rank would train its own."""
+        """Raise `DistributedError` for parameters added to a model after its sharding: each rank would train its
+        own."""
         for root in (root for root in steps if steps[root].sharded_here):
             new = [name for name, each in root.named_parameters() if not isinstance(each, DTensor)]
             if new and any(root is part for each in roots for part in each.modules()):
@@ -224,7 +225,7 @@ class ShardedTraining:
         return [root for root in self._roots if _has_any(root, ownership.parameters_of(optimizer))]
 
     def _compare_steps(self) -> None:
-        """Say so if an interrupt has come between the ranks, so that their shards are not of the same step."""
+        """Add a note if an interrupt has stopped the ranks at different steps, so that their shards do not match."""
         mine = [(ownership.named_plainly([root]), each.count, each.stepping) for root, each in steps.items()]
         every = object_collectives.gather(mine)
         for name, *_ in mine:
@@ -237,7 +238,7 @@ class ShardedTraining:
 
     def _about_to_step(self, optimizer: Optimizer) -> None:
         for root in self._roots:
-            reshard(root)  # after an evaluation the whole parameters may be there still, and would be used again
+            reshard(root)  # after an evaluation the whole parameters may still exist, and would be used again
         for root in self._of(optimizer):
             steps[root].stepping = True
 

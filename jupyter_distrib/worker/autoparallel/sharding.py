@@ -1,4 +1,4 @@
-"""How a module is sharded by torch's `fully_shard`: refused before anything of it has changed, or sharded as a whole.
+"""The sharding of a module by torch's `fully_shard`: refused before anything has changed, or done as a whole.
 Collective; rank's main thread."""
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from jupyter_distrib.worker.pytorch import private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """The plan of a sharding, as the options ask for it."""
+    """The plan of a sharding, from the options."""
 
     data: DeviceMesh | None
-    """One dimension: the ranks that see different data, among which parameters are divided. None: all see the same."""
+    """The mesh dimension of the ranks that see different data, among which parameters are divided; None: all ranks see
+    the same."""
     model: bool = False
-    """The user spreads parameters over other dimensions of the mesh."""
+    """Whether the user spreads parameters over other dimensions of the mesh."""
     unit: str = ""
     compute: torch.dtype | None = None
-    """Computes in this type; None: in that of the weights."""
+    """The type for computing; None: the type of the weights."""
     offload: bool = False
 
 
 New = dict[int, tuple[Any, Any]]
-"""Old parameter and new one, by the `id` of the old one."""
+"""The old and the new parameter, by the `id` of the old one."""
 
 
 def callable_parts(module: nn.Module) -> list[nn.Module]:
-    """Return the module, or what a container without a `forward` holds: FSDP acts when a module is called."""
+    """Return the module, or the parts of a container without a `forward`: FSDP acts when a module is called."""
     if has_forward(module):
         return [module]
     if own := next(module.parameters(recurse=False), None):
@@ -58,7 +59,7 @@ def callable_parts(module: nn.Module) -> list[nn.Module]:
 
 
 def check(root: nn.Module) -> None:
-    """Refuse what `fully_shard` would refuse when half of the model is sharded."""
+    """Raise `DistributedError` for models that `fully_shard` would refuse only when half of them is sharded."""
     name = type(root).__name__
     for key, parameter in root.named_parameters():
         if parameter.dim() == 0:
@@ -70,8 +71,8 @@ def check(root: nn.Module) -> None:
 
 
 def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
-    """Give every rank the weights of rank 0, and what is spread over other dimensions of the mesh those of the first
-    rank of ours."""
+    """Give every rank the weights of rank 0; weights spread over other dimensions of the mesh are those of the first
+    rank along `data`."""
     tensors = [each for each in ownership.tensors_of([root], []) if not isinstance(each, DTensor) and not each.is_meta]
     every = weight_sync.fingerprints_of_all(tensors)
     if not weight_sync.same_form(every):
@@ -86,7 +87,7 @@ def begin_alike(root: nn.Module, data: DeviceMesh | None) -> None:
 
 
 def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> New:
-    """Shard in place, and tell which parameters have become which."""
+    """Shard a module in place. Return the new parameter for each old one."""
     before = [
         (module, name, parameter)
         for module in root.modules()
@@ -113,7 +114,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> Ne
 
 
 def _in_full_precision(root: nn.Module) -> list[nn.Module]:
-    """Batch normalization, which sums over a batch, as torch's autocast treats it."""
+    """Return the batch normalizations, which sum over a batch: torch's autocast keeps them in full precision, too."""
     return [module for module in root.modules() if isinstance(module, private.BatchNorm) and module is not root]
 
 
@@ -125,14 +126,14 @@ def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> Mixe
 
 
 def _reshard_after_evaluation(root: Any, *_: object) -> None:
-    """FSDP (2.13) leaves the model's own parameters whole until a backward pass."""
+    """Reshard a model after an evaluation: FSDP (2.13) leaves its own parameters whole until a backward pass."""
     if not torch.is_grad_enabled():
         root.reshard()
 
 
 def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:
-    """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP keeps shards on the CPU
-    and refuses others."""
+    """Move a sharded model to the rank's device; with `offload` only its buffers, since FSDP then requires shards on
+    the CPU."""
     if not offload:
         root.to(device)
         return
@@ -150,7 +151,7 @@ def offloads(plan: ShardingPlan) -> bool:
 
 
 def shard_state(optimizer: Optimizer, new_of: New) -> None:
-    """Divide an optimizer's state for a parameter as the parameter is."""
+    """Shard an optimizer's state for each parameter in the same way as the parameter."""
     for _, new in new_of.values():
         for key, value in optimizer.state.get(new, {}).items():
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == new.shape:

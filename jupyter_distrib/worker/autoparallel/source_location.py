@@ -1,4 +1,4 @@
-"""Which line of the user's code is being executed, as sentences name it."""
+"""The name, for sentences, of the line of the user's code that is being executed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from jupyter_distrib.system import file_owner
 
 
 def here(cell: str) -> str:
-    """`line 12` of the cell with this file name, or `Cell In[3], line 4`; empty if no line of the user's is active.
+    """Return `line 12` for the cell with this file name, or `Cell In[3], line 4`; empty if no line of the user is
+    active.
 
-    A line of the cell goes before the lines of the functions that it calls in other cells or modules of the user.
+    A line of the cell takes precedence over lines of functions that it calls in other cells or modules of the user.
     """
     theirs = ""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""The loading of whole state dicts, as a program for one device has saved them, into what is sharded.
+"""The loading of whole state dicts, as a program for one device has saved them, into sharded models and optimizers.
 
-Every rank has read all of it and takes its part, so nothing is sent. Of meshes with several dimensions only those parts
-that are cut plainly are taken; else torch's own error says so.
+Every rank has read the whole state and takes its part, so nothing is sent. On meshes with several dimensions only plain
+shards are taken; for others torch raises its own error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _listening: WeakSet[Optimizer] = WeakSet()
 
 
 def listen(thing: nn.Module | Optimizer) -> None:
-    """Make a model accept whole state dicts from now on."""
+    """Make a model or an optimizer accept whole state dicts from now on."""
     if isinstance(thing, nn.Module):
         thing.register_load_state_dict_pre_hook(_before_module)  # type: ignore[no-untyped-call]
     elif thing not in _listening:
@@ -50,7 +50,7 @@ def _after_optimizer(optimizer: Optimizer) -> None:
 
 
 def _part(value: Any, like: torch.Tensor) -> Any:
-    """Return what belongs to this rank, if it is a whole tensor of the same shape."""
+    """Return this rank's part of a whole tensor of the same shape; any other value unchanged."""
     is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == like.shape
     if not is_whole or not isinstance(like, DTensor) or any(type(p) not in (Shard, Replicate) for p in like.placements):
         return value

@@ -1,5 +1,5 @@
-"""Sums over tensors by which ranks compare what they hold: in bounded memory, and with one transfer to the host however
-many tensors there are. Runs in a rank's main thread."""
+"""The sums over tensors by which ranks compare them: in bounded memory, and with one transfer to the host for any
+number of tensors. Runs in a rank's main thread."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 PIECE_ELEMENTS = 1 << 22
-"""Elements that are converted at a time: 32 MB as float64."""
+"""The number of elements that are converted at a time: 32 MB as float64."""
 _LANE_BYTES = 8
 
 
 def bits(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return for each tensor the sum of its bits in logical order: equal for equal contents on whatever device, and in
-    whatever layout. Tensors without plain memory count as 0."""
+    """Return the sum of each tensor's bits in logical order: equal for equal contents on any device and in any layout.
+    Tensors without plain memory count as 0."""
     with torch.no_grad():
         return on_host([_bits(each.detach()) for each in tensors])
 
 
 def magnitudes(tensors: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
-    """Return for each tensor its sum, and the sum of its absolute values."""
+    """Return the sum of each tensor, and the sum of its absolute values."""
     with torch.no_grad():
         return [(total, scale) for total, scale in on_host([_magnitude(each.detach()) for each in tensors])]
 
@@ -54,7 +54,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Return parts whose memory is in logical order and begins at a whole lane; each but the last ends at one, too."""
+    """Yield parts whose memory is in logical order and begins at a whole lane; each but the last ends at one, too."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
@@ -83,7 +83,7 @@ def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Return parts of at most `PIECE_ELEMENTS` elements, in any order."""
+    """Yield parts of at most `PIECE_ELEMENTS` elements, in any order."""
     if tensor.numel() <= PIECE_ELEMENTS:
         yield tensor
         return

@@ -1,5 +1,5 @@
-"""The checks whether a cell has trained as it was meant, and what is said if not: that the ranks have not trained
-together, say. One for each run; rank's main thread. No check fails a cell."""
+"""The checks whether a cell has trained as intended, which add a note if not: that the ranks have not trained together,
+say. One object for each run; rank's main thread. No check fails a cell."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jupyter_distrib.worker.pytorch import private, process_group
 from jupyter_distrib.worker.strategy import StrategyRun
 
 LOOKS = 20
-"""Backward passes after which nobody looks at the losses any more."""
+"""The number of backward passes after which losses are no longer compared."""
 END_WAIT_S = 1.0
-"""How long the end of a cell waits for the first losses, if its device is that far behind."""
+"""The most seconds that the end of a cell waits for the first losses, if its device is that far behind."""
 
 
 class SpreadState(Protocol):
@@ -38,8 +38,8 @@ class TrainingChecks:
         run: The run.
         spread: Whether a model is spread over the ranks.
         loaders: Its data loaders.
-        by_hand: Whether the cell looks after its ranks itself.
-        sees_a_share: Every rank is to train with other data than the others.
+        by_hand: Returns whether the cell handles its ranks itself.
+        sees_a_share: Whether every rank is to train with data of its own.
     """
 
     def __init__(
@@ -55,33 +55,33 @@ class TrainingChecks:
         self._by_hand, self._sees_a_share = by_hand, sees_a_share
         self._losses = LossComparison()
         self._alone = False
-        """A backward pass has run for which the spread had nothing to do."""
+        """Whether a backward pass has run that involved no model of the spread."""
         self._together = False
-        """A backward pass has run that the spread has reached."""
+        """Whether a backward pass has run that involved a model of the spread."""
         self._fed: WeakSet[Optimizer] = WeakSet()
-        """Optimizers that have stepped with a gradient, or of which it was said that they never do."""
+        """The optimizers that have stepped with a gradient, or that have a note about never doing so."""
         self._trained: list[ref[torch.Tensor]] = []
-        """Their parameters; the optimizers themselves may be gone by the end."""
+        """The parameters of these optimizers, which themselves may be gone by the end."""
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
-        """What the first backward pass that it has not reached has given a gradient, as it was then."""
+        """The tensors with a gradient after the first backward pass without the spread, with their versions then."""
         self._met_before = -1
-        """How many collectives there had been before the cell."""
+        """The number of collectives before the cell."""
 
     def begin(self) -> None:
-        """Begin, before the cell."""
+        """Begin the checks, before the cell."""
         self._met_before = process_group.current.sequence()
 
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
-        """Look at what a backward pass begins at."""
+        """Check the losses at which a backward pass begins."""
         if self._loaders.backwards <= LOOKS:
             self._compared(lambda: self._losses.before(losses))
         self._tell_if_summed(losses)
 
     def after_backward(self, reached: bool) -> None:
-        """Note that a backward pass has ended.
+        """Record that a backward pass has ended.
 
         Args:
-            reached: It was one of a model that is spread over the ranks.
+            reached: Whether it involved a model that is spread over the ranks.
         """
         self._together = self._together or reached
         if not reached and not self._alone:
@@ -91,11 +91,11 @@ class TrainingChecks:
             self._compared(self._tell_if_same_losses)
 
     def stepped(self, optimizer: Optimizer, *, is_known: bool) -> None:
-        """Note that an optimizer has stepped.
+        """Record that an optimizer has stepped.
 
         Args:
             optimizer: The optimizer.
-            is_known: Whether its model was looked for.
+            is_known: Whether its model was searched for.
         """
         if optimizer in self._fed:
             return
@@ -112,12 +112,12 @@ class TrainingChecks:
             self._trained += map(ref, ownership.parameters_of(optimizer))
 
     def end(self) -> None:
-        """Say so if the ranks have not trained together; called when the cell has ended well, which it stays."""
+        """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
         self._compared(self._tell_if_same_losses, END_WAIT_S)
         self._compared(self._tell_if_other_weights)
 
     def _compared(self, comparison: Callable[..., None], *args: float) -> None:
-        """Make a comparison, whose own failure is no failure of the cell."""
+        """Make a comparison, whose failure does not fail the cell."""
         try:
             comparison(*args)
         except DEVICE_ERROR:
@@ -150,7 +150,7 @@ class TrainingChecks:
             )
 
     def _tell_if_summed(self, losses: Sequence[torch.Tensor]) -> None:
-        """Say so if a loss is a sum over a batch that `--batch global` has split over the ranks."""
+        """Add a note if a loss is a sum over a batch that `--batch global` has split over the ranks."""
         if self._run.options.get("batch") == "global" and self._loaders.backwards == 1 and self._loaders.divides:
             size = identity.world_size()
             if any(map(loss_reduction.is_sum, losses)):
@@ -161,14 +161,14 @@ class TrainingChecks:
                 )
 
     def _found_trained(self) -> list[torch.Tensor]:
-        """Return the tensors that were trained in this run as far as it can be known, ours or not."""
+        """Return the tensors that are known to have been trained in this run, by the spread or not."""
         found = [each for weak in self._trained if (each := weak()) is not None]
         if self._alone:
             found += _with_gradient()
         return list({id(each): each for each in found if not ownership.is_sharded(each)}.values())
 
     def _was_changed(self) -> bool:
-        """Return whether anything was changed, by an optimizer or by hand behind a backward pass."""
+        """Return whether any tensor was changed, by an optimizer or by hand after a backward pass."""
         by_hand = ((weak(), version) for weak, version in self._versions)
         return bool(self._trained) or any(each is not None and private.version_of(each) != old for each, old in by_hand)
 
@@ -178,7 +178,7 @@ class TrainingChecks:
 
     @property
     def _why_apart(self) -> str:
-        """Return what may have kept gradients from being averaged, for ranks that end with different weights."""
+        """The possible reason why gradients were not averaged, for ranks that end with different weights."""
         if self._by_hand():
             return (
                 "this cell calls init_process_group, so it was left as it is. Wrap its model in "

@@ -1,6 +1,6 @@
-"""Which parts of a model are gathered and freed together (`fully_shard` calls them groups), besides the model itself.
+"""The choice of the parts of a model that are gathered and freed together (groups, in the words of `fully_shard`).
 
-Without a unit, all of the model is whole in memory while it computes. Each unit costs two all-gathers and a
+Without a unit, the whole model is in memory while it computes. Each unit costs two all-gathers and a
 reduce-scatter for each step, so small ones are not worth it.
 """
 
@@ -17,20 +17,20 @@ from jupyter_distrib.libraries import known
 from jupyter_distrib.worker.autoparallel import ownership
 
 LEAST_PARAMETERS = 1_000_000
-"""Of a unit that nobody has asked for by name."""
+"""The least number of parameters of a unit that the user has not requested by name."""
 
 
 def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS) -> list[nn.Module]:
-    """Return the modules inside `root` that become units, inner ones before those they are in.
+    """Return the modules inside `root` that become units, inner ones before outer ones.
 
     Args:
         root: The model.
         asked: Names of classes, joined by commas. Empty: the blocks that the model repeats (the class that a model of
             `transformers` declares, else equal items of a `ModuleList` or `Sequential`), if they are large enough.
-        least: How many parameters those have at least.
+        least: The least number of parameters of such a block.
 
     Raises:
-        DistributedError: No module inside has the class asked for, nor has one of another model.
+        DistributedError: No module inside has a requested class, nor has a module of another model.
     """
     inside = [module for module in root.modules() if module is not root]
     if asked:
@@ -64,7 +64,7 @@ def _repeated(root: nn.Module) -> Iterator[nn.Module]:
 def _repeated_below(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and _equals(child, module.children()) > 1:
-            yield child  # outermost: what it repeats itself stays inside
+            yield child  # the outermost: blocks that it repeats itself stay inside
         else:
             yield from _repeated_below(child)
 
@@ -82,12 +82,12 @@ def _can_be_one(module: nn.Module) -> bool:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether it can be called; `ModuleList` and other containers cannot."""
+    """Return whether a module can be called; `ModuleList` and other containers cannot."""
     return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
 
 
 def _shares(module: nn.Module, root: nn.Module) -> bool:
-    """Return whether it has a parameter in common with the rest of the model, as tied embeddings do: they have to be
+    """Return whether a module shares a parameter with the rest of the model, as tied embeddings do: both have to be
     gathered together, with the model itself."""
     inside = {id(part) for part in module.modules()}
     own = {id(parameter) for parameter in module.parameters()}

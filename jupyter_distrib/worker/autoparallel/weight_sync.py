@@ -1,5 +1,5 @@
-"""The start of ranks with the same weights. Collective: every rank of the group calls these functions in the same
-order."""
+"""The exchange of weights between ranks, so that they start with the same. Collective: every rank of the group calls
+these functions in the same order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BROADCAST_BYTES = 250 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFingerprint:
-    """A fingerprint of tensors, without sending them."""
+    """The fingerprint of tensors, for a comparison without sending them."""
 
     form: tuple[tuple[object, ...], ...]
-    """Shape and type of each."""
+    """The shape and type of each tensor."""
     sums: tuple[int, ...]
-    """The sum of each tensor's bits, taken as whole numbers: equal for equal contents on whatever device."""
+    """The sum of each tensor's bits, taken as whole numbers: equal for equal contents on any device."""
 
 
 def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
@@ -34,12 +34,12 @@ def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
 
 
 def fingerprints_of_all(tensors: Sequence[torch.Tensor]) -> list[WeightFingerprint]:
-    """Return what every rank holds in place of these tensors, in rank order."""
+    """Return the fingerprints of these tensors on all ranks, in rank order."""
     return [theirs for (theirs,) in fingerprints_of_sets([tensors])]
 
 
 def fingerprints_of_sets(sets: Sequence[Sequence[torch.Tensor]]) -> list[list[WeightFingerprint]]:
-    """Return for every rank the fingerprints of its sets of tensors; ranks may have unequally many."""
+    """Return the fingerprints of every rank's sets of tensors, in rank order; ranks may have unequally many sets."""
     mine = [dataclasses.astuple(fingerprint(each)) for each in sets]
     return [[_read(*each) for each in theirs] for theirs in object_collectives.gather(mine)]
 
@@ -56,12 +56,12 @@ def take_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
     """Give every rank the contents that these tensors have on rank 0."""
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
-        if plain:  # as DistributedDataParallel does: a piece for each device and type, two on their way at a time
+        if plain:  # as DistributedDataParallel does: pieces for each device and type, two in flight at a time
             private.broadcast(plain, BROADCAST_BYTES)
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Sum over ranks: a tensor as a tensor, a number as a number of its kind."""
+    """Return the values summed over ranks: a tensor as a tensor, a number as a number of its kind."""
     out = []
     for value in values:
         is_tensor = isinstance(value, torch.Tensor)
