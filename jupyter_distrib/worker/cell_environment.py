@@ -11,7 +11,7 @@ from jupyter_distrib.worker.framework import Groups
 
 
 class CellEnvironment:
-    """The preparation of a process that lives on for the next cell."""
+    """The preparation, for the next cell, of a process that lives on."""
 
     def __init__(self, order: WorkerOrder, groups: Groups) -> None:
         self._order, self._groups = order, groups

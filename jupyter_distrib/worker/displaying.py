@@ -244,7 +244,7 @@ def show_figures() -> None:
 
 
 def close() -> None:
-    """End the display of a cell: show its figures, as a notebook does, and send what is left."""
+    """End the display of a cell: show its figures, as a notebook does, and send the waiting ones."""
     global current
     try:
         if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None and pyplot.get_backend() == BACKEND:

@@ -2,7 +2,7 @@
 
 That of torch can be set at any time (`PyTorch.use_threads`). The BLAS of numpy reads the environment when it is loaded,
 which is long before a rank is forked, and would have all cores to itself in each rank: twice as many threads as cores
-are 5 times slower here, eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
+are 5 times slower, eight times as many 90 times (measured with numpy 2.4 and OpenBLAS 0.3.31: two processes that
 multiply matrices of 300 x 300).
 """
 

@@ -51,7 +51,7 @@ class Input:
     then."""
     reason: str
     submodules: tuple[str, ...] = ()
-    """For a module, the modules inside it that the notebook has imported and the cell reads as attributes."""
+    """The modules inside it, if it is a module, that the notebook has imported and the cell reads as attributes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@
     to_early_interrupt(.) a KeyboardInterrupt that says where the kernel was, before there was a run
     to_timeout(...)       a RunTimeout that says where each rank was
 
-Every exception made here carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the instance
-(`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception still
-pickles.
+Every exception of this module carries its own rendering in `_render_traceback_`, which IPython (>= 7) calls on the
+instance (`InteractiveShell.showtraceback`). The rendering is made at once, as lines of text, so that the exception
+still pickles.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Choices:
         return self.settings.strategy_for()
 
     def use(self, pool: str | None, by: str = NOTEBOOK) -> None:
-        """Have cells use this pool from now on."""
+        """Make cells use this pool from now on."""
         self._pool, self._pool_by = pool, by
 
     def pick(self, *, pool: str | None = None, strategy: str | None = None, size: GroupSize | None = None) -> None:

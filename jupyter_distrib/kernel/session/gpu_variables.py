@@ -15,7 +15,7 @@ class GpuVariables:
         self._at_first = _now()
 
     def changed(self) -> dict[str, str]:
-        """Return the variables with a new value; a deleted one is left out, as ranks cannot be rid of it."""
+        """Return the variables with a new value; a deleted one is left out: it cannot be removed from ranks."""
         return {name: value for name, value in _now().items() if self._at_first.get(name) != value}
 
 

@@ -70,7 +70,7 @@ class Broadcast:
             self._news.clear()
             if self._closing.is_set():
                 return
-            with suppress(Exception):  # pools of other packages are looked at; the next change is told all the same
+            with suppress(Exception):  # it reads pools of other packages; the next change is sent all the same
                 self._tell_if_changed()
 
     def _tell_if_changed(self) -> None:

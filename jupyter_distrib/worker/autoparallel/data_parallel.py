@@ -181,7 +181,7 @@ class DataParallel:
         for reducer in reducers:
             reducer.resolve()
 
-    # ------------------------------------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------------------------------------ the notes
 
     def _tell(self) -> None:
         if (news := self._summary.news()) and identity.rank() == 0:
