@@ -10,6 +10,8 @@ import pytest
 from tests.gpu_bed import GIB, GpuBed
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # each test starts an agent of its own
+
 VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER'], str(device)"
 
 

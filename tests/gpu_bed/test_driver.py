@@ -9,6 +9,8 @@ import pytest
 from tests.gpu_bed import GIB, GpuBed
 from tests.notebook import Notebook
 
+pytestmark = pytest.mark.slow  # each test starts an agent of its own
+
 
 @pytest.fixture
 def book(bed: GpuBed) -> Iterator[Notebook]:
@@ -73,7 +75,6 @@ def test_no_driver_means_cpu_ranks(bed: GpuBed, book: Notebook) -> None:
     assert "no GPU here: 2 CPU ranks (gloo)" in outcome.view
 
 
-@pytest.mark.slow
 def test_a_slow_driver_holds_up_nobody_who_wants_cpu_ranks(bed: GpuBed) -> None:
     bed.state["init"]["seconds"] = driver_s = 12.0
     bed.write()

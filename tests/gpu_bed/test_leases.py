@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from tests.gpu_bed import GpuBed
 from tests.notebook import Outcome
 from tests.processes import wait_until
+
+pytestmark = pytest.mark.slow  # each test starts an agent of its own
 
 WHERE = "import os, torch\n(os.getpid(), str(device))"
 

@@ -219,6 +219,7 @@ def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: PoolClient) -
     client.close_group(group)
 
 
+@pytest.mark.slow
 def test_a_rank_in_c_code_with_pythons_lock_counts_for_the_hang_timeout(shared_notebook: Notebook) -> None:
     outcome = shared_notebook.fails(
         "%%distributed --ranks 2 --hang-timeout 11\nimport ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(600)"
