@@ -45,6 +45,8 @@ class Gpu:
     """Whether a display is attached to it."""
     cuda_word: str = field(default="", compare=False)
     """Name of the GPU in a rank's CUDA_VISIBLE_DEVICES; empty: its UUID."""
+    only_by_number: bool = field(default=False, compare=False)
+    """Whether that cannot be a UUID, as for AMD's GPUs."""
 
     @property
     def number(self) -> str:
@@ -54,6 +56,11 @@ class Gpu:
     @property
     def called(self) -> str:
         return self.cuda_word or self.uuid
+
+    @property
+    def lasting_name(self) -> str:
+        """Return a name for CUDA_VISIBLE_DEVICES that means this GPU even if the driver has lost another one since."""
+        return self.called if self.only_by_number else self.uuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

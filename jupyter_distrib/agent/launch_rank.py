@@ -37,18 +37,23 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
         node_rank=command.node_rank,
         interface=command.interface,
         device=_device(local_rank, gpus),
-        visible_devices=_visible(local_rank, gpus),
+        visible_devices=_visible(local_rank, gpus, replaced=count > size),
         threads=max(1, control_groups.cores() // size),
     )
 
 
-def _visible(local_rank: int, gpus: Sequence[Gpu]) -> str | None:
+def _visible(local_rank: int, gpus: Sequence[Gpu], *, replaced: bool) -> str | None:
     """Return the rank's CUDA_VISIBLE_DEVICES: the GPUs of all ranks, so that they reach one another; of MIG slices only
-    its own, since CUDA shows a process no more than one."""
+    its own, since CUDA shows a process no more than one.
+
+    A rank that replaces another has UUIDs there: if the driver has lost a GPU since, numbers have moved.
+    """
     if not gpus:
         return None
     own = gpus[local_rank]
-    return own.uuid if own.slice is not None else ",".join(gpu.called for gpu in gpus if gpu.slice is None)
+    if own.slice is not None:
+        return own.uuid
+    return ",".join(gpu.lasting_name if replaced else gpu.called for gpu in gpus if gpu.slice is None)
 
 
 def _device(local_rank: int, gpus: Sequence[Gpu]) -> str:

@@ -59,6 +59,7 @@ def _gpu(index: int, node: Path) -> Gpu:
         memory_bytes=own_bytes or None,
         used_bytes=int(used) if used.isdecimal() else None,
         cuda_word=str(index),
+        only_by_number=True,
     )
 
 

@@ -56,6 +56,8 @@ def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
     order = launch_rank.order(command, 1, 1, choice.alternatives[0])
 
     assert (order.device, order.visible_devices) == ("cuda:1", "0,1")
+    replaced = launch_rank.order(command, 1, 3, choice.alternatives[0])
+    assert replaced.visible_devices == "0,1", "HIP knows no UUIDs there"
 
 
 @pytest.mark.usefixtures("two_amd_gpus")

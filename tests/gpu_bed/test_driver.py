@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.gpu_bed import GIB, GpuBed
 from tests.notebook import Notebook
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow  # each test starts an agent of its own
 
@@ -50,6 +53,20 @@ def test_gpus_that_are_lost_while_ranks_are_up_end_nothing(bed: GpuBed, book: No
     assert book.ok("%%distributed --gpus 8\n1").result
     assert "7 GPUs are visible" in book.fails("%%distributed --gpus 8 --fresh\n1").evalue
     assert book.ok("%%distributed --ranks 2\n1").result
+
+
+def test_a_rank_that_is_replaced_after_a_gpu_was_lost_is_on_its_own_gpu(bed: GpuBed, book: Notebook) -> None:
+    """Numbers move up when the driver loses a GPU before them."""
+    book.ok("import os; os.environ['CUDA_VISIBLE_DEVICES'] = '1,2,3'")
+    book.ok("%%distributed --gpus 3\n1")
+    bed.use(0, lost=True)
+    first = min(bed.numbers(), key=lambda pid: bed.numbers()[pid])
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: first not in bed.contexts() and len(bed.contexts()) == 3)
+
+    assert sorted(bed.numbers().values()) == [[1], [2], [3]]
+    assert book.ok("%%distributed --gpus 3\nstr(device)").result.splitlines()[0] == "rank 0: 'cuda:0'"
+    assert bed.violations() == []
 
 
 @pytest.mark.parametrize("error", ["LIB_RM_VERSION_MISMATCH", "NO_PERMISSION", "UNKNOWN"])
