@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from jupyter_distrib import runtime
     from jupyter_distrib.checkpoints import load, save
     from jupyter_distrib.errors import DistributedError
+    from jupyter_distrib.gpu_types import GPUType
     from jupyter_distrib.kernel.notebook.decorator import DistributedFunction, distributed
     from jupyter_distrib.kernel.session.results import RankValue, Results
     from jupyter_distrib.kernel.session.run import Run
@@ -25,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DistributedError",
     "DistributedFunction",
+    "GPUType",
     "RankValue",
     "Results",
     "Run",
@@ -34,6 +37,7 @@ __all__ = [
     "prepare",
     "progress",
     "report",
+    "runtime",
     "save",
     "total",
 ]
@@ -41,6 +45,7 @@ __all__ = [
 _HOMES = {
     "DistributedError": "errors",
     "DistributedFunction": "kernel.notebook.decorator",
+    "GPUType": "gpu_types",
     "RankValue": "kernel.session.results",
     "Results": "kernel.session.results",
     "Run": "kernel.session.run",
@@ -56,9 +61,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name at its first use."""
-    if name not in _HOMES:
+    if name not in _HOMES and name != "runtime":
         raise AttributeError(f"module 'jupyter_distrib' has no attribute {name!r}")
     import importlib
+
+    if name == "runtime":
+        return importlib.import_module("jupyter_distrib.runtime")
 
     from jupyter_distrib.system import interrupts
 

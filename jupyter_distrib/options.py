@@ -62,6 +62,17 @@ def at_least_zero(name: str, text: str) -> float:
     return 0.0 if text.strip() in ("0", "0.0") else _number(name, text, "a number, at least 0")
 
 
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def size_bytes(name: str, text: str) -> int:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if not match or match[2].lower() not in _UNITS or not (size := round(float(match[1]) * _UNITS[match[2].lower()])):
+        raise OptionsError(f"{name} wants a size such as 500MB or 1GB; got {shown(text)}")
+    return size
+
+
 def json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)

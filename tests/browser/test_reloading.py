@@ -30,7 +30,7 @@ def said(number):
     while number == 1 and not os.path.exists("ENOUGH"):
         time.sleep(0.05)
 for number in range(3):
-    said(number)
+    said.distributed(number)
 'the end'"""
 TALKING = """%%distributed --ranks 2
 import os, time, jupyter_distrib

@@ -493,7 +493,7 @@ kept, patched.{name} = patched.{name}, stopped
     [
         ("%%distributed --ranks 2\n1", "settings.find_files", "state"),
         ("%%distributed --ranks 2\n1", "capture.inputs", "pack"),
-        ("import jupyter_distrib as d\nd.distributed(ranks=2)(int)()", "capture.inputs", "pack"),
+        ("import jupyter_distrib as d\nd.distributed(ranks=2)(int).distributed()", "capture.inputs", "pack"),
     ],
 )
 def test_an_interrupt_that_meets_the_kernel_anywhere_is_shown(

@@ -29,7 +29,9 @@ MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 MAY_IMPORT: dict[str, set[str]] = {
     # at the top: what users, and authors of pools, strategies and observers, import
     "errors": set(),
+    "gpu_types": set(),
     "options": {"errors"},
+    "runtime": set(),
     "testing": {"pools", "serialization", "wire"},
     "extend": {"errors", "kernel/record", "options", "pools", "wire", "worker"},
     # shared layers

@@ -19,20 +19,40 @@ LARGE_BYTES = 100_000_000
 NAMED_BYTES = LARGE_BYTES // 10
 """The size below which the warning does not name a variable."""
 
+CALLS = {"__function__": "the function", "__arguments__": "the arguments", "__keywords__": "the keyword arguments"}
+"""The parts of the call of a distributed function, by the names under which they travel."""
+
 
 def warning(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int) -> str:
     """Return a warning that names the variables which make the inputs large, the largest first."""
+    what, one = _largest(inputs, namespace, total_bytes, NAMED_BYTES)
+    are, them = ("is", "it") if one else ("are", "them")
+    return f"{what} {are} captured and sent once per node. Load {them} in the cell to avoid this."
+
+
+def refusal(inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, most_bytes: int) -> str:
+    """Return a sentence on inputs that are larger than `most_bytes`; it names the largest of them first."""
+    what, one = _largest(inputs, namespace, total_bytes, min(most_bytes // 10, NAMED_BYTES))
+    are, them = ("is", "it") if one else ("are", "them")
+    return (
+        f"{what} {are} captured, {size(total_bytes)} with everything else, and no more than {size(most_bytes)} may be "
+        f"sent (max_capture). Load {them} on the ranks, or allow more."
+    )
+
+
+def _largest(
+    inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, named_bytes: int
+) -> tuple[str, bool]:
+    """Return the names of the variables from `named_bytes` on, the largest first, and whether it is a single one."""
     ways = reachable(inputs, namespace)
     values = {**{name: namespace[name] for name in ways}, **{item.name: item.value for item in inputs}}
     weights = sorted(_weights(values, namespace).items(), key=lambda item: -item[1])
     named = []
     for name, weight in weights:
         way = f", used by {' -> '.join(ways[name])}" if name in ways else ""
-        named += [f"`{name}` ({size(weight)}{way})"] if weight >= NAMED_BYTES else []
+        named += [f"{CALLS.get(name, f'`{name}`')} ({size(weight)}{way})"] if weight >= named_bytes else []
     what = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
-    what = what or f"{len(values)} variables ({size(total_bytes)})"
-    are, them = ("is", "it") if len(named) == 1 else ("are", "them")
-    return f"{what} {are} captured and sent once per node. Load {them} in the cell to avoid this."
+    return what or f"{len(values)} variables ({size(total_bytes)})", len(named) == 1
 
 
 def _weights(values: Mapping[str, object], namespace: dict[str, object]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
-from jupyter_distrib.errors import PayloadError
+from jupyter_distrib.errors import CaptureError, PayloadError
 from jupyter_distrib.kernel.capture import input_sizes
 from jupyter_distrib.kernel.capture.capture import Dropped, Input
 from jupyter_distrib.serialization import payload
@@ -37,11 +37,12 @@ class PackedInputs:
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
-def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInputs:
+def pack(inputs: tuple[Input, ...], namespace: dict[str, object], *, most_bytes: int | None = None) -> PackedInputs:
     """Pickle the inputs. A value that cannot be pickled is left out if the cell may not need it.
 
     Raises:
         PayloadError: It names the variable, the part that cannot be pickled, and the line that reads the variable.
+        CaptureError: The inputs are larger than `most_bytes`; it names the largest of them.
     """
     travelling = {item.name: item.value for item in inputs}
     by_name = {item.name: item for item in inputs}
@@ -59,10 +60,20 @@ def pack(inputs: tuple[Input, ...], namespace: dict[str, object]) -> PackedInput
             left_out[problem.name] = sentence
             del travelling[problem.name]
         else:
-            if packed.size_bytes > input_sizes.LARGE_BYTES:
+            if packed.size_bytes > min(input_sizes.LARGE_BYTES, most_bytes or input_sizes.LARGE_BYTES):
                 sent = tuple(item for item in inputs if item.name in travelling)
-                print(input_sizes.warning(sent, namespace, packed.size_bytes))
+                _check_size(sent, namespace, packed.size_bytes, most_bytes)
             return PackedInputs(values=travelling, packed=packed, left_out=left_out)
+
+
+def _check_size(
+    inputs: tuple[Input, ...], namespace: dict[str, object], total_bytes: int, most_bytes: int | None
+) -> None:
+    """Raise `CaptureError` for inputs larger than `most_bytes`, and print a warning about large ones."""
+    if most_bytes is not None and total_bytes > most_bytes:
+        raise CaptureError(input_sizes.refusal(inputs, namespace, total_bytes, most_bytes))
+    if total_bytes > input_sizes.LARGE_BYTES:
+        print(input_sizes.warning(inputs, namespace, total_bytes))
 
 
 def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) -> dict[str, object]:

@@ -1,20 +1,30 @@
-"""The decorator `@distributed(gpus=8)`, which runs a function on ranks as `%%distributed` runs a cell."""
+"""The decorator `@distributed(gpus=8)`, which runs a function on ranks as `%%distributed` runs a cell.
+
+    train(0.1)               here, as without the decorator; on a rank, there
+    train.distributed(0.1)   on every rank; returns one value for each
+    train.submit(0.1)        on every rank, while the notebook goes on; returns a `Run`
+
+In the thread that calls the function.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.kernel.capture import inputs as inputs_module
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.settings.cell_options import Options, from_keywords
+from jupyter_distrib.kernel.settings import find_files
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options, from_keywords
+from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire.messages import Cell
 from jupyter_distrib.worker import identity
@@ -26,37 +36,79 @@ _OF_CELLS = ("out", "keep", "with_", "explain")
 _CALL = "__function__(*__arguments__, **__keywords__)"
 
 
-def distributed(**options: Any) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]:
-    """Make a function run on every rank of a pool; the keywords are the options of `%%distributed`.
+def distributed(
+    *, remote: bool | None = None, timeout: float | None = None, **options: Any
+) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]:
+    """Give a function the methods `distributed` and `submit`, which run it on every rank of a pool.
 
     Without `strategy`, each rank finds torchrun's environment and no process group.
+
+    Args:
+        remote: True for the pool that the settings name as `remote`, False for this machine.
+        timeout: The same as `timeout_s`.
+        options: The options of `%%distributed`.
 
     Raises:
         OptionsError: It names the keyword that is wrong.
     """
-    chosen = from_keywords(options, **session.current().settings.possible)
+    if identity.is_rank():  # a module that a rank imports: its settings are not the notebook's
+        return lambda function: DistributedFunction(function, Options())
+    settings = session.current().settings
+    given = {**options, **_pool_option(remote, options, settings), **_timeout_option(timeout, options)}
+    chosen = from_keywords(given, **settings.possible)
     for name in _OF_CELLS:
         if getattr(chosen, name):
             raise OptionsError(f"{name} is about the names of a cell: a function has arguments and a value instead")
     return lambda function: DistributedFunction(function, chosen)
 
 
+def _pool_option(remote: bool | None, options: dict[str, Any], settings: Settings) -> dict[str, str]:
+    if remote is None:
+        return {}
+    if not isinstance(remote, bool):
+        raise OptionsError(f"remote wants True or False; got {remote!r}")
+    if options.get("pool") is not None:
+        raise OptionsError("remote and pool both choose where the ranks are: leave one of them out")
+    if not remote:
+        return {"pool": DEFAULT_POOL}
+    if (pool := settings.remote_pool()) is not None:
+        return {"pool": pool}
+    raise OptionsError(
+        f'remote=True needs a pool that the settings name as remote: add the line remote = "NAME" at the top of '
+        f"{find_files.user_file()}, with the name of a pool, as [pools.NAME] defines it."
+    )
+
+
+def _timeout_option(timeout: float | None, options: dict[str, Any]) -> dict[str, float]:
+    if timeout is None:
+        return {}
+    if options.get("timeout_s") is not None:
+        raise OptionsError("timeout and timeout_s are the same option: leave one of them out")
+    return {"timeout_s": timeout}
+
+
 class DistributedFunction(Generic[P, R]):
-    """A function that runs on every rank when it is called; on a rank it is the plain function."""
+    """A function that can also run on every rank of a pool."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, function)
         self._path = function.__qualname__
         self.function, self.options = function, options
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Run the function with these arguments on every rank. Return the `Results`; with `detach=True`, the `Run`."""
-        if identity.is_rank():
-            return self.function(*args, **kwargs)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function in this process."""
+        return self.function(*args, **kwargs)
+
+    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> Results:
+        """Run the function with these arguments on every rank. Return the value of each rank.
+
+        Raises:
+            TypeError: The arguments do not fit the function; nothing was started.
+            BaseException: The exception of the first rank that failed.
+        """
+        self._check("distributed", args, kwargs)
         try:
             run = self._start(args, kwargs)
-            if self.options.detach:
-                return run
             results = run.wait(_view(run))
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
@@ -64,9 +116,37 @@ class DistributedFunction(Generic[P, R]):
             return results if results is not None else Results(dict.fromkeys(run.record.ranks))
         raise stopped
 
-    distributed = __call__
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:
+        """Run the function with these arguments on every rank, beside the notebook. Return the `Run` at once.
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        Raises:
+            TypeError: The arguments do not fit the function; nothing was started.
+        """
+        self._check("submit", args, kwargs)
+        try:
+            return self._start(args, kwargs, awaited=False)
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        raise stopped
+
+    def _check(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise an error for a call on a rank, and for arguments that do not fit the function."""
+        name = self.function.__name__
+        if identity.is_rank():
+            raise DistributedError(f"{name}.{method}() starts ranks, and this is a rank: call {name}() here.")
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # some functions in C have none
+            return
+        problem = ""
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            problem = str(error)
+        if problem:
+            raise TypeError(f"{name}.{method}(): {problem}; the function is {name}{signature}")
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, awaited: bool = True) -> Run:
         name = self.function.__name__
         function = self if self._is_importable() else self.function
         parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
@@ -74,14 +154,17 @@ class DistributedFunction(Generic[P, R]):
             Input(name=key, value=value, line=0, certain=True, reason="the call") for key, value in parts.items()
         )
         current, namespace = session.current(), _namespace()
+        settings = current.settings
         if self.options.pool:
             current.choices.name(self.options.pool)
         with interrupts.WholeImports():
-            packed_inputs = inputs_module.pack(inputs, namespace)
+            packed_inputs = inputs_module.pack(inputs, namespace, most_bytes=settings.max_capture(self.options))
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
         cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)
-        return current.start(cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles)
+        return current.start(
+            cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles, awaited=awaited
+        )
 
     def _is_importable(self) -> bool:
         """Return whether the ranks can import the function from a module, where it has that module's globals."""

@@ -102,7 +102,7 @@ class DistributedMagics(Magics):
         if options.pool:
             current.choices.name(options.pool)
         with interrupts.WholeImports():
-            packed_inputs = inputs.pack(captured.inputs, notebook)
+            packed_inputs = inputs.pack(captured.inputs, notebook, most_bytes=settings.max_capture(options))
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
         absent = inputs.absent(captured.cell.source, packed_inputs, notebook, current.dropped)

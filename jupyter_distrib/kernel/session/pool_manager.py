@@ -114,7 +114,7 @@ class PoolManager:
             fitting.remove(group)
             if group.executing is not None and group.executing.abandoned:
                 self.close_group(group)
-            elif group.executing is None or not group.executing.detached:
+            elif group.executing is None or not group.executing.beside:
                 busy.append(group)
         if options.fresh and not busy:
             while fitting:

@@ -91,6 +91,7 @@ class Run:
         stop: Asks the pool to stop the run; with True, to kill it.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
+        awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
         echoes_output: Whether its ranks print straight into the notebook.
     """
 
@@ -103,6 +104,7 @@ class Run:
         cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
         detached: bool = False,
+        awaited: bool = True,
         cell_id: str = "",
         echoes_output: bool = False,
     ) -> None:
@@ -110,6 +112,9 @@ class Run:
         self.pool = pool
         self.echoes_output = echoes_output
         self.detached = detached
+        """Whether it outlives the kernel."""
+        self.beside = detached or not awaited
+        """Whether no cell waits for it."""
         self.cell_id = cell_id
         self.clock = RunClock(age_s)
         self.stop_order = StopOrder(stop)
@@ -143,7 +148,7 @@ class Run:
 
         Read by the next cell that wants its ranks."""
         elsewhere = self._thread is threading.current_thread() or not self._thread.is_alive()
-        return elsewhere and not self.detached and not self.done()
+        return elsewhere and not self.beside and not self.done()
 
     def wait_ended(self, timeout_s: float | None) -> bool:
         """Wait for the end of the run, without stopping it. Return whether it has ended within this time."""
@@ -257,7 +262,7 @@ class Run:
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         try:
             with interrupts.WholeImports():
-                results = self.values.unpacked(returned, keep=self.detached)
+                results = self.values.unpacked(returned, keep=self.beside)
                 exception = None if self.record.ok and not self.interrupted else self._exception()
         except KeyboardInterrupt:
             results = Results({})

@@ -86,12 +86,13 @@ class Session:
         on_ended: Callable[[Run], object] | None = None,
         settings: Settings | None = None,
         observed: bool = True,
+        awaited: bool = True,
     ) -> Run:
         """Send the cell to its ranks. Returns as soon as the order to run it is sent.
 
         `on_ended` is called in the node's thread, before a thread that waits for the run learns of its end. `settings`
         are the settings with which the options were read, by default the present ones. With `observed`, observers may
-        follow the run.
+        follow the run. With `awaited`, the caller waits for its end.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
@@ -110,7 +111,8 @@ class Session:
                 if content is not None and not group.connection.capabilities.streams_content:
                     content.fill()
                 self.pools.wait_open(group)
-                run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=settings.origins(asked))
+                origins = settings.origins(asked)
+                run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=origins, awaited=awaited)
                 run.values.held = packed.sent
                 if on_ended is not None:
                     run.on_ended.append(lambda: on_ended(run))
@@ -154,7 +156,17 @@ class Session:
             label=run.record.label,
         )
 
-    def _run(self, group: WorkerGroup, options: Options, cell: Cell, *, label: str, cell_id: str, origins: str) -> Run:
+    def _run(
+        self,
+        group: WorkerGroup,
+        options: Options,
+        cell: Cell,
+        *,
+        label: str,
+        cell_id: str,
+        origins: str,
+        awaited: bool,
+    ) -> Run:
         ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(group.size))
         if missing := set(ranks) - set(range(group.size)):
             raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
@@ -184,6 +196,7 @@ class Session:
             pool=group.connection.pool,
             cell=lines,
             detached=options.detach,
+            awaited=awaited,
             cell_id=cell_id,
             echoes_output=group.connection.capabilities.echoes_output,
         )

@@ -36,6 +36,7 @@ from jupyter_distrib.options import (
     rank_list,
     seconds,
     shown,
+    size_bytes,
     split_words,
     switch,
     unknown_option,
@@ -98,6 +99,9 @@ class Options:
     env: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
         flag="--env", metavar="K=V", meaning="set an environment variable on the ranks; may be given again",
         read=variable, repeatable=True)})
+    max_capture: int | None = _declared(
+        None, "--max-capture", "SIZE", "refuse to send more than SIZE of the notebook's values, such as 1GB",
+        read=size_bytes, default="no limit, a warning from 100 MB on")
     explain: bool = _declared(
         False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
     strategy_options: dict[str, str] = field(default_factory=dict)

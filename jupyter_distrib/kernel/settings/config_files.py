@@ -1,6 +1,7 @@
 """The pools by name, and the defaults of cells, from TOML files and the environment.
 
     pool = "lab"                  # for cells that name none; `strategy` likewise
+    remote = "cluster"            # for functions with `remote=True`
 
     [pools.lab]
     kind = "local"                # and the options of that kind, spelt as their keywords
@@ -40,7 +41,7 @@ from jupyter_distrib.options import (
     unknown_option,
 )
 
-_TOP = ("pool", "strategy", "pools")
+_TOP = ("pool", "remote", "strategy", "pools")
 _HARMLESS = (at_least_zero, count, rank, seconds)
 """The readers of numbers, which name no program and no machine."""
 
@@ -73,7 +74,7 @@ def _over(settings: Settings, file: File) -> Settings:
         pool = _with_absolute_paths(_pool(name, table, settings, shown, text), settings.kinds, file)
         pools[name] = _to_be_trusted(pool, settings, file, text) if file.of_project else pool
     settings = replace(settings, pools=pools)
-    for key, choices in (("pool", pools), ("strategy", settings.strategies)):
+    for key, choices in (("pool", pools), ("remote", pools), ("strategy", settings.strategies)):
         if key in content:
             try:
                 check_choice(str(content[key]), choices, f"{key} = {content[key]!r}")
@@ -86,6 +87,8 @@ def _over(settings: Settings, file: File) -> Settings:
 def _with_default(settings: Settings, key: str, value: str, origin: str) -> Settings:
     if key == "pool":
         return replace(settings, pool=value, pool_origin=origin)
+    if key == "remote":
+        return replace(settings, remote=value)
     return replace(settings, strategy=value, strategy_origin=origin)
 
 

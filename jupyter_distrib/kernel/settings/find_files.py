@@ -40,7 +40,7 @@ def state(*, directory: str | None = None) -> FilesState:
     """Return a key for `config_files.load`, whose result is the same for equal keys. Raises `OptionsError`."""
     try:
         folder = directory or os.getcwd()
-        user = _file(_user_file(), of_project=False)
+        user = _file(user_file(), of_project=False)
         project, ignored = _project_file(folder)
     except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
@@ -48,7 +48,8 @@ def state(*, directory: str | None = None) -> FilesState:
     return FilesState(folder=folder, files=files, ignored=ignored, environment=tuple(map(os.environ.get, VARIABLES)))
 
 
-def _user_file() -> str:
+def user_file() -> str:
+    """Return the path of the user's file with pools, which need not exist. Raises `OptionsError`."""
     chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
     if not chosen:
         base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")

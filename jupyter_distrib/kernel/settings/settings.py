@@ -15,6 +15,8 @@ REMEMBERED = 64
 BUILT_IN = "built in"
 NOTEBOOK = "this notebook"
 SIDEBAR = "the sidebar"
+REMOTE = "remote"
+"""The name of a pool that functions with `remote=True` run on without more ado."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class NamedPool:
     size: GroupSize = field(default_factory=GroupSize)
     """The size of its worker groups for cells that name no size."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """The values of other fields of `Options` for cells that leave them out: `strategy`, `wait_s`."""
+    """The values of other fields of `Options` for cells that leave them out: `strategy`, `wait_s`, `max_capture`."""
     origin: str = BUILT_IN
     project_file: ProjectFile | None = None
     """The project's file, if only that file names the pool's interpreter, command or address."""
@@ -64,6 +66,8 @@ class Settings:
     pool: str = DEFAULT_POOL
     pool_origin: str = ""
     """The place where the pool was chosen; empty without a choice."""
+    remote: str = ""
+    """The pool of functions with `remote=True`; empty if only a pool of the name `remote` can be meant."""
     strategy: str = ""
     strategy_origin: str = ""
     ignored: tuple[str, ...] = ()
@@ -93,11 +97,20 @@ class Settings:
             self._read[line] = parse_line(line, **self.possible)
         return self._read[line]
 
+    def remote_pool(self) -> str | None:
+        """Return the pool of functions with `remote=True`; None if there is none."""
+        return self.remote or (REMOTE if REMOTE in self.pools else None)
+
     def strategy_for(self, pool: str | None = None) -> str:
         """Return the strategy of cells on this pool that name no strategy."""
         own = self.pools[pool or self.pool].defaults.get("strategy")
         here = self.strategy_origin in (NOTEBOOK, SIDEBAR)
         return self.strategy if here else own or self.strategy or DEFAULT_STRATEGY
+
+    def max_capture(self, options: Options) -> int | None:
+        """Return the most bytes of captured values that these options let a cell send; None without limit."""
+        given: int | None = self.pools[options.pool or self.pool].defaults.get("max_capture")
+        return options.max_capture or given
 
     def filled(self, options: Options) -> Options:
         """Return the options, completed with all defaults."""

@@ -78,7 +78,7 @@ READERS = {
     "a string": ("", ON_TWO + "exec('print(model)')"),
     "a distributed function": (
         "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef look(): return model",
-        "look()",
+        "look.distributed()",
     ),
 }
 

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
-from jupyter_distrib import distributed
+from jupyter_distrib import GPUType, distributed
 from jupyter_distrib.errors import OptionsError
 from tests.notebook import ROOT, Notebook
 from tests.processes import wait_until
@@ -49,8 +50,109 @@ def work(x, *, plus=0):
     return int(os.environ["RANK"]) * scale + x + plus
 """)
 
-    assert book.ok("work(1, plus=2)").result == "rank 0: 3\nrank 1: 13"
-    assert book.ok("list(work(x=1)), work.__name__, work.__doc__").result == "([1, 11], 'work', 'Works.')"
+    assert book.ok("work.distributed(1, plus=2)").result == "rank 0: 3\nrank 1: 13"
+    assert book.ok("list(work.distributed(x=1)), work.__name__, work.__doc__").result == "([1, 11], 'work', 'Works.')"
+
+
+def test_s01_a_decorated_function_runs_here_and_on_every_rank_only_when_told_to(book: Notebook) -> None:
+    book.ok("""
+from jupyter_distrib import distributed
+@distributed(ranks=2)
+def work(x, *, plus=0):
+    "Works."
+    import os
+    return os.getpid(), os.environ.get("RANK", "none"), x + plus
+""")
+
+    assert book.ok("work(1, plus=2)[1:], work(1)[0] == __import__('os').getpid()").result == "(('none', 3), True)"
+    assert book.ok("[value[1:] for value in work.distributed(1, plus=2)]").result == "[('0', 3), ('1', 3)]"
+    assert book.ok("work.__name__, work.__doc__, work.__wrapped__(1)[1]").result == "('work', 'Works.', 'none')"
+
+
+def test_s02_each_rank_has_a_value_and_none_is_one(book: Notebook) -> None:
+    book.ok(
+        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef first(x): return x if rank == 0 else None"
+    )
+
+    assert book.ok("values = first.distributed(7)\nlist(values), values[0], len(values)").result == "([7, None], 7, 2)"
+
+
+SIGNATURE = "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x, *, lr=0.1): return x"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("distributed()", "work.distributed(): missing a required argument: 'x'; the function is work(x, *, lr=0.1)"),
+        ("distributed(1, 2)", "work.distributed(): too many positional arguments; the function is work(x, *, lr=0.1)"),
+        (
+            "submit(1, rate=2)",
+            "work.submit(): got an unexpected keyword argument 'rate'; the function is work(x, *, lr",
+        ),
+    ],
+)
+def test_s05_arguments_that_do_not_fit_are_a_type_error_before_anything_starts(
+    book: Notebook, call: str, message: str
+) -> None:
+    book.ok("%distributed_pool stop")
+    book.ok(SIGNATURE)
+
+    outcome = book.fails(f"work.{call}")
+
+    assert (outcome.ename, message in outcome.evalue) == ("TypeError", True), outcome.text
+    assert "No ranks are up" in book.ok("%distributed_status").result
+
+
+def test_s01_to_start_ranks_from_a_rank_is_refused_with_the_call_to_write(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef inner(): return 5")
+
+    outcome = book.fails("%%distributed --ranks 2\ninner.distributed()")
+
+    assert outcome.ename == "DistributedError"
+    assert "inner.distributed() starts ranks, and this is a rank: call inner() here." in outcome.traceback
+
+
+def test_s24_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
+    book.ok(
+        "from jupyter_distrib import distributed\n@distributed(ranks=2, timeout=0.2)\n"
+        "def work():\n    import time\n    while True: time.sleep(0.01)"
+    )
+
+    assert book.fails("work.distributed()").ename == "RunTimeout"
+
+
+def test_s11_a_call_that_would_send_too_much_is_refused_with_the_names(book: Notebook) -> None:
+    book.ok("import torch\ndata, small = torch.zeros(1_000_000), torch.zeros(10)")
+    book.ok(
+        "from jupyter_distrib import distributed\n@distributed(ranks=2, max_capture='1MB')\n"
+        "def work(x): return len(x) + len(data) + len(small)"
+    )
+
+    refused = book.fails("work.distributed(small)")
+
+    assert refused.ename == "CaptureError"
+    assert "`data` (4.0 MB" in refused.evalue
+    assert "no more than 1.0 MB may be sent (max_capture)" in refused.evalue
+    assert "small" not in refused.evalue
+    assert "the arguments (4.0 MB)" in book.fails("data, big = small, data\nwork.distributed(big)").evalue
+    assert book.fails("%%distributed --ranks 2 --max-capture 1MB\nlen(big)").ename == "CaptureError"
+    assert book.ok("%%distributed --ranks 2 --max-capture 5MB\nlen(big)").result == "ranks 0-1: 1000000"
+
+
+@pytest.mark.slow
+def test_s01_s08_remote_and_here_choose_the_pool(tmp_path: Path) -> None:
+    settings = tmp_path / "pools.toml"
+    settings.write_text('pool = "lab"\n[pools.lab]\nkind = "local"\nranks = 1\n')
+    define = "from jupyter_distrib import distributed\n@distributed(remote={}, ranks=1)\ndef work(): return 1"
+    with Notebook(tmp_path, {"JUPYTER_DISTRIB_CONFIG": str(settings)}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        message = f'add the line remote = "NAME" at the top of {settings}'
+        assert message in book.fails(define.format(True)).evalue
+        settings.write_text('pool = "lab"\nremote = "far"\n[pools.lab]\nkind = "local"\n[pools.far]\nkind = "local"\n')
+        book.ok(define.format(True))
+        assert book.ok("run = work.submit()\n(run.pool, list(run.result()))").result == "('far', [1])"
+        book.ok(define.format(False))
+        assert book.ok("run = work.submit()\n(run.pool, list(run.result()))").result == "('local', [1])"
 
 
 TRAIN = """
@@ -68,25 +170,25 @@ def train(number):
 
 def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
     book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
-    book.ok("calls = [ThreadPoolExecutor(2).submit(train, None) for _ in range(2)]")
+    book.ok("calls = [ThreadPoolExecutor(2).submit(train.distributed, None) for _ in range(2)]")
     book.ok("(refused,), (first,) = wait(calls, return_when=FIRST_COMPLETED, timeout=30)")
     said = book.ok("print(repr(refused.exception()))").stdout
     assert said.startswith("PoolError(")
     assert "on these ranks" in said
     assert wait_until((tmp_path / "began").exists)
-    refused = book.fails("train(1)")
+    refused = book.fails("train.distributed(1)")
     assert refused.ename == "PoolError"
     assert "train() is still running on these ranks (run " in refused.evalue
     assert "train() is still running on these ranks" in book.fails("%%distributed --ranks 2 --fresh\nrank").evalue
     (tmp_path / "go").touch()
 
     assert book.ok("list(first.result(30))").result == "[None, None]"
-    assert book.ok("train(2)").result == "ranks 0-1: 2"
+    assert book.ok("train.distributed(2)").result == "ranks 0-1: 2"
 
 
 def test_calls_at_once_take_turns_if_they_may_wait(book: Notebook, tmp_path: Path) -> None:
     book.ok(TRAIN.format(wait_s=60, folder=str(tmp_path)))
-    values = book.ok("[list(each) for each in ThreadPoolExecutor(4).map(train, range(6))]").result
+    values = book.ok("[list(each) for each in ThreadPoolExecutor(4).map(train.distributed, range(6))]").result
 
     assert values == "[[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [5, 5]]"
 
@@ -96,14 +198,14 @@ def test_a_run_that_nobody_came_to_wait_for_makes_room(book: Notebook, tmp_path:
     book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
     book.ok("left = train._start((None,), {})")
 
-    assert book.ok("train(3)").result == "ranks 0-1: 3"
+    assert book.ok("train.distributed(3)").result == "ranks 0-1: 3"
     assert book.ok("left.wait_ended(30)").result == "True"
 
 
 def test_a_function_that_returns_nothing_gives_results_of_nothing(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(): print('hello')")
 
-    outcome = book.ok("list(work())")
+    outcome = book.ok("list(work.distributed())")
 
     assert outcome.result == "[None, None]"
     assert "[0-1] hello" in outcome.view
@@ -112,17 +214,17 @@ def test_a_function_that_returns_nothing_gives_results_of_nothing(book: Notebook
 def test_a_functions_failure_is_raised_with_its_own_lines(book: Notebook) -> None:
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x")
 
-    outcome = book.fails("work(0)")
+    outcome = book.fails("work.distributed(0)")
 
     assert outcome.ename == "ZeroDivisionError"
     assert "in work(" in outcome.traceback
     assert "return 1 / x" in outcome.traceback
 
 
-def test_a_detached_function_gives_a_run(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2, detach=True)\ndef work(x): return x")
+def test_s20_a_submitted_function_gives_a_run(book: Notebook) -> None:
+    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
 
-    assert book.ok("job = work(4)\nlist(job.result(timeout_s=20))").result == "[4, 4]"
+    assert book.ok("job = work.submit(4)\nlist(job.result(timeout_s=20))").result == "[4, 4]"
 
 
 def test_a_function_takes_instances_of_the_notebooks_classes_and_returns_them(book: Notebook) -> None:
@@ -135,7 +237,7 @@ def work(config):
     config.lr *= 2
     return config
 mine = Config()
-back = work(mine)
+back = work.distributed(mine)
 """)
 
     assert book.ok("type(back[0]) is Config, back[1].lr, mine.lr").result == "(True, 0.2, 0.1)"
@@ -145,13 +247,13 @@ def test_a_function_takes_a_handle_to_a_kept_value(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --keep table\ntable = [rank]")
     book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef look(x): return x")
 
-    assert book.ok("look(table)").result == "rank 0: [0]\nrank 1: [1]"
+    assert book.ok("look.distributed(table)").result == "rank 0: [0]\nrank 1: [1]"
 
 
 def test_an_argument_that_cannot_be_sent_is_named(book: Notebook) -> None:
     book.ok("import threading\nfrom jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
 
-    outcome = book.fails("work({'a': threading.Lock()})")
+    outcome = book.fails("work.distributed({'a': threading.Lock()})")
 
     assert outcome.ename == "PayloadError"
     assert "['a']" in outcome.traceback
@@ -166,8 +268,8 @@ def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: No
     )
     book.ok("import jobs_of_api")
 
-    assert book.ok("jobs_of_api.work(2)").result == "ranks 0-1: (6, 'jobs_of_api')"
-    assert book.ok("from jobs_of_api import work\nwork(2)[1][0]").result == "6"
+    assert book.ok("jobs_of_api.work.distributed(2)").result == "ranks 0-1: (6, 'jobs_of_api')"
+    assert book.ok("from jobs_of_api import work\nwork.distributed(2)[1][0]").result == "6"
     assert book.ok("%%distributed --ranks 2\nwork(5)[0]").result == "ranks 0-1: 15"
 
 
@@ -181,12 +283,32 @@ def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: No
         ({"out": "x"}, "out is about the names of a cell"),
         ({"explain": True}, "explain is about the names of a cell"),
         ({"with_": "x"}, "with_ is about the names of a cell"),
+        ({"remote": True, "pool": "local"}, "remote and pool both choose where the ranks are"),
+        ({"remote": "yes"}, "remote wants True or False; got 'yes'"),
+        ({"timeout": 3, "timeout_s": 3}, "timeout and timeout_s are the same option: leave one of them out"),
+        ({"timeout": "soon"}, "timeout_s wants a number of seconds above 0; got 'soon'"),
+        ({"max_capture": "much"}, "max_capture wants a size such as 500MB or 1GB; got 'much'"),
+        ({"max_capture": 0}, "max_capture wants a size such as 500MB or 1GB; got '0'"),
     ],
 )
 def test_a_wrong_keyword_is_refused_at_once(keywords: dict[str, object], message: str) -> None:
     with pytest.raises(OptionsError) as caught:
         distributed(**keywords)
     assert any(part in str(caught.value) for part in message.split("|"))
+
+
+class Accelerator(Enum):
+    """An enumeration of another library."""
+
+    A10 = "a10"
+
+
+@pytest.mark.parametrize("given", ["A10", "a10", GPUType.A10, Accelerator.A10])
+def test_s04_a_gpu_type_is_a_text_or_a_member_of_any_enumeration(given: object) -> None:
+    function = distributed(gpu_type=given)(len)
+
+    assert (function.options.gpu_type or "").upper() == "A10"
+    assert type(function.options.gpu_type) is str
 
 
 SCRIPT = """
@@ -204,7 +326,7 @@ def work(x):
     print("on rank", os.environ["RANK"])
     return Point(x + offset + int(os.environ["RANK"]))
 
-results = work(1)
+results = work.distributed(1)
 print([type(point) is Point for point in results], [point.x for point in results])
 """
 
@@ -232,8 +354,8 @@ def test_a_script_run_by_ipython_can_call_a_distributed_function(tmp_path: Path)
 def test_a_scripts_failure_is_its_own_exception_with_a_plain_traceback(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x\n"
-        "try:\n    work(0)\nexcept ZeroDivisionError as error:\n    print('caught', error, error.rank in (0, 1))\n"
-        "work(0)\n"
+        "try:\n    work.distributed(0)\nexcept ZeroDivisionError as error:\n    print('caught', error, error.rank in (0, 1))\n"
+        "work.distributed(0)\n"
     )
 
     done = run(tmp_path / "script.py")

@@ -76,6 +76,8 @@ ACCEPTED = [
     ("--timeout 1.5", {"timeout_s": 1.5}, Options(timeout_s=1.5)),
     ("--detach --fresh", {"detach": True, "fresh": True}, Options(detach=True, fresh=True)),
     ("--detach --timeout 60", {"detach": True, "timeout_s": 60, "fresh": False}, Options(detach=True, timeout_s=60.0)),
+    ("--max-capture 1.5GB", {"max_capture": "1.5 gb"}, Options(max_capture=1_500_000_000)),
+    ("--max-capture 4MiB", {"max_capture": 4194304}, Options(max_capture=4_194_304)),
     ("--explain --on 0", {"explain": True, "on": "0"}, Options(explain=True, on=(0,))),
     ("--env A=1 --env=B=x=y", {"env": {"A": 1, "B": "x=y"}}, Options(env={"A": "1", "B": "x=y"})),
     ("--env C=", {"env": {"C": ""}}, Options(env={"C": ""})),

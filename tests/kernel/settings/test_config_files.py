@@ -90,6 +90,25 @@ def test_a_pool_of_the_users_file_has_its_options_and_defaults(place: Place) -> 
     assert found.declared["lab"] == KINDS["ray"]
 
 
+def test_s23_the_pool_of_remote_functions_is_named_or_has_that_name(place: Place) -> None:
+    assert place.load().remote_pool() is None
+    place.write(place.user, '[pools.remote]\nkind = "ray"\n')
+    assert place.load().remote_pool() == "remote"
+    place.write(place.user, 'remote = "lab"\n[pools.lab]\nkind = "ray"\n[pools.remote]\nkind = "ray"\n')
+    assert place.load().remote_pool() == "lab"
+    place.write(place.user, 'remote = "lap"\n[pools.lab]\nkind = "ray"\n')
+    assert "line 1: remote = 'lap' is not known: did you mean lab?" in place.refused()
+
+
+def test_s11_a_pool_may_limit_what_its_cells_send(place: Place) -> None:
+    place.write(place.user, '[pools.lab]\nkind = "local"\nmax_capture = "1GB"\n')
+    settings = place.load()
+
+    assert settings.max_capture(Options(pool="lab")) == 10**9
+    assert settings.max_capture(Options(pool="lab", max_capture=5)) == 5
+    assert settings.max_capture(Options(pool="local")) is None
+
+
 def test_the_cells_own_line_wins(place: Place) -> None:
     place.write(place.user, LAB + 'strategy = "ddp"\n')
     found = place.load()

@@ -370,7 +370,7 @@ MANY = """import jupyter_distrib
 def said(what):
     print(what)
 for number in range(3):
-    said(f'run {number}')
+    said.distributed(f'run {number}')
 'the end'"""
 
 
@@ -419,7 +419,7 @@ def wait(number):
     while not os.path.exists("ENOUGH" + str(number)):
         time.sleep(0.05)
 for number in range(2):
-    wait(number)"""
+    wait.distributed(number)"""
 
 
 def test_a_page_that_was_not_there_from_the_beginning_is_given_the_views_of_the_running_cell(
