@@ -15,7 +15,7 @@ import time
 import jupyter_distrib.kernel.session.session
 _session = jupyter_distrib.kernel.session.session.current()
 _connection = getattr(_session, "pools", _session).connect("local")
-while _connection.ask()["state"] != "forkserver ready":
+while "'forkserver ready'" not in repr(_connection.ask()):  # a dict in older versions
     time.sleep(0.1)
 """
 

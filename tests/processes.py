@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from jupyter_distrib.system.reap import AGENT
 from jupyter_distrib.wire.link import Link
@@ -62,8 +61,8 @@ def _held_by_others(runtime: Path, session: str) -> set[int]:
             link.send(Ask(question=1))
             while not isinstance(answered := link.receive()[0], Answered):
                 continue
-            groups: Any = answered.answer["groups"]
-            held |= {worker.pid for group in groups if group["session"] != session for worker in group["workers"]}
+            groups = [group for group in answered.status.groups if group.session != session]
+            held |= {worker.pid for group in groups for worker in group.workers}
     return held
 
 

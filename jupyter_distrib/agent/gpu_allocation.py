@@ -17,7 +17,7 @@ from jupyter_distrib.agent.gpu_choice import Choice
 from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.system import formatting
-from jupyter_distrib.wire.messages import Hello, WorkerGroupClosed
+from jupyter_distrib.wire.messages import GpuStatus, Hello, WorkerGroupClosed
 
 MAX_RANKS = 1000
 FDS_PER_RANK = 6
@@ -96,18 +96,18 @@ class GpuAllocation:
         for gpu in gpus:
             self._leases.give_back(gpu)
 
-    def described(self, inventory: Inventory) -> tuple[dict[str, object], ...]:
-        """Describe all GPUs of the node, for the status."""
+    def statuses(self, inventory: Inventory) -> tuple[GpuStatus, ...]:
+        """Return the status of each GPU of the node."""
         return tuple(
-            {
-                "index": gpu.index,
-                "number": gpu.number,
-                "name": gpu.name,
-                "memory_bytes": gpu.memory_bytes,
-                "used_bytes": gpu.used_bytes,
-                "holder": self._leases.holder(gpu),
-                "modes": modes(gpu),
-            }
+            GpuStatus(
+                index=gpu.index,
+                number=gpu.number,
+                name=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                used_bytes=gpu.used_bytes,
+                holder=self._leases.holder(gpu),
+                modes=modes(gpu),
+            )
             for gpu in inventory.gpus
         )
 

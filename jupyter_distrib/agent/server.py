@@ -32,7 +32,7 @@ from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
 from jupyter_distrib.server.client import Client
-from jupyter_distrib.server.server import Answer, Server
+from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import control_groups, formatting, paths
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
@@ -41,8 +41,10 @@ from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
     MakeStore,
     Message,
+    NodeStatus,
     OpenWorkerGroup,
     Probe,
+    ServerStatus,
     UseStore,
     WorkerGroupClosed,
     WorkerGroupRefused,
@@ -143,18 +145,26 @@ class Agent:
     def before_cell(self) -> None:
         self._reap()  # a rank that died a moment ago is replaced before the cell, not lost in it
 
-    def answer(self, tell: Callable[[Answer], None]) -> None:
-        self._gpus.ask(lambda inventory: tell(self._described(inventory)), limit_s=ANSWER_LIMIT_S)
+    def answer(self, tell: Callable[[ServerStatus], None]) -> None:
+        self._gpus.ask(lambda inventory: tell(self._status(inventory)), limit_s=ANSWER_LIMIT_S)
 
-    def _described(self, inventory: Inventory) -> Answer:
-        return {
-            "name": platform.node(),
-            "cpus": control_groups.cores(),
-            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "state": f"forkserver {self._forkservers.state}",
-            "gpus": self._gpu_allocation.described(inventory),
-            "gpu_problem": gpu_choice.troubles(inventory, torch_build()),
-        }
+    def _status(self, inventory: Inventory) -> ServerStatus:
+        gpus = self._gpu_allocation.statuses(inventory)
+        node = NodeStatus(
+            name=platform.node(),
+            cpus=control_groups.cores(),
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            gpus=len(gpus),
+            free_gpus=sum(not gpu.holder for gpu in gpus),
+            gpu_type=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
+        )
+        return ServerStatus(
+            state=f"forkserver {self._forkservers.state}",
+            name=node.name,
+            nodes=(node,),
+            gpus=gpus,
+            gpu_problem=gpu_choice.troubles(inventory, torch_build()),
+        )
 
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
         """Open a worker group; with GPUs, as soon as the driver has reported their present use."""

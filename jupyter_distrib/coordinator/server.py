@@ -15,12 +15,11 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jupyter_distrib.coordinator.run import SpreadRun
 from jupyter_distrib.coordinator.worker_group import NodeSource, SpreadWorkerGroup
 from jupyter_distrib.server.client import Client
-from jupyter_distrib.server.server import Answer, Server
+from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire.messages import (
@@ -28,14 +27,17 @@ from jupyter_distrib.wire.messages import (
     Event,
     Leaving,
     Message,
+    NodeStatus,
     OpenWorkerGroup,
+    ServerStatus,
     WorkerGroupOpened,
 )
 
 KernelClient = Client[SpreadWorkerGroup]
 FindNodes = Callable[[KernelClient, OpenWorkerGroup], NodeSource]
-Described = tuple[dict[str, Any], ...]
-AskNodes = Callable[[Callable[[Described], None]], None]
+NodeStatuses = tuple[NodeStatus, ...] | None
+"""The nodes that ranks can have; None before it is known which there are."""
+AskNodes = Callable[[Callable[[NodeStatuses], None]], None]
 
 
 class Coordinator:
@@ -53,8 +55,8 @@ class Coordinator:
         self.loop = self.server.loop
         self.find_nodes: FindNodes
         """Function that gives a new worker group its nodes."""
-        self.ask_nodes: AskNodes = lambda told: told(())
-        """Function that reports the nodes in the loop, soon: `name`, `cpus`, `memory_bytes` and more of each."""
+        self.ask_nodes: AskNodes = lambda tell: tell(None)
+        """Function that reports the nodes in the loop, soon."""
         self.title = "not connected"
         self._idle_s = idle_s
         self._leaving = False
@@ -103,12 +105,8 @@ class Coordinator:
         self.server.add(client, group)
         group.open()
 
-    def answer(self, tell: Callable[[Answer], None]) -> None:
-        def told(nodes: Described) -> None:
-            sums = {key: sum(node[key] for node in nodes) for key in ("cpus", "memory_bytes")}
-            tell({"name": self.title, "state": self.title, "nodes": nodes, "gpus": (), **sums})
-
-        self.ask_nodes(told)
+    def answer(self, tell: Callable[[ServerStatus], None]) -> None:
+        self.ask_nodes(lambda nodes: tell(ServerStatus(state=self.title, name=self.title, nodes=nodes)))
 
     def close_waiting(self, group: str) -> None:
         """Do nothing: a kernel that waits has a worker group, which looks for nodes."""

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from jupyter_distrib.server.worker_group import ServedWorkerGroup
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import Hello
+from jupyter_distrib.wire.messages import GroupStatus, Hello
 
 G = TypeVar("G", bound=ServedWorkerGroup)
 
@@ -21,19 +21,19 @@ class Client(Generic[G]):
     pidfd: int = -1
     groups: dict[str, G] = field(default_factory=dict)
 
-    def described(self) -> list[dict[str, object]]:
-        """Describe its worker groups, for the status."""
+    def statuses(self) -> list[GroupStatus]:
+        """Return the status of each of its worker groups."""
         if self.hello is None:
             return []
         return [
-            {
-                "group": group.name,
-                "holder": self.hello.label,
-                "session": self.hello.session,
-                "workers": group.infos(),
-                "run": group.current.run if group.current else "",
-                "label": group.current.label if group.current else "",
-                "kept": dict(group.kept),
-            }
+            GroupStatus(
+                group=group.name,
+                holder=self.hello.label,
+                session=self.hello.session,
+                workers=group.infos(),
+                run=group.current.run if group.current else "",
+                label=group.current.label if group.current else "",
+                kept=dict(group.kept),
+            )
             for group in self.groups.values()
         ]

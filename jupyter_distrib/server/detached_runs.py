@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
 from jupyter_distrib.system import run_list
-from jupyter_distrib.wire.messages import PROTOCOL, Attach, Attached, Event, Execute, NotAttached
+from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached
 
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
@@ -84,9 +84,6 @@ class DetachedRuns:
             self._tell(client, event, fds)
         if not journal.ended and client not in journal.listeners:
             journal.listeners.append(client)
-
-    def described(self) -> Sequence[Attached]:
-        return tuple(journal.attached() for journal in self._journals.values())
 
     def prune(self) -> None:
         """Remove runs that ended long ago."""

@@ -19,8 +19,9 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import Generic, Protocol
 
 from jupyter_distrib.server import detached_runs
 from jupyter_distrib.server.client import Client, G
@@ -42,6 +43,7 @@ from jupyter_distrib.wire.messages import (
     Hello,
     Message,
     OpenWorkerGroup,
+    ServerStatus,
     Stop,
     Welcomed,
     WorkerGroupClosed,
@@ -50,8 +52,6 @@ from jupyter_distrib.wire.messages import (
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
-
-Answer = dict[str, object]
 
 
 class Service(Protocol[G]):
@@ -78,8 +78,8 @@ class Service(Protocol[G]):
     def before_cell(self) -> None:
         """Record all that has happened to ranks, before they get a cell."""
 
-    def answer(self, tell: Callable[[Answer], None]) -> None:
-        """Report, soon, the service's part of the status; the server adds its own."""
+    def answer(self, tell: Callable[[ServerStatus], None]) -> None:
+        """Report the status, soon; the server adds its process and its worker groups."""
 
     def rest(self) -> None:
         """Free memory: no kernel is connected, and only records of detached runs are left."""
@@ -305,18 +305,13 @@ class Server(Generic[G]):
     # ------------------------------------------------------------------------------------------------ housekeeping
 
     def _answer(self, client: Client[G], ask: Ask) -> None:
-        def tell(more: Answer) -> None:
-            self.tell(client, Answered(question=ask.question, answer={**self._own_answer(), **more}))
+        self._service.answer(
+            lambda status: self.tell(client, Answered(question=ask.question, status=self._completed(status)))
+        )
 
-        self._service.answer(tell)
-
-    def _own_answer(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "up_s": time.monotonic() - self._started_s,
-            "groups": tuple(group for client in self.clients for group in client.described()),
-            "detached": self._detached.described(),
-        }
+    def _completed(self, status: ServerStatus) -> ServerStatus:
+        groups = tuple(group for client in self.clients for group in client.statuses())
+        return replace(status, pid=os.getpid(), up_s=time.monotonic() - self._started_s, groups=groups)
 
     def count_idle(self) -> None:
         """Start or stop counting the idle time."""

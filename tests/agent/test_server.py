@@ -98,7 +98,7 @@ def python(program: str, *arguments: str, **options: object) -> subprocess.Popen
 
 def agent_of(client: PoolClient) -> int:
     client.send(Ask(question=1))
-    return int(client.wait(Answered).answer["pid"])  # type: ignore[call-overload]
+    return client.wait(Answered).status.pid
 
 
 def socket_of(client: PoolClient, folder: Path) -> Path:
@@ -130,7 +130,7 @@ def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
     client = PoolClient(LocalPool())
     from jupyter_distrib.wire.messages import Answered, Ask
     client.send(Ask(question=1))
-    print(client.wait(Answered).answer["pid"])
+    print(client.wait(Answered).status.pid)
     client.close()
     """
     kernels = [python(program, stdin=subprocess.PIPE) for _ in range(20)]
@@ -347,9 +347,9 @@ def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_m
 def test_no_preloaded_forkserver_is_made_for_ranks_that_are_not_exchanged(folder: Path) -> None:
     """Those of a worker group that spans nodes, whose group the others are in."""
 
-    def forkserver(client: PoolClient) -> object:
+    def forkserver(client: PoolClient) -> str:
         client.send(Ask(question=1))
-        return client.wait(Answered).answer["state"]
+        return client.wait(Answered).status.state
 
     client, other = PoolClient(LocalPool()), PoolClient(LocalPool())
     client.group(1)

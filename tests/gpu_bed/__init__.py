@@ -37,7 +37,7 @@ from types import TracebackType
 from typing import Any
 
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello
+from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello, ServerStatus
 from tests.notebook import ROOT, Notebook
 from tests.processes import wait_until, wait_until_gone
 
@@ -160,9 +160,9 @@ class GpuBed:
             return (self.folder / "violations").read_text().splitlines()
         return []
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[ServerStatus]:
         """Ask each agent of this bed for its status, without a kernel."""
-        return [answer for answer in map(_asked, self._sockets()) if answer]
+        return [server for path in self._sockets() if (server := _asked(path)) is not None]
 
     def _sockets(self) -> list[Path]:
         """Return the sockets of this bed's agents: their command lines tell folder and name."""
@@ -210,7 +210,7 @@ class GpuBed:
         return _text(pid, "stat").rpartition(")")[2][1:2] not in ("", "Z", "X")
 
 
-def _asked(path: Path) -> dict[str, Any]:
+def _asked(path: Path) -> ServerStatus | None:
     about = {"session": "asks", "pid": os.getpid(), "label": "", "python": "", "torch": "", "cloudpickle": ""}
     with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
@@ -220,8 +220,8 @@ def _asked(path: Path) -> dict[str, Any]:
         link.send(Ask(question=1))
         while not isinstance(answered := link.receive()[0], Answered):
             continue
-        return dict(answered.answer)
-    return {}
+        return answered.status
+    return None
 
 
 def _text(pid: int, name: str) -> str:

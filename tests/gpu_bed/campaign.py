@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from jupyter_distrib.wire.messages import GroupStatus
 from tests.gpu_bed import GpuBed
 from tests.notebook import Notebook, Outcome
 from tests.processes import wait_until
@@ -268,9 +268,9 @@ class Campaign:
     def _used(self) -> set[int]:
         return {number for numbers in self._bed.numbers().values() for number in numbers}
 
-    def _groups(self) -> Iterator[dict[str, Any]]:
-        for answer in self._bed.status():
-            yield from answer["groups"]
+    def _groups(self) -> Iterator[GroupStatus]:
+        for server in self._bed.status():
+            yield from server.groups
 
     def _of_groups(self) -> set[int]:
         return {number for group in self._groups() for number in _gpus_of(group)}
@@ -281,20 +281,20 @@ class Campaign:
         groups = [
             group
             for group in self._groups()
-            if group["run"] or group["kept"] or (self._two_agents and not self._is_of(group, book))
+            if group.run or group.kept or (self._two_agents and not self._is_of(group, book))
         ]
         return {number for group in groups for number in _gpus_of(group)}
 
     def _holders(self) -> dict[int, str]:
-        return {gpu["index"]: gpu["holder"] for answer in self._bed.status() for gpu in answer["gpus"] if gpu["holder"]}
+        return {gpu.index: gpu.holder for server in self._bed.status() for gpu in server.gpus if gpu.holder}
 
     def _pids(self, book: Book, *, running: bool = False) -> list[int]:
         """Return the ranks of a notebook; with `running`, those that execute its cell."""
         groups = [group for group in self._groups() if self._is_of(group, book)]
-        return [worker.pid for group in groups if group["run"] or not running for worker in group["workers"]]
+        return [worker.pid for group in groups if group.run or not running for worker in group.workers]
 
-    def _is_of(self, group: dict[str, Any], book: Book) -> bool:
-        return bool(re.search(rf"\bkernel {book.notebook.pid}\b", group["holder"]))
+    def _is_of(self, group: GroupStatus, book: Book) -> bool:
+        return bool(re.search(rf"\bkernel {book.notebook.pid}\b", group.holder))
 
     def _new_book(self, name: str) -> Book:
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._bed.folder))
@@ -304,8 +304,8 @@ class Campaign:
         return Book(name=name, notebook=notebook)
 
 
-def _gpus_of(group: dict[str, Any]) -> list[int]:
-    return [int(found[1]) for worker in group["workers"] if (found := _WHERE.search(worker.device_name))]
+def _gpus_of(group: GroupStatus) -> list[int]:
+    return [int(found[1]) for worker in group.workers if (found := _WHERE.search(worker.device_name))]
 
 
 def main() -> None:

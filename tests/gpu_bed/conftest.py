@@ -39,5 +39,5 @@ def shared_book(shared_bed: GpuBed, _book: Notebook) -> Notebook:
     _book.ok("%distributed_pool stop")
     _book.ok("del os.environ['CUDA_VISIBLE_DEVICES']")
     assert shared_bed.ranks_gone()
-    assert wait_until(lambda: all(gpu["holder"] == "" for answer in shared_bed.status() for gpu in answer["gpus"]))
+    assert wait_until(lambda: all(gpu.holder == "" for server in shared_bed.status() for gpu in server.gpus))
     return _book

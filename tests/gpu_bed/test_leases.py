@@ -67,7 +67,7 @@ def test_ranks_that_are_still_starting_are_left_to_their_notebook(bed: GpuBed) -
     bed.write()
     with bed.notebook() as first, bed.notebook() as second:
         first.start(f"%%distributed --gpus 8\nprint('it has begun')\nimport signal\nsignal.pause()\n{WHERE}")
-        assert wait_until(lambda: [answer for answer in bed.status() if answer["groups"]])
+        assert wait_until(lambda: [server for server in bed.status() if server.groups])
         refused = second.fails("%%distributed --gpus 8\n1")
         first.until("it has begun")
         first.interrupt()

@@ -136,7 +136,7 @@ from jupyter_distrib.kernel.session.session import Session
 command = Session._command
 def with_the_agent_lost(self, run, group, *more):
     Session._command = command
-    os.kill(group.connection.ask()["pid"], signal.SIGKILL)
+    os.kill(group.connection.ask().pid, signal.SIGKILL)
     while not group.connection.lost or group.connection.groups:
         time.sleep(0.01)
     return command(self, run, group, *more)

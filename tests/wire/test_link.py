@@ -73,7 +73,7 @@ def pipe_fds(count: int) -> list[int]:
 def test_every_class_comes_back_equal(cls: type, pair: tuple[Link, Link]) -> None:
     message = sample(cls)
     if cls not in COMMANDS:
-        message = messages_module.Answered(question=1, answer={"it": message})
+        message = messages_module.Displayed(run="a-1", rank=0, data={}, metadata={"it": message}, at_s=0.0)
     a, b = pair
     a.send(message)
     assert b.receive() == (message, [])

@@ -25,6 +25,7 @@ from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.formatting import duration, size
 from jupyter_distrib.system.process_environment import version
+from jupyter_distrib.wire.messages import ServerStatus
 
 PACKAGES = (
     "torch",
@@ -161,24 +162,24 @@ def _pool(session: Session) -> Iterator[Finding]:
         return  # `_settings` reports it
     began_s = time.monotonic()
     try:
-        answer = session.pools.connect(pool).ask()
+        status = session.pools.connect(pool).ask()
     except (DistributedError, OSError) as error:
         yield Finding(topic="pool", text=f"{pool} does not answer", advice=str(error))
         return
     took_ms = 1000 * (time.monotonic() - began_s)
-    text = f"{pool} answers in {took_ms:.0f} ms: agent {answer['pid']}, up {duration(answer['up_s'])}"
-    yield Finding(topic="pool", text=f"{text}, {answer['state']}")
-    for group in answer["groups"]:
-        holder = "this notebook" if group["session"] == session.identity.name else group["holder"]
-        yield Finding(topic="ranks", text=f"{len(group['workers'])} of {holder}, {group['label'] or 'idle'}")
-    yield from _devices(answer)
+    text = f"{pool} answers in {took_ms:.0f} ms: agent {status.pid}, up {duration(status.up_s)}"
+    yield Finding(topic="pool", text=f"{text}, {status.state}")
+    for group in status.groups:
+        holder = "this notebook" if group.session == session.identity.name else group.holder
+        yield Finding(topic="ranks", text=f"{len(group.workers)} of {holder}, {group.label or 'idle'}")
+    yield from _devices(status)
 
 
-def _devices(answer: dict[str, Any]) -> Iterator[Finding]:
+def _devices(status: ServerStatus) -> Iterator[Finding]:
     """Yield findings on the problems and modes of GPUs that the pool's agent reports."""
-    if problem := answer.get("gpu_problem", ""):
-        yield Finding(topic="GPUs", text="not all of them can be used", advice=problem)
-    modes = [f"GPU {gpu['number']}: {gpu['modes']}" for gpu in answer["gpus"] if gpu["modes"]]
+    if status.gpu_problem:
+        yield Finding(topic="GPUs", text="not all of them can be used", advice=status.gpu_problem)
+    modes = [f"GPU {gpu.number}: {gpu.modes}" for gpu in status.gpus if gpu.modes]
     if modes:
         yield Finding(topic="GPU modes", text="; ".join(modes))
 

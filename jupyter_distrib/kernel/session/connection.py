@@ -30,6 +30,7 @@ from jupyter_distrib.wire.messages import (
     Leaving,
     NotAttached,
     RunEvent,
+    ServerStatus,
     Welcomed,
     WorkerGroupChanged,
     WorkerGroupClosed,
@@ -94,18 +95,18 @@ class Requests:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | PoolError]] = {}
+        self._answers: dict[int, queue.SimpleQueue[ServerStatus | PoolError]] = {}
         self._numbers = itertools.count(1)
         self._attachments: queue.SimpleQueue[Run | NotAttached | PoolError] = queue.SimpleQueue()
         self._make: Callable[[Attached], Run] | None = None
 
-    def ask(self, node: Node) -> dict[str, Any]:
-        """Return the agent's description of its node and ranks. Raises `PoolError`."""
+    def ask(self, node: Node) -> ServerStatus:
+        """Return the status that the pool's process tells. Raises `PoolError`."""
         number = next(self._numbers)
         answers = self._answers[number] = queue.SimpleQueue()
         node.send(Ask(question=number))
-        answer: dict[str, Any] = self._within(answers)
-        return answer
+        status: ServerStatus = self._within(answers)
+        return status
 
     def attach(self, node: Node, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:
         """Request the events of a detached run from its beginning, and return the run. Raises `PoolError`."""
@@ -132,7 +133,7 @@ class Requests:
 
     def answered(self, event: Answered) -> None:
         if (box := self._answers.pop(event.question, None)) is not None:
-            box.put(event.answer)
+            box.put(event.status)
 
     def attached(self, event: Attached) -> Run | None:
         """Return the run that `attach` has requested; None without such a request."""
@@ -296,8 +297,8 @@ class Connection:
         if not self.runs:
             self.node.close()
 
-    def ask(self) -> dict[str, Any]:
-        """Return the agent's description of its node and ranks. Raises `PoolError`."""
+    def ask(self) -> ServerStatus:
+        """Return the status that the pool's process tells. Raises `PoolError`."""
         return self._requests.ask(self.node)
 
     def attach(self, run: str, make: Callable[[Attached], Run]) -> Run | NotAttached:

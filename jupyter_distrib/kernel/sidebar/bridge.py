@@ -22,6 +22,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.status import PoolStatus, pool_status
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
@@ -52,7 +53,8 @@ class FrontEnd:
 
     def __init__(self, shell: Any) -> None:
         self._shell, self._kernel = shell, shell.kernel
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._pools: dict[str, PoolStatus] = {}
+        """The last status of each pool."""
         self._settings = without_files(POOLS, STRATEGIES)
         """The settings as they were when they could last be read."""
         self._doing: dict[str, str] | None = None
@@ -107,7 +109,7 @@ class FrontEnd:
             self._settings = current.settings
         except OptionsError as error:  # a file that is being edited; the last settings are shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
-        seen = overview(current, self._settings, self._answers)
+        seen = overview(current, self._settings, self._pools)
         more = {"route": self._route, "doing": self._doing, "trouble": trouble, "views": self.cells.views()}
         return {**seen, **more}
 
@@ -203,9 +205,10 @@ class FrontEnd:
 
     def _ask(self) -> None:
         """Ask every pool in use for its node and for the holders of its devices."""
-        for connection in session.current().pools.connections:
+        current = session.current()
+        for connection in current.pools.connections:
             with suppress(DistributedError):
-                self._answers[connection.pool] = {**connection.ask(), "at_s": time.time()}
+                self._pools[connection.pool] = pool_status(connection, current)
         self._news.changed()
 
     def _log(self, run: str, rank: int) -> dict[str, Any]:

@@ -10,24 +10,25 @@ from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, to_line
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
 from jupyter_distrib.system.formatting import clipped
-from jupyter_distrib.wire.messages import WorkerInfo
+from jupyter_distrib.wire.messages import fields_of
 
 PROTOCOL = 3
 """The version of the messages, raised when a page of another version would not understand the kernel."""
 LINE_CHARACTERS = 200
 
 
-def overview(session: Session, settings: Settings, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def overview(session: Session, settings: Settings, pools: Mapping[str, PoolStatus]) -> dict[str, Any]:
     """Return the present overview.
 
     Args:
         session: The session of the kernel.
         settings: Its pools and defaults.
-        answers: The last answer of each pool's agent, as `Connection.ask` returns it, with its time `at_s`.
+        pools: The last status of each pool.
     """
     return {
         "protocol": PROTOCOL,
@@ -36,7 +37,7 @@ def overview(session: Session, settings: Settings, answers: Mapping[str, Mapping
         "pid": session.identity.pid,
         "next": _next(settings),
         "strategies": list(settings.strategies),
-        "pools": [_pool(session, pool, answers.get(pool.name)) for pool in settings.pools.values()],
+        "pools": [_pool(session, pool, pools.get(pool.name)) for pool in settings.pools.values()],
         "runs": [_run(run) for run in reversed(session.history)],
     }
 
@@ -62,14 +63,14 @@ def _next(settings: Settings) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- pools
 
 
-def _pool(session: Session, pool: NamedPool, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+def _pool(session: Session, pool: NamedPool, status: PoolStatus | None) -> dict[str, Any]:
     groups = [_group(group) for group in session.pools.groups(pool.name)]
     return {
         "name": pool.name,
         "kind": pool.kind,
         "origin": pool.origin,
         "groups": groups,
-        "node": _node(session, answer) if answer and answer.get("nodes") != () else None,
+        "node": _node(session, status) if status and status.server.nodes is not None else None,
     }
 
 
@@ -81,64 +82,20 @@ def _group(group: WorkerGroup) -> dict[str, Any]:
         "gpus": group.gpus,
         "kept": sorted({handle.name for handle in group.kept}),
         "run": group.run.id if group.run is not None and not group.run.done() else None,
-        "ranks": [_worker(info) for info in group.workers],
+        "ranks": [fields_of(info) for info in group.workers],
     }
 
 
-def _worker(info: WorkerInfo) -> dict[str, Any]:
+def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:
+    server = pool.server
     return {
-        "rank": info.rank,
-        "state": info.state,
-        "pid": info.pid,
-        "device": info.device,
-        "device_name": info.device_name,
-        "rss_bytes": info.rss_bytes,
-        "node": info.node,
-    }
-
-
-def _node(session: Session, answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "at_s": answer["at_s"],
-        "name": answer.get("name", ""),
-        "cpus": answer.get("cpus"),
-        "memory_bytes": answer.get("memory_bytes"),
-        "gpus": [
-            {key: gpu[key] for key in ("index", "number", "name", "memory_bytes", "used_bytes", "holder")}
-            for gpu in answer["gpus"]
-        ],
-        "nodes": nodes_of(session, answer),
-        "others": [
-            {"holder": group["holder"], "ranks": len(group["workers"]), "running": group["label"]}
-            for group in answer["groups"]
-            if group["session"] != session.identity.name
-        ],
-    }
-
-
-def nodes_of(session: Session, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the nodes of a pool, each with `ranks`: the ranks of this notebook on it."""
-    name = session.identity.name
-    own_workers = [info for group in answer["groups"] if group["session"] == name for info in group["workers"]]
-    if "nodes" in answer:
-        return [
-            {**node, "ranks": [info.rank for info in own_workers if info.node == node["name"]]}
-            for node in answer["nodes"]
-        ]
-    return [{**_machine(answer), "ranks": [info.rank for info in own_workers]}] if answer.get("name") else []
-
-
-def _machine(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the only node of a pool, in the form in which a coordinator describes each of its nodes."""
-    gpus = answer["gpus"]
-    return {
-        "name": answer["name"],
-        "cpus": answer["cpus"],
-        "free_cpus": None,
-        "memory_bytes": answer["memory_bytes"],
-        "gpus": len(gpus),
-        "free_gpus": sum(not gpu["holder"] for gpu in gpus),
-        "gpu_type": ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus)),
+        "at_s": pool.at_s,
+        "name": server.name,
+        "cpus": sum(node.cpus for node in pool.nodes),
+        "memory_bytes": sum(node.memory_bytes for node in pool.nodes),
+        "gpus": [fields_of(gpu) for gpu in server.gpus],
+        "nodes": [{**fields_of(node), "ranks": pool.ranks_on(node)} for node in pool.nodes],
+        "others": [fields_of(other) for other in other_groups([pool], session)],
     }
 
 
@@ -148,24 +105,13 @@ def _machine(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _run(run: Run) -> dict[str, Any]:
     record = run.record
     return {
-        "run": run.id,
-        "label": record.label,
+        **fields_of(RunStatus.of(run)),
         "cell": run.cell_id,
-        "state": run.state,
-        "pool": run.pool,
-        "strategy": record.strategy,
-        "ranks": len(record.ranks),
         "numbers": list(record.ranks),
-        "world_size": record.world_size,
-        "gpus": record.gpus,
-        "detached": run.detached,
         "began_at_s": run.clock.began_at_s,
         "elapsed_s": run.elapsed_s if run.done() else None,
         "stop_asked_at_s": run.stop_order.asked_at_s,
         "stopping": run.stopping,
-        "peak_rss_bytes": record.peak_rss_bytes,
-        "peak_gpu_memory_bytes": record.peak_gpu_memory_bytes,
-        "stall": record.stall.text if record.stall else "",
         "trouble": _trouble(record),
         "progress": _slowest(record),
         "line": _last_line(record),
@@ -180,10 +126,7 @@ def _member(rank: RankRecord) -> dict[str, Any]:
         "state": rank.state,
         "device": rank.device_name or rank.device,
         "rss_bytes": rank.rss_bytes,
-        "cpu_percent": rank.cpu_percent,
-        "gpu_memory_bytes": rank.gpu_memory_bytes,
-        "gpu_memory_total_bytes": rank.gpu_memory_total_bytes,
-        "gpu_percent": rank.gpu_percent,
+        **fields_of(RankUsage.of(rank)),
     }
 
 

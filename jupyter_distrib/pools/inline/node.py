@@ -21,9 +21,11 @@ from jupyter_distrib.wire.messages import (
     Execute,
     Exited,
     Forget,
+    GroupStatus,
     Hello,
     NotAttached,
     OpenWorkerGroup,
+    ServerStatus,
     Stop,
     WorkerGroupClosed,
     WorkerGroupOpened,
@@ -66,7 +68,7 @@ class InlineNode:
                 if self._groups.pop(command.group, None) is not None:
                     self._sink(WorkerGroupClosed(group=command.group), ())
             case Ask():
-                self._sink(Answered(question=command.question, answer=self._answer()), ())
+                self._sink(Answered(question=command.question, status=self._status()), ())
             case Attach():
                 self._sink(NotAttached(run=command.run, reason="the inline pool has no detached runs."), ())
 
@@ -138,27 +140,25 @@ class InlineNode:
                 for key in command.keys:
                     kept.pop(key, None)
 
-    def _answer(self) -> dict[str, object]:
-        run = self._run.command if self._run else None
-        return {
-            "pid": os.getpid(),
-            "up_s": time.monotonic() - self._started_s,
-            "state": "no forkserver needed",
-            "groups": tuple(
-                {
-                    "group": name,
-                    "holder": self._hello.label,
-                    "session": self._hello.session,
-                    "workers": group.infos(),
-                    "run": run.run if run and run.group == name else "",
-                    "label": run.label if run and run.group == name else "",
-                    "kept": {key: 0.0 for kept in group.kept.values() for key in kept},
-                }
-                for name, group in self._groups.items()
-            ),
-            "detached": (),
-            "gpus": (),
-        }
+    def _status(self) -> ServerStatus:
+        return ServerStatus(
+            state="no forkserver needed",
+            pid=os.getpid(),
+            up_s=time.monotonic() - self._started_s,
+            groups=tuple(self._group_status(name, group) for name, group in self._groups.items()),
+        )
+
+    def _group_status(self, name: str, group: InlineWorkerGroup) -> GroupStatus:
+        run = self._run.command if self._run and self._run.command.group == name else None
+        return GroupStatus(
+            group=name,
+            holder=self._hello.label,
+            session=self._hello.session,
+            workers=group.infos(),
+            run=run.run if run else "",
+            label=run.label if run else "",
+            kept={key: 0.0 for kept in group.kept.values() for key in kept},
+        )
 
 
 def _orders(command: OpenWorkerGroup, size: int) -> Iterator[WorkerOrder]:

@@ -12,16 +12,17 @@ from typing import Any
 from jupyter_distrib.pools.ray.cluster import Address
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import NodeStatus
 
 ANSWER_S = 2.0
 """Seconds after which the last state is reported if Ray does not answer."""
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
-Described = dict[str, object]
+Tell = Callable[[tuple[NodeStatus, ...] | None], None]
 
 
 class Nodes:
-    """The cluster's nodes, as `described` returns them.
+    """The cluster's nodes, as `statuses` returns them.
 
     Args:
         joined: The cluster, once it has been joined.
@@ -29,15 +30,15 @@ class Nodes:
 
     def __init__(self, loop: Loop, calls: CallSoon, joined: Future[Address]) -> None:
         self._loop, self._calls, self._joined = loop, calls, joined
-        self._known: tuple[Described, ...] = ()
-        self._waiting: list[Callable[[tuple[Described, ...]], None]] = []
+        self._latest: tuple[NodeStatus, ...] | None = None
+        self._waiting: list[Tell] = []
         self._asking = False
 
-    def ask(self, told: Callable[[tuple[Described, ...]], None]) -> None:
-        """Have `told` called soon: with no nodes before the cluster has been joined."""
+    def ask(self, tell: Tell) -> None:
+        """Have `tell` called soon: with None before the cluster has been joined."""
         if not self._joined.done() or self._joined.exception() is not None:
-            return told(())
-        self._waiting.append(told)
+            return tell(None)
+        self._waiting.append(tell)
         self._loop.later(ANSWER_S, self._tell)
         if not self._asking:
             self._asking = True
@@ -57,7 +58,7 @@ class Nodes:
         self._calls.put(self._asked)
 
     def _know(self, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> None:
-        self._known = described(nodes, free)
+        self._latest = statuses(nodes, free)
 
     def _asked(self) -> None:
         self._asking = False
@@ -65,34 +66,33 @@ class Nodes:
 
     def _tell(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for told in waiting:
-            told(self._known)
+        for tell in waiting:
+            tell(self._latest)
 
 
-def described(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[Described, ...]:
-    """Return for each node `name`, `cpus`, `free_cpus`, `memory_bytes`, `gpus`, `free_gpus` and `gpu_type`; free
-    amounts are None if unknown.
+def statuses(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[NodeStatus, ...]:
+    """Return the status of each node.
 
     Args:
         nodes: The result of `ray.nodes()`.
-        free: Free resources by the id of the node.
+        free: Free resources by the id of the node; a node that is missing has unknown ones.
     """
     return tuple(
-        _described(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"]))
+        _status(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"]))
         for node in sorted(nodes, key=lambda node: str(node["NodeManagerAddress"]))
     )
 
 
-def _described(name: str, has: Mapping[str, float], free: Mapping[str, float] | None) -> Described:
-    return {
-        "name": name,
-        "cpus": has.get("CPU", 0.0),
-        "free_cpus": None if free is None else free.get("CPU", 0.0),
-        "memory_bytes": int(has.get("memory", 0)),
-        "gpus": int(has.get("GPU", 0)),
-        "free_gpus": None if free is None else int(free.get("GPU", 0)),
-        "gpu_type": ", ".join(sorted(kind.removeprefix(_TYPE) for kind in has if kind.startswith(_TYPE))),
-    }
+def _status(name: str, has: Mapping[str, float], free: Mapping[str, float] | None) -> NodeStatus:
+    return NodeStatus(
+        name=name,
+        cpus=has.get("CPU", 0.0),
+        free_cpus=None if free is None else free.get("CPU", 0.0),
+        memory_bytes=int(has.get("memory", 0)),
+        gpus=int(has.get("GPU", 0)),
+        free_gpus=None if free is None else int(free.get("GPU", 0)),
+        gpu_type=", ".join(sorted(kind.removeprefix(_TYPE) for kind in has if kind.startswith(_TYPE))),
+    )
 
 
 def _free() -> dict[str, dict[str, float]]:

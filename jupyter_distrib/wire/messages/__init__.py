@@ -8,6 +8,8 @@ of these, a `dict` with string keys, or another class of this folder. One file i
     kernel  <---events---  agent  <---events---  worker
     coordinator  <------>  agents of several nodes                          node.py
 
+`shared.py` and `status.py` hold parts of messages.
+
 Times named `at_s` are the node's monotonic clock in seconds; they order the events of one node.
 """
 
@@ -71,7 +73,9 @@ from jupyter_distrib.wire.messages.shared import (
     RankPlace,
     Setting,
     WorkerInfo,
+    fields_of,
 )
+from jupyter_distrib.wire.messages.status import GpuStatus, GroupStatus, NodeStatus, ServerStatus
 from jupyter_distrib.wire.messages.worker import (
     CutSockets,
     DeviceSettled,
@@ -119,7 +123,9 @@ __all__ = [
     "Forked",
     "ForkserverReady",
     "Frame",
+    "GpuStatus",
     "GroupSighting",
+    "GroupStatus",
     "GroupsReset",
     "Hello",
     "Interrupted",
@@ -130,6 +136,7 @@ __all__ = [
     "Message",
     "Moved",
     "NodeSawRanks",
+    "NodeStatus",
     "NotAttached",
     "Noted",
     "OpenWorkerGroup",
@@ -146,6 +153,7 @@ __all__ = [
     "Returned",
     "RunEvent",
     "Sampled",
+    "ServerStatus",
     "Setting",
     "Stalled",
     "Started",
@@ -162,6 +170,7 @@ __all__ = [
     "WorkerInfo",
     "WorkerOrder",
     "Wrote",
+    "fields_of",
 ]
 
 Command = (

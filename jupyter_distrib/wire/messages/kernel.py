@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from jupyter_distrib.wire.messages.shared import Cell, Failure, Frame, Parcel, RankPlace, Setting, WorkerInfo, message
+from jupyter_distrib.wire.messages.status import ServerStatus
 
 DEFAULT_CPU_RANKS = 2
 """The size of a worker group without GPUs, if none was asked for."""
@@ -115,7 +116,7 @@ class CloseWorkerGroup:
 
 @message
 class Ask:
-    """Ask the agent for its state. Answered by `Answered` with the same `question`."""
+    """Ask for the status of the pool. Answered by `Answered` with the same `question`."""
 
     question: int
 
@@ -414,7 +415,7 @@ class Ended:
 @message
 class Answered:
     question: int
-    answer: dict[str, object]
+    status: ServerStatus
 
 
 @message

@@ -24,6 +24,11 @@ def _values(one: Any) -> tuple[object, ...]:
     return tuple([getattr(one, name) for name in one.__slots__])
 
 
+def fields_of(one: Any) -> dict[str, Any]:
+    """Return the fields of a message, or of another dataclass with slots, by name; what they hold stays as it is."""
+    return {name: getattr(one, name) for name in one.__slots__}
+
+
 def _is_equal(one: object, other: object) -> bool:
     return _values(one) == _values(other) if type(one) is type(other) else NotImplemented
 

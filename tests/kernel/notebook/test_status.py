@@ -30,7 +30,7 @@ def pids(book: Notebook) -> list[int]:
     return [
         int(pid)
         for pid in book.ok(
-            "print(*[r['pid'] for r in get_ipython().run_line_magic('distributed_status', '').ranks])"
+            "print(*[r.pid for r in get_ipython().run_line_magic('distributed_status', '').ranks])"
         ).stdout.split()
     ]
 
@@ -83,7 +83,7 @@ def test_the_status_is_a_value(book: Notebook) -> None:
     book.ok(ON_TWO + "import os\nos.getpid();")
     book.ok("status = get_ipython().run_line_magic('distributed_status', '')")
 
-    assert book.ok("[r['rank'] for r in status.ranks], status.pool, status.runs[-1]['state']").result == (
+    assert book.ok("[r.rank for r in status.ranks], status.pool, status.runs[-1].state").result == (
         "([0, 1], 'local', 'done')"
     )
     assert all(map(is_alive, pids(book)))
@@ -212,7 +212,7 @@ def test_the_log_of_the_last_run_is_complete(book: Notebook) -> None:
 
 def test_the_log_of_one_rank_of_an_earlier_run(book: Notebook) -> None:
     book.ok(ON_TWO + "print('first of', rank)")
-    run = book.ok("get_ipython().run_line_magic('distributed_status', '').runs[-1]['run']").result.strip("'")
+    run = book.ok("get_ipython().run_line_magic('distributed_status', '').runs[-1].run").result.strip("'")
     book.ok(ON_TWO + "print('second')")
 
     assert book.ok(f"%distributed_logs {run} --rank 1").stdout == "first of 1\n"

@@ -1,12 +1,13 @@
 """The overview that front ends get: a golden one is checked here and in `labextension/src/tests/`.
 
-Written anew with `python -m tests.test_overview`, after a look at the difference.
+Written anew with `python -m tests.kernel.sidebar.test_overview`, after a look at the difference.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.session.status import PoolStatus
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.sidebar.overview import overview
-from jupyter_distrib.wire.messages import WorkerInfo
+from jupyter_distrib.wire.messages import GpuStatus, GroupStatus, NodeStatus, ServerStatus, WorkerInfo
 from tests.kernel.record.golden_run import golden_record
 
 GOLDEN = Path(__file__).parent / "golden_overview.json"
@@ -28,22 +30,22 @@ def golden_overview() -> dict[str, Any]:
     session.identity = KernelIdentity(name="a1b2c3", pid=4000)
     session.history = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
     session.choices.pick(pool="local", strategy="ddp", size=GroupSize(count=4, gpus=False))
-    gpu = {
-        "index": 2,
-        "number": "2",
-        "name": "NVIDIA A100-SXM4-80GB",
-        "memory_bytes": 85899345920,
-        "used_bytes": 31000000000,
-    }
-    answer = {
-        "at_s": 1800000000.0,
-        "name": "node",
-        "cpus": 16,
-        "memory_bytes": 128 * 2**30,
-        "gpus": [{**gpu, "holder": ""}],
-        "groups": [{"session": "other", "holder": "b.ipynb (kernel 7)", "workers": [1, 2], "label": "Cell In[3]"}],
-    }
-    seen = overview(session, session.settings, {"local": answer})
+    gpu = GpuStatus(
+        index=2,
+        number="2",
+        name="NVIDIA A100-SXM4-80GB",
+        memory_bytes=85899345920,
+        used_bytes=31000000000,
+        holder="",
+    )
+    node = NodeStatus(name="node", cpus=16, memory_bytes=128 * 2**30, gpus=1, free_gpus=1, gpu_type=gpu.name)
+    workers = tuple(WorkerInfo(rank=rank, pid=1, device="cpu") for rank in range(2))
+    other = GroupStatus(
+        group="g", session="other", holder="b.ipynb (kernel 7)", workers=workers, label="Cell In[3]", kept={"r/x": 0.0}
+    )
+    server = ServerStatus(state="forkserver ready", name="node", nodes=(node,), gpus=(gpu,), groups=(other,))
+    status = replace(PoolStatus.of("local", server, session), at_s=1800000000.0)
+    seen = overview(session, session.settings, {"local": status})
     for run in seen["runs"]:
         run["began_at_s"] = 1800000000.0
     seen["pools"] = [pool for pool in seen["pools"] if pool["kind"] in ("local", "inline")]
@@ -69,25 +71,20 @@ def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> N
     (tmp_path / "jupyter_distrib.toml").write_text('[pools.lab]\nkind = "ray"\n')
     session = Session()
     node = {"cpus": 4.0, "free_cpus": 2.0, "memory_bytes": 8 * 10**9, "gpus": 2, "free_gpus": 1, "gpu_type": "A10"}
-    ranks = [WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2)]
-    group = {"session": session.identity.name, "workers": ranks}
-    answer = {
-        "at_s": 0.0,
-        "name": "Ray at 10.0.0.7:6379",
-        "gpus": (),
-        "groups": (group,),
-        "nodes": ({"name": "10.0.0.7", **node}, {"name": "10.0.0.8", **node}),
-    }
+    nodes = tuple(NodeStatus(name=name, **node) for name in ("10.0.0.7", "10.0.0.8"))  # type: ignore[arg-type]
+    ranks = tuple(WorkerInfo(rank=rank, pid=1, device="cpu", node="10.0.0.7") for rank in range(2))
+    group = GroupStatus(group="g", holder="", session=session.identity.name, workers=ranks)
+    server = ServerStatus(state="joined", name="Ray at 10.0.0.7:6379", nodes=nodes, groups=(group,))
 
-    def told(answer: dict[str, Any]) -> Any:
-        pools = overview(session, session.settings, {"lab": answer})["pools"]
+    def told(server: ServerStatus) -> Any:
+        pools = overview(session, session.settings, {"lab": PoolStatus.of("lab", server, session)})["pools"]
         return next(pool["node"] for pool in pools if pool["name"] == "lab")
 
-    assert told(answer)["nodes"] == [
+    assert told(server)["nodes"] == [
         {"name": "10.0.0.7", **node, "ranks": [0, 1]},
         {"name": "10.0.0.8", **node, "ranks": []},
     ]
-    assert told({**answer, "nodes": ()}) is None, "it is not known yet what there is"
+    assert told(replace(server, nodes=None)) is None, "it is not known yet what there is"
 
 
 def test_the_overview_is_what_javascript_is_tested_with() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.pools.ray.nodes import described
+from dataclasses import replace
+
+from jupyter_distrib.pools.ray.nodes import statuses
+from jupyter_distrib.wire.messages import NodeStatus
 
 NODES = [
     {
@@ -14,22 +17,17 @@ NODES = [
 ]
 
 
-SMALL = {"name": "10.0.0.7", "cpus": 4.0, "memory_bytes": 8_000_000_000, "gpus": 0, "gpu_type": ""}
-
-
-LARGE = {"name": "10.0.0.8", "cpus": 16.0, "memory_bytes": 64_000_000_000, "gpus": 2, "gpu_type": "A10"}
+SMALL = NodeStatus(name="10.0.0.7", cpus=4.0, memory_bytes=8_000_000_000)
+LARGE = NodeStatus(name="10.0.0.8", cpus=16.0, memory_bytes=64_000_000_000, gpus=2, gpu_type="A10")
 
 
 def test_each_node_is_told_with_what_is_free() -> None:
     free = {"a": {"CPU": 1.0}, "b": {"CPU": 16.0, "GPU": 1.0}}
-    assert described(NODES, free) == (
-        {**SMALL, "free_cpus": 1.0, "free_gpus": 0},
-        {**LARGE, "free_cpus": 16.0, "free_gpus": 1},
+    assert statuses(NODES, free) == (
+        replace(SMALL, free_cpus=1.0, free_gpus=0),
+        replace(LARGE, free_cpus=16.0, free_gpus=1),
     )
 
 
 def test_what_is_free_may_not_be_known() -> None:
-    assert described(NODES, {}) == (
-        {**SMALL, "free_cpus": None, "free_gpus": None},
-        {**LARGE, "free_cpus": None, "free_gpus": None},
-    )
+    assert statuses(NODES, {}) == (SMALL, LARGE)
