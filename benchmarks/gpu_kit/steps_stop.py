@@ -212,6 +212,37 @@ def check_stall(group: Group, find: Findings) -> None:
         check_trains(book, group, find, "after it")
 
 
+@step("K8f", "an error of all ranks at the same step: the group stays, and what is kept", limit_s=45, without_gpu="cpu")
+def same_error(place: Place, find: Findings) -> None:
+    check_same_error(Group(place=place), find)
+
+
+def check_same_error(group: Group, find: Findings) -> None:
+    place = group.place
+    head = f"%%distributed {group.options}"
+    with place.notebook(**group.environment()) as book:  # type: ignore[arg-type]
+        group.check_nccl(book)
+        pids = book.settled(group.options)
+        book.ok(f"{head} --keep model,optimizer\n{TRAINS}\nimport sys\nsys.kit_group = torch.distributed.group.WORLD")
+        ends = "if number == 20: raise ValueError('of all ranks')"
+        loop = STEPS_OF.format(numbers="range(50)", flag="pass", more=ends)
+        failed = book.cell(f"{head}\nimport torch\n{loop}", 20.0)
+        find.that("the error is told", failed.ename == "ValueError", failed.text[-300:])
+        trained = book.cell(
+            f"{head}\nimport torch\n{STEPS_OF.format(numbers='range(5)', flag='pass', more='pass')}", 20.0
+        )
+        find.that("what is kept trains on", trained.status == "ok", trained.text[-300:])
+        find.within("the next cell", trained.wall_s, 1.0 if place.on_gpu else 6.0)
+        same = book.values(group.options, "import sys, torch\nsys.kit_group is torch.distributed.group.WORLD")
+        if place.on_gpu:  # groups of gloo are made anew in milliseconds
+            find.that("the group stays", all(same), same)
+        find.that("on the same ranks", book.values(group.options, PID) == pids)
+        states = book.values(group.options, SAME_WEIGHTS)
+        find.that("with the same weights", all(finite and apart == 0.0 for finite, apart in states), states)
+        noted = [line for line in (failed.text + trained.text).splitlines() if "midst of a step" in line]
+        find.that("no value is called torn", not noted, noted[:1])
+
+
 @step("K8e", "rounds of Stop leave no memory, threads, or C++ stacks behind", limit_s=60, without_gpu="cpu")
 def leftovers(place: Place, find: Findings) -> None:
     group = Group(place=place)

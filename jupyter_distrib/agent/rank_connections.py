@@ -26,10 +26,13 @@ class RankConnections:
 
     def __init__(self, run: str, ranks: Mapping[int, Rank], tell: Tell, *, spans_nodes: bool) -> None:
         self._run, self._ranks, self._tell, self.spans_nodes = run, ranks, tell, spans_nodes
+        self.cut_any = False
+        """Whether any connection was cut."""
 
     def cut(self, running: Iterable[Rank]) -> None:
         """Cut the connections of these ranks, which are being stopped."""
         inodes, ranks = reap.sockets_between(self._pids), list(running)
+        self.cut_any |= bool(ranks)
         if any(rank.has_device for rank in ranks):
             ranks = list(self._ranks.values())  # NCCL is aborted on all ranks or on none
         for rank in ranks:
@@ -39,11 +42,13 @@ class RankConnections:
     def cut_remote(self, running: Iterable[Rank], command: CutRemoteSockets) -> None:
         """Cut the connections of these ranks towards ranks of another node, which are gone or about to go."""
         if inodes := reap.sockets_towards(self._pids, command.ends):
+            self.cut_any = True
             for rank in running:
                 rank.post(CutSockets(run=self._run, inodes=inodes, stop=False))
 
     def hang_up(self, rank: Rank) -> None:
         """Cut all connections of a rank that has left the cell, as the end of its process would."""
+        self.cut_any = True
         rank.post(CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
         self._tell_far_ends([rank.pid])
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.drain_reports import DrainReports
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_connections import RankConnections
@@ -52,10 +53,17 @@ class NodeRun:
         """Ranks that have not come to the end of the cell."""
         self.started_s = time.monotonic()
         self.health = GroupHealth()
+        self.drains = DrainReports()
         self.watch: Watch | None = None
         self._ranks, self._loop, self._timers = ranks, loop, Timers(loop)
         self._connections = RankConnections(command.run, ranks, tell, spans_nodes=spans_nodes)
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
+
+    @property
+    def groups_can_stay(self) -> bool:
+        """Return whether ranks with devices can go on with their process groups, once all have reported."""
+        on_all = set(self.command.ranks) == self._ranks.keys()
+        return on_all and not self._connections.cut_any and self.drains.equal(self.health.sequences)
 
     def running(self) -> list[Rank]:
         """Return the ranks that still execute the cell."""

@@ -1,5 +1,8 @@
 """Stops a run: SIGINT; 20 ms later the collectives are cut; both again a few times; after 2 s the rank is killed. Runs
-in the agent's loop."""
+in the agent's loop.
+
+Ranks with devices have longer until the cut: one that waits for its device goes on when the step is done, with its
+groups whole."""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from jupyter_distrib.system.event_loop import Timers
 from jupyter_distrib.wire.messages import KILL_AFTER_S, CutSockets
 
 CUT_AFTER_S = 0.02
+CUT_DEVICES_AFTER_S = 0.25
 AGAIN_AFTER_S = (0.12, 0.4, 1.0)
 """Seconds after which SIGINT is repeated: it then goes to the rank's process group, which frees a rank that waits for
 its data loader."""
@@ -39,9 +43,10 @@ class StopLadder:
         if self.begun:
             return
         self.begun = True
+        cut_after_s = CUT_DEVICES_AFTER_S if any(rank.has_device for rank in self._running()) else CUT_AFTER_S
         for delay_s in (0.0, *AGAIN_AFTER_S):
             self._timers.later(delay_s, partial(self._interrupt, whole_group=delay_s > 0))
-            self._timers.later(delay_s + CUT_AFTER_S, self._cut)
+            self._timers.later(delay_s + cut_after_s, self._cut)
         self._timers.later(KILL_AFTER_S, self.kill)
 
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.group_output import GroupOutput
+from jupyter_distrib.agent.group_repair import GroupRepair
 from jupyter_distrib.agent.group_store import GroupStore
 from jupyter_distrib.agent.leftovers import BackgroundJobs
 from jupyter_distrib.agent.rank import Rank
@@ -33,6 +34,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
 from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
+    DeviceDrained,
     DeviceSettled,
     Execute,
     Failed,
@@ -84,6 +86,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """Callback for ranks of a closed worker group that will not have a process after all."""
         self.ranks = RankTable()
         self.store = GroupStore(command, self.ranks, tell)
+        self._group_repair = GroupRepair(self.ranks, self.store, self._go_on_if_ready)
         self._loop = loop
         self._starter = RankStarter(
             command,
@@ -136,6 +139,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _start(self, local_ranks: Iterable[int]) -> None:
         """Start processes for these local ranks, and give the whole worker group a new store."""
+        self._group_repair.cancel()
         ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
         for rank in ranks:
             self.ranks.put(rank)
@@ -269,6 +273,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 self._take_ready(rank, message)
             case DeviceSettled():
                 self._take_settled(rank)
+            case DeviceDrained():
+                self._group_repair.take(message, self.run)
             case Wrote():
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
             case ProbeAnswer():
@@ -296,9 +302,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
-        rank.state = "starting" if not isinstance(event, Returned) and event.settles else "idle"
+        settles = not isinstance(event, Returned) and event.settles
+        rank.state = "starting" if settles else "idle"
         if run is None or rank.number not in run.pending:
             return
+        if settles:
+            run.drains.expect(rank.number)
         rank.streams.drain()
         run.output.flush()
         run.tell(event, fds)
@@ -337,7 +346,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if gone:
             self._start(gone)
         elif not self.store.spans_nodes and not run.health.fit:
-            self.store.renew()
+            self._group_repair.begin(run)
 
     # ------------------------------------------------------------------------------------------------ ending
 

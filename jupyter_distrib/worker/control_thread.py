@@ -53,6 +53,8 @@ class ControlThread:
         self._take_device = take_device
         self._running = ""
         """The id of the run whose cell is being executed."""
+        self.cut = False
+        """Whether collectives of the current run, or of the last one, were cut or aborted."""
         self._left = ""
         """The id of the run before: a rank that left it early may still get the order to cut its connections."""
 
@@ -87,6 +89,7 @@ class ControlThread:
 
     def _hand_on(self, command: Execute, fds: list[int]) -> None:
         self._interrupts.begin()
+        self.cut = False
         self._running = command.run  # set in this thread, so that a stop right behind the command finds its run
         self._inbox.put((command, fds))
         if not self._link.wait(ANNOUNCE_S):
@@ -108,4 +111,5 @@ class ControlThread:
             self._interrupts.stop()
         self._groups.apart = self._groups.apart or self._interrupts.stopping or bool(command.inodes)
         if command.inodes:
+            self.cut = True
             self._groups.abort(then=lambda: process.shut_sockets(frozenset(command.inodes)))

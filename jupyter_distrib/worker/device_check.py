@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import process
-from jupyter_distrib.wire.messages import Execute, Noted, WorkerOrder
+from jupyter_distrib.wire.messages import DeviceDrained, Execute, Noted, WorkerOrder
 from jupyter_distrib.worker.framework import Framework
 
 LIMIT_S = 1.5
@@ -27,10 +27,10 @@ class DeviceCheck:
     """The check of the device of one rank.
 
     Args:
-        send: Sends notes to the view.
+        send: Sends notes to the view, and reports to the agent.
     """
 
-    def __init__(self, order: WorkerOrder, framework: Framework, send: Callable[[Noted], None]) -> None:
+    def __init__(self, order: WorkerOrder, framework: Framework, send: Callable[[Noted | DeviceDrained], None]) -> None:
         self._rank, self._framework, self._send = order.rank, framework, send
         self.has_device = order.visible_devices is not None
         self._torn: dict[str, str] = {}
@@ -45,19 +45,26 @@ class DeviceCheck:
             self._send(Noted(run=command.run, rank=self._rank, text=self._broken(command, error, state.error)))
         return bool(state.error)
 
-    def after_end(self, command: Execute, namespace: dict[str, object]) -> None:
-        """Let the device finish the cell's work. A rank whose device never finishes ends."""
-        if not self.has_device:
-            return
+    def after_end(self, command: Execute, namespace: dict[str, object], was_cut: Callable[[], bool]) -> None:
+        """Let the device finish the cell's work, and report how far it came. A rank whose device never finishes ends.
+
+        `was_cut` returns whether collectives of the cell were aborted: what the device does behind one is wrong.
+        """
         others_s = self._framework.groups.wait_s()
         state = self._framework.drain(others_s or LIMIT_S)
         if state.error or not (state.drained or others_s):
             reason = state.error or f"it has not done within {LIMIT_S} s what the last cell gave it"
             give_up(f"rank {self._rank} is replaced, because its GPU is of no more use: {reason}.")
-        if not state.drained:
+        finished = state.drained and not was_cut()
+        if not finished:
             values = {id(value) for value in namespace.values()}
             read = [key for key, value in payload.kept_values.items() if id(value) in values]
             self._torn |= dict.fromkeys(read, command.label or command.cell.filename)
+        groups = self._framework.groups
+        drained = DeviceDrained(
+            run=command.run, rank=self._rank, finished=finished and groups.can_stay(), sequence=groups.sequence()
+        )
+        self._send(drained)
 
     def note_torn(self, command: Execute, namespace: dict[str, object]) -> None:
         """Send a note on each value that the cell reads and that was in the middle of a step when a run stopped."""

@@ -103,7 +103,7 @@ class CellRunner:
         if broken:
             give_up(f"rank {rank} is replaced, because its GPU is of no more use.")
         if settles:
-            self._device.after_end(command, module.__dict__)
+            self._device.after_end(command, module.__dict__, lambda: self._control.cut)
         self._cleanup.after(command, module.__dict__)
         self._environment.restore()
         self._groups.tidy()

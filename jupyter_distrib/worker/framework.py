@@ -65,6 +65,13 @@ class Groups(Protocol):
     def wait_s(self) -> float:
         """Return the seconds that a device may wait for other ranks before that counts as for ever."""
 
+    def can_stay(self) -> bool:
+        """Return whether the next run can use the groups after a run that did not end well, if all ranks are at the
+        same point. Called only in ranks with a device."""
+
+    def keep(self) -> None:
+        """Keep the groups after such a run; kept values may differ between ranks. All ranks do so."""
+
 
 class Sightings(Protocol):
     """The progress of the groups of this process, for the control thread."""

@@ -1,7 +1,7 @@
 """The process of a rank: one command after another in the main thread, and a control thread that receives a stop while
 the main thread is busy.
 
-    agent ==link==> control thread --inbox--> main thread: Execute, ResetGroups, Forget, Leave
+    agent ==link==> control thread --inbox--> main thread: Execute, ResetGroups, KeepGroups, Forget, Leave
                          |
                          +-- Cut: shut the sockets that a blocked collective waits on
 
@@ -23,6 +23,7 @@ from jupyter_distrib.wire.messages import (
     DeviceSettled,
     Execute,
     Forget,
+    KeepGroups,
     Leave,
     Message,
     Ready,
@@ -158,6 +159,8 @@ class Worker:
                 self._runner.execute(command, fds)
             case ResetGroups():
                 self._reset_groups(command, fds)
+            case KeepGroups():
+                self._groups.keep()
             case ReplaceStreams():
                 self._runner.replace_streams(command.run)
             case Forget():

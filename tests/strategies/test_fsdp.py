@@ -228,6 +228,20 @@ def test_an_interrupt_inside_a_collective_leaves_a_kept_model_that_goes_on(book:
     assert "(True, 6)" in run(book, "losses = train(model, optimizer)\nlosses[-1] < 1, len(losses)")
 
 
+@pytest.mark.parametrize("hook", ["register_forward_pre_hook", "register_full_backward_pre_hook"])
+def test_a_kept_model_goes_on_with_the_groups_that_a_stop_has_left(book: Notebook, hook: str) -> None:
+    """Ranks on GPUs keep their groups if all were stopped at the same point."""
+    run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
+    run(
+        book,
+        "from jupyter_distrib.worker.pytorch import process_group\ndef stop(*_): raise KeyError\n"
+        f"handle = model.blocks[1].{hook}(stop)\ntry:\n    model(torch.ones(4, 6)).sum().backward()\n"
+        "except KeyError:\n    handle.remove()\n    process_group.current.keep()",
+    )
+
+    assert "(True, 6)" in run(book, "losses = train(model, optimizer)\nlosses[-1] < 1, len(losses)")
+
+
 def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     book.start(

@@ -78,11 +78,13 @@ from jupyter_distrib.wire.messages.shared import (
 from jupyter_distrib.wire.messages.status import GpuStatus, GroupStatus, NodeStatus, ServerStatus
 from jupyter_distrib.wire.messages.worker import (
     CutSockets,
+    DeviceDrained,
     DeviceSettled,
     Fork,
     Forked,
     ForkFailed,
     ForkserverReady,
+    KeepGroups,
     Leave,
     Preload,
     Probe,
@@ -109,6 +111,7 @@ __all__ = [
     "Connected",
     "CutRemoteSockets",
     "CutSockets",
+    "DeviceDrained",
     "DeviceSettled",
     "Displayed",
     "Ended",
@@ -129,6 +132,7 @@ __all__ = [
     "GroupsReset",
     "Hello",
     "Interrupted",
+    "KeepGroups",
     "Leave",
     "Leaving",
     "MakeStore",
@@ -188,6 +192,7 @@ Command = (
     | Fork
     | Preload
     | ResetGroups
+    | KeepGroups
     | ReplaceStreams
     | CutSockets
     | Probe
@@ -215,6 +220,7 @@ RunEvent = (
 Event = (
     Welcomed
     | Leaving
+    | DeviceDrained
     | DeviceSettled
     | ForkserverReady
     | Forked

@@ -343,7 +343,7 @@ class Failed:
     failure: Failure
     at_s: float
     settles: bool = False
-    """Whether the rank waits for its device before it is ready again: `DeviceSettled` follows, or its end."""
+    """Whether the rank waits for its device before it is ready again: `DeviceDrained` follows, or its end."""
 
 
 @message

@@ -59,6 +59,12 @@ class ResetGroups:
 
 
 @message
+class KeepGroups:
+    """Agent to worker with a device: the process groups stay, although the last run did not end well, because all ranks
+    have come equally far and their devices have finished."""
+
+
+@message
 class ReplaceStreams:
     """Agent to worker: replace the pipes, because processes of an earlier run hold them that are not the rank's
     children. Answered by `StreamsReplaced`."""
@@ -128,6 +134,19 @@ class DeviceSettled:
     and the worker is ready for the next cell."""
 
     rank: int
+
+
+@message
+class DeviceDrained:
+    """Worker with a device to agent, after a cell that did not end well: how far it came. `KeepGroups` or `ResetGroups`
+    follows."""
+
+    run: str
+    rank: int
+    finished: bool
+    """Whether the device has done all work of the cell, and the groups can be used on."""
+    sequence: int
+    """Number of collectives, as in `Returned`."""
 
 
 @message

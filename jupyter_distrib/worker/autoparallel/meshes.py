@@ -23,8 +23,8 @@ Shape = tuple[tuple[str, int], ...]
 """The names and sizes of the dimensions, the last one counting fastest: `(("data", 2), ("model", 4))`."""
 
 _made: dict[Shape, DeviceMesh] = {}
-_world: Any = None
-"""The default group with which the meshes were made."""
+_world: tuple[Any, int] = (None, 0)
+"""The default group with which the meshes were made, and the number of stops that it has outlived."""
 
 
 def mesh(shape: Shape) -> DeviceMesh:
@@ -56,12 +56,15 @@ def ours_among(tensors: Callable[[], Iterable[Any]]) -> bool:
 
 
 def follow() -> bool:
-    """Point all meshes to the present groups. Return True if any rank had meshes before; collective if the group is
-    new."""
+    """Point all meshes to the present groups. Return True if any rank had meshes before, and the group is new or a run
+    was stopped; collective then."""
     global _world
-    before, _world = _world, dist.group.WORLD
-    if before is _world:  # on all ranks or on none
-        return False
+    before, _world = _world, (dist.group.WORLD, process_group.current.stops)
+    if before[0] is _world[0]:
+        if before == _world:  # on all ranks or on none
+            return False
+        _reset_fsdp()
+        return any(object_collectives.gather(bool(_made)))
     every = [{_shape(each) for each in theirs} for theirs in object_collectives.gather(list(_made))]
     groups: dict[str, str] = {}
     for shape in list(_made):
@@ -72,9 +75,13 @@ def follow() -> bool:
             _made[shape] = old
     for each in ownership.alive(DeviceMesh):  # including meshes that were cut out of ours, or joined from them
         _point_to(each, groups)
+    _reset_fsdp()
+    return any(every)
+
+
+def _reset_fsdp() -> None:
     for module in ownership.alive(FSDPModule):
         private.point_fsdp_to_its_mesh(module)
-    return any(every)
 
 
 def _shape(dimensions: list[list[Any]]) -> Shape:

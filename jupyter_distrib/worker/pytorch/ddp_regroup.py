@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -22,15 +23,28 @@ def follow() -> None:
 
     Ranks that ended early may have been one step apart. So the next forward pass begins with the weights of rank 0.
     """
-    parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
-    if parallel is None or not payload.kept_values or not dist.is_initialized():
-        return
-    for item in gc.get_objects():
-        if issubclass(type(item), parallel.DistributedDataParallel) and _is_orphan(item):
+    for item in _models():
+        if _is_orphan(item):
             before = item.process_group  # not to be freed by the reducer, see `Rendezvous.hold`
             private.set_group_of(item, dist.group.WORLD)
             del before
             _synchronise_at_next_forward(item)
+
+
+def begin_anew() -> None:
+    """Have every data-parallel model that was stopped in a step begin another, with the weights of rank 0."""
+    for item in _models():
+        if private.is_known(item.process_group):
+            private.set_group_of(item, item.process_group)
+            _synchronise_at_next_forward(item)
+
+
+def _models() -> Iterator[Any]:
+    """Yield the kept data-parallel models."""
+    parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
+    if parallel is None or not payload.kept_values or not dist.is_initialized():
+        return
+    yield from (item for item in gc.get_objects() if issubclass(type(item), parallel.DistributedDataParallel))
 
 
 def _is_orphan(model: Any) -> bool:

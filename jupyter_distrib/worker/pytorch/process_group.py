@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib.worker.pytorch import private
-from jupyter_distrib.worker.pytorch.ddp_regroup import follow
+from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
@@ -58,6 +58,10 @@ class Rendezvous:
         self._debug_level: str | None = None
         """The value of TORCH_DISTRIBUTED_DEBUG that torch has read."""
         self._made_with: str | None = None
+        self.stops = 0
+        """Number of runs that did not end well and whose groups were kept; counts alike on all ranks of a group."""
+        self._stops_before = 0
+        """The same when `ensure` was called last."""
         self._board: StoreBoard | None = None
         self._board_before: StoreBoard | None = None
         """The board of the run before: all ranks have ended that one when this rank has ended the next."""
@@ -169,12 +173,15 @@ class Rendezvous:
     def ensure(self, backend: str) -> bool:
         """Make sure of a default group with this backend: the kept one if it is still fit, else a new one.
 
-        Return True if it is new and some rank has run a cell before, so that kept values may differ; the same on all
-        ranks, which have all written so to the store before gloo has connected them.
+        Return True if kept values may differ: a run was stopped, or the group is new and some rank has run a cell
+        before. The same on all ranks, which have all written so to the store before gloo has connected them.
         """
         self._show()
+        stopped, self._stops_before = self.stops != self._stops_before, self.stops
         if self.automatic and dist.is_initialized() and self._made_with == self._debug_level:
-            return False
+            if stopped:
+                begin_anew()
+            return stopped
         self.drop()
         store = self.store()
         if self._runs > 1:
@@ -229,6 +236,13 @@ class Rendezvous:
 
     def wait_s(self) -> float:
         return DRAIN_S if self._has_nccl() else 0.0
+
+    def can_stay(self) -> bool:
+        """Return whether the strategy's group can be used on, or there is none: about others little is known."""
+        return self.automatic or not dist.is_initialized()
+
+    def keep(self) -> None:
+        self.stops += 1
 
 
 current: Rendezvous

@@ -30,6 +30,7 @@ private.abort_groups = recorded("abort", private.abort_groups)
 process_group._torch_destroy = recorded("destroy", process_group._torch_destroy)"""
 HEAD = "%%distributed --gpus 2 --strategy ddp\nimport torch, torch.distributed as dist\n"
 LOOP = "print('ready', rank, flush=True)\nstep = 0\nwhile True:\n    dist.all_reduce(torch.ones(1))\n    step += 1\n"
+ALONE = "if rank == 1: dist.all_reduce(torch.ones(1))"
 GOOD = f"{HEAD}import os\nt = torch.ones(1)\ndist.all_reduce(t)\nprint('pid', os.getpid())\nint(t)"
 
 
@@ -64,7 +65,7 @@ def calls(folder: Path, rank: int) -> list[str]:
 def test_after_a_stop_all_ranks_abort_and_the_next_cell_trains(book: Notebook, tmp_path: Path) -> None:
     before = trained(book)
 
-    book.start(HEAD + LOOP)
+    book.start(f"{HEAD}print('ready', rank, flush=True)\nimport signal\n{ALONE}\nsignal.pause()")
     book.until("ready 0")
     book.until("ready 1")
     book.interrupt()
@@ -72,6 +73,35 @@ def test_after_a_stop_all_ranks_abort_and_the_next_cell_trains(book: Notebook, t
     assert book.finish().ename == "KeyboardInterrupt"
     assert trained(book) == before
     assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
+
+
+@pytest.mark.parametrize("ends", ["import signal\nsignal.pause()", "raise ValueError('of all')"])
+def test_the_group_stays_if_all_ranks_have_come_equally_far(book: Notebook, tmp_path: Path, ends: str) -> None:
+    """NCCL's take seconds to make."""
+    before = trained(book)
+    book.ok(f"{HEAD}import sys\nsys.group = dist.group.WORLD")
+
+    book.start(f"{HEAD}dist.all_reduce(torch.ones(1))\nprint('ready', rank, flush=True)\n{ends}")
+    book.until("ready 0")
+    book.until("ready 1")
+    if "pause" in ends:
+        book.interrupt()
+
+    assert book.finish().ename in ("KeyboardInterrupt", "ValueError")
+    assert book.ok(f"{HEAD}import sys\nsys.group is dist.group.WORLD").result == "ranks 0-1: True"
+    assert trained(book) == before
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [[], []]
+
+
+def test_a_model_that_is_kept_over_such_a_stop_goes_on_alike_on_all_ranks(book: Notebook, tmp_path: Path) -> None:
+    """The ranks were stopped at other lines, and one had changed its weights by then."""
+    wrapped = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))"
+    book.ok(f"{HEAD}dist.init_process_group()\nmodel = {wrapped}\n".replace("ddp", "ddp --keep model"))
+    book.fails(f"{HEAD}with torch.no_grad(): model.module.weight.fill_(rank + 5.0)\nraise ValueError('of all')")
+
+    read = f"{HEAD}model(torch.ones(1, 1)).sum().backward()\nmodel.module.weight.item()"
+    assert book.ok(read).result == "ranks 0-1: 5.0"
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [[], []]
 
 
 def test_after_an_exception_of_one_rank_all_ranks_abort(book: Notebook, tmp_path: Path) -> None:
