@@ -200,7 +200,6 @@ def _on_our_clock(event: Event) -> Event:
     if (node_s := getattr(event, "at_s", None)) is None:
         return event
     now_s = time.monotonic()
-    if isinstance(event, Returned) and event.started is not None:
-        started = replace(event.started, at_s=event.started.at_s + now_s - node_s)
-        return replace(event, at_s=now_s, started=started)
+    if isinstance(event, Returned) and event.began_at_s is not None:
+        return replace(event, at_s=now_s, began_at_s=event.began_at_s + now_s - node_s)
     return cast("Event", replace(cast("Returned", event), at_s=now_s))

@@ -12,7 +12,7 @@ from typing import Any
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.journal import Journal
 from jupyter_distrib.system import run_list
-from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached
+from jupyter_distrib.wire.messages import PROTOCOL, Attach, Event, Execute, NotAttached, WorkerInfo
 
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
@@ -41,11 +41,11 @@ class DetachedRuns:
         return any(not journal.ended for journal in self._journals.values())
 
     def begin(
-        self, client: Client[Any], command: Execute, world_size: int, *, gpus: bool
+        self, client: Client[Any], command: Execute, workers: tuple[WorkerInfo, ...], world_size: int, *, gpus: bool
     ) -> Callable[[Event, tuple[int, ...]], None]:
         """Record a run, which this kernel follows; the returned function has to be called with each event."""
         assert client.hello is not None
-        journal = Journal(command, world_size, gpus=gpus, notebook=client.hello.notebook)
+        journal = Journal(command, workers, world_size, gpus=gpus, notebook=client.hello.notebook)
         self._journals[command.run] = journal
         journal.listeners.append(client)
         listed = run_list.ListedRun(

@@ -8,7 +8,7 @@ from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.compaction import Entry, thinned
-from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted
+from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted, WorkerInfo
 
 MAX_ENTRIES = 5000
 """Number of entries above which events are left out, by the rules of `compaction.py`, of what is sent again; the logs
@@ -20,8 +20,10 @@ MAX_DISPLAY_BYTES = 64 << 20
 class Journal:
     """A detached run's events in order, with the shared memory that its values lie in."""
 
-    def __init__(self, command: Execute, world_size: int, *, gpus: bool, notebook: str) -> None:
-        self._command, self._world_size, self._gpus = command, world_size, gpus
+    def __init__(
+        self, command: Execute, workers: tuple[WorkerInfo, ...], world_size: int, *, gpus: bool, notebook: str
+    ) -> None:
+        self._command, self._workers, self._world_size, self._gpus = command, workers, world_size, gpus
         self.notebook = notebook
         self._entries: list[Entry] = []
         self._started_s, self._started_wall_s = time.monotonic(), time.time()
@@ -58,6 +60,7 @@ class Journal:
             run=self._command.run,
             label=self._command.label,
             ranks=self._command.ranks,
+            workers=self._workers,
             world_size=self._world_size,
             gpus=self._gpus,
             strategy=self._command.setting.strategy,

@@ -283,7 +283,8 @@ class Server(Generic[G]):
             return
         if command.detached:
             size = group.command.world_size or group.command.size
-            group.execute(command, descriptors, self._detached.begin(client, command, size, gpus=group.command.gpus))
+            gpus = group.command.gpus
+            group.execute(command, descriptors, self._detached.begin(client, command, group.infos(), size, gpus=gpus))
         else:
             group.execute(command, descriptors, lambda event, out: self.tell(client, event, out), client.link.frame)
 

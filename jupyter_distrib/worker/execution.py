@@ -80,13 +80,14 @@ class CellRunner:
     def execute(self, command: Execute, fds: list[int]) -> None:
         run, rank = command.run, self._order.rank
         device = self._order.device
-        self._messenger.begin(Started(run=run, rank=rank, pid=self._pid, device=device, at_s=time.monotonic()))
+        began_at_s = time.monotonic()
+        self._messenger.begin(Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
         if error is not None:
             local_modules.drop_orphans()
         broken = self._device.before_end_is_told(command, error)
-        event, out_fds = self._outcome(command, module.__dict__, value, error)
+        event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
         settles = self._device.has_device and isinstance(event, Failed | Interrupted)
         if isinstance(event, Failed | Interrupted):
             event = replace(event, settles=settles)
@@ -145,13 +146,27 @@ class CellRunner:
             displaying.close()
 
     def _outcome(
-        self, command: Execute, namespace: dict[str, object], value: Any, error: BaseException | None
+        self,
+        command: Execute,
+        namespace: dict[str, object],
+        value: Any,
+        error: BaseException | None,
+        began_at_s: float,
     ) -> tuple[RunEvent, list[int]]:
         """Return the event of the end. Pickling the value runs the user's code too, and may be stopped."""
 
         def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
             rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused
-            return outcome(command, rank, namespace, value, error, stopped=stopped, sequence=sequence)
+            return outcome(
+                command,
+                rank,
+                namespace,
+                value,
+                error,
+                began_at_s=began_at_s,
+                stopped=stopped,
+                sequence=sequence,
+            )
 
         try:
             try:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Event, Returned, Started
 
 
 class Messenger:
-    """The sender of events in their order, each in one piece, and of a short cell's start together with its end.
+    """The sender of events in their order, each in one piece; the start of a cell waits for what comes next.
 
     Args:
         link: The link to the agent, on which another thread receives.
@@ -42,16 +41,16 @@ class Messenger:
                 self._send(started)
 
     def send(self, event: Event, fds: Sequence[int] = ()) -> None:
-        """Send an event, together with the start of the run if that was not sent yet."""
+        """Send an event, together with the start of the cell if that was not sent yet."""
         is_main, before = threading.current_thread() is threading.main_thread(), self.main_thread_sends
         if is_main:
             self.main_thread_sends = True
         try:
             with self._lock:
                 started, self._start = self._start, None
-                if started is not None and isinstance(event, Returned):
-                    event, started = replace(event, started=started), None
-                self._send(event, fds, after=() if started is None else (started,))
+                # `Returned` tells when the cell began: one event less on the path of a warm cell (benchmarks, `noop`).
+                earlier = () if started is None or isinstance(event, Returned) else (started,)
+                self._send(event, fds, after=earlier)
         finally:
             if is_main:
                 self.main_thread_sends = before

@@ -18,6 +18,7 @@ def outcome(
     value: object,
     error: BaseException | None,
     *,
+    began_at_s: float,
     stopped: Callable[[BaseException], bool],
     sequence: int = -1,
 ) -> tuple[Returned | Failed | Interrupted, list[int]]:
@@ -42,6 +43,7 @@ def outcome(
             value=parcel,
             kept=kept,
             sharded=sharded,
+            began_at_s=began_at_s,
             at_s=time.monotonic(),
             exited_early=left,
             sequence=sequence,

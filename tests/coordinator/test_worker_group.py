@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +167,15 @@ def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:
         (0, 2, 4, 0),
         (2, 2, 4, 1),
     ]
+
+
+def test_a_node_has_another_clock_but_seconds_are_as_long(gathering: Gathering) -> None:
+    gathering.run()
+    before_s = time.monotonic()
+    gathering.group.heard(0, Returned(run="r", rank=0, value=None, began_at_s=5000.0, at_s=5000.25))
+    returned = next(event for event in gathering.told if isinstance(event, Returned))
+    assert before_s <= returned.at_s <= time.monotonic()
+    assert returned.began_at_s == pytest.approx(returned.at_s - 0.25)
 
 
 def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gathering: Gathering) -> None:

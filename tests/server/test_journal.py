@@ -27,6 +27,7 @@ from jupyter_distrib.wire.messages import (
     Sampled,
     Setting,
     Stalled,
+    WorkerInfo,
     Wrote,
 )
 
@@ -46,7 +47,8 @@ def detached() -> Execute:
 
 def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    journal = Journal(detached(), 4, gpus=True, notebook="")
+    workers = (WorkerInfo(rank=0, pid=7, device="cuda:0", device_name="NVIDIA H200 (GPU 3)"),)
+    journal = Journal(detached(), workers, 4, gpus=True, notebook="")
     with (tmp_path / "value").open("w+b") as value:
         value.write(b"big")
         value.flush()
@@ -61,6 +63,7 @@ def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
     assert none == ()
     told = journal.attached()
     assert (told.run, told.ranks, told.world_size, told.gpus, told.strategy) == ("s-7", (0, 1), 4, True, "ddp")
+    assert told.workers == workers
     elapsed_s = told.elapsed_s
     assert journal.attached().elapsed_s == elapsed_s, "the clock stops with the run"
     journal.close()
@@ -75,7 +78,7 @@ def sample(rss_bytes: int) -> Sampled:
 
 
 def test_a_long_journal_knows_the_peak() -> None:
-    journal = Journal(detached(), 2, gpus=False, notebook="")
+    journal = Journal(detached(), (), 2, gpus=False, notebook="")
     for number in range(3 * journals.MAX_ENTRIES):
         journal.add(sample(10**9 if number == 99 else number), ())
     samples = [event.rss_bytes for event, _ in journal.entries() if isinstance(event, Sampled)]
@@ -85,7 +88,7 @@ def test_a_long_journal_knows_the_peak() -> None:
 
 def test_a_long_journal_says_how_much_output_it_leaves_out() -> None:
     journal, record = (
-        Journal(detached(), 2, gpus=False, notebook=""),
+        Journal(detached(), (), 2, gpus=False, notebook=""),
         RunRecord(run="s-7", label="", ranks=(0, 1), world_size=2),
     )
     count = 5 * journals.MAX_ENTRIES
@@ -117,7 +120,7 @@ def test_a_long_journal_spans_all_that_was_reported(monkeypatch: pytest.MonkeyPa
         return compaction.thinned(entries)
 
     monkeypatch.setattr(journals, "thinned", counted)
-    journal, count = Journal(detached(), 2, gpus=False, notebook=""), 20 * journals.MAX_ENTRIES
+    journal, count = Journal(detached(), (), 2, gpus=False, notebook=""), 20 * journals.MAX_ENTRIES
     journal.add(measured(0, 0, lr=0.1), ())
     for step in range(count):
         journal.add(measured(step % 2, step, loss=1.0), ())
@@ -135,7 +138,7 @@ def test_a_long_journal_spans_all_that_was_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_long_journal_is_bounded_whatever_is_told() -> None:
-    journal, count = Journal(detached(), 2, gpus=False, notebook=""), 3 * journals.MAX_ENTRIES
+    journal, count = Journal(detached(), (), 2, gpus=False, notebook=""), 3 * journals.MAX_ENTRIES
     for number in range(count):
         journal.add(Noted(run="s-7", rank=0, text=str(number)), ())
         journal.add(Stalled(run="s-7", text=str(number), places=(), at_s=0.0), ())
@@ -152,7 +155,7 @@ def measured(rank: int, step: int, **values: float) -> Measured:
 
 
 def test_a_journal_holds_so_many_bytes_of_displays() -> None:
-    journal = Journal(detached(), 2, gpus=False, notebook="")
+    journal = Journal(detached(), (), 2, gpus=False, notebook="")
     for number in range(10):
         data = {"text/plain": str(number), "image/png": "x" * (journals.MAX_DISPLAY_BYTES // 4)}
         journal.add(Displayed(run="s-7", rank=0, data=data, metadata={}, at_s=0.0), ())
@@ -161,7 +164,7 @@ def test_a_journal_holds_so_many_bytes_of_displays() -> None:
 
 
 def test_a_long_journal_loses_old_output_only() -> None:
-    journal = Journal(detached(), 2, gpus=False, notebook="")
+    journal = Journal(detached(), (), 2, gpus=False, notebook="")
     journal.add(Noted(run="s-7", rank=None, text="first"), ())
     for number in range(4 * journals.MAX_ENTRIES):
         journal.add(Wrote(run="s-7", rank=0, stream="stdout", text=str(number)), ())

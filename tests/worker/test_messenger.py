@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -53,11 +52,11 @@ def test_an_interrupt_cuts_no_event_in_two(told: tuple[Messenger, Link]) -> None
     assert interrupts.postponed, "the control thread tries it again"
 
 
-def test_a_cell_that_is_over_at_once_tells_its_start_with_its_end(told: tuple[Messenger, Link]) -> None:
+def test_the_start_of_a_cell_that_has_returned_at_once_is_not_an_event_of_its_own(told: tuple[Messenger, Link]) -> None:
     messenger, theirs = told
     start, end = (
         Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
-        Returned(run="r", rank=0, value=None, at_s=2.0),
+        Returned(run="r", rank=0, value=None, began_at_s=1.0, at_s=2.0),
     )
 
     messenger.begin(start)
@@ -66,7 +65,7 @@ def test_a_cell_that_is_over_at_once_tells_its_start_with_its_end(told: tuple[Me
     messenger.announce()
     messenger.send(end)
 
-    assert [theirs.receive()[0] for _ in range(3)] == [replace(end, started=start), start, end]
+    assert [theirs.receive()[0] for _ in range(3)] == [end, start, end]
 
 
 def test_what_a_finalizer_reports_in_the_midst_of_a_send_follows_it(told: tuple[Messenger, Link]) -> None:

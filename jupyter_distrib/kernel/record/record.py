@@ -300,8 +300,8 @@ class RunRecord:
             rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
 
     def _return(self, rank: RankRecord, event: Returned) -> None:
-        if event.started is not None:
-            self._start(rank, event.started)
+        if rank.started_at_s is None:
+            rank.started_at_s = event.began_at_s
         rank.state, rank.returned, rank.ended_at_s = "done", True, event.at_s
         rank.value, rank.kept, rank.exited_early = event.value, event.kept, event.exited_early
         rank.sharded = event.sharded

@@ -17,14 +17,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Protocol
 
 from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import interrupts
-from jupyter_distrib.wire.messages import Displayed, Ended, Returned, RunEvent, Wrote
+from jupyter_distrib.wire.messages import Displayed, Ended, RunEvent, Wrote
 
 ENTRY_POINTS = "jupyter_distrib.observers"
 BEGIN_S = 2.0
@@ -152,9 +151,6 @@ class ObserverThread(Observer):
     def observe(self, event: RunEvent, record: RunRecord) -> None:
         if self._finished.is_set() or self._dropped.locked():
             return
-        if isinstance(event, Returned) and event.started is not None:
-            self._backlog.put(event.started)
-            event = replace(event, started=None)
         if not self._backlog.put(event) and self._dropped.acquire(blocking=False):
             # In a thread, because the caller holds the lock of the run, which a note needs.
             why = "it has fallen too far behind the events"

@@ -289,6 +289,7 @@ class Session:
                 world_size=event.world_size,
                 gpus=event.gpus,
                 strategy=event.strategy,
+                workers=event.workers,
             )
             stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
             run = Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)

@@ -107,18 +107,27 @@ class InlineRun:
         run, rank = self.command.run, order.rank
         if self._interrupts.asked:
             return self._tell(Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
-        self._tell(Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=time.monotonic()))
+        began_at_s = time.monotonic()
+        self._tell(Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
         with identity.taken(order), self._kept_values(rank):
-            event, fds = self._outcome(rank)
+            event, fds = self._outcome(rank, began_at_s)
         self._output.flush()
         self._tell(event, fds)
 
-    def _outcome(self, rank: int) -> tuple[Outcome, list[int]]:
+    def _outcome(self, rank: int, began_at_s: float) -> tuple[Outcome, list[int]]:
         """Execute the cell on one rank; no exception of user code leaves this method."""
         command, module = self.command, cell.fresh_module()
         with _restored(), self._recorded(rank):
             value, error = self._guarded(module)
-            event, fds = outcome(command, rank, module.__dict__, value, error, stopped=self._interrupts.caused)
+            event, fds = outcome(
+                command,
+                rank,
+                module.__dict__,
+                value,
+                error,
+                began_at_s=began_at_s,
+                stopped=self._interrupts.caused,
+            )
         if command.setting.keep:
             cell.keep_only(module.__dict__, command.setting.keep)
         return event, fds

@@ -195,7 +195,7 @@ class WorkerGroupChanged:
 
 @message
 class Started:
-    """A rank begins to execute the cell."""
+    """A rank executes the cell. Not sent if all that comes is `Returned`, within 20 ms."""
 
     run: str
     rank: int
@@ -322,6 +322,8 @@ class Returned:
     """The cell's value; None if the cell does not end with an expression, or its value is None."""
     kept: dict[str, str] = field(default_factory=dict)
     """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
+    began_at_s: float | None = None
+    """Beginning of the cell, on the clock of `at_s`."""
     at_s: float = 0.0
     exited_early: bool = False
     """Whether the cell called `sys.exit()` or `sys.exit(0)`."""
@@ -330,8 +332,6 @@ class Returned:
     sequence: int = -1
     """Number of collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no
     group."""
-    started: Started | None = None
-    """Beginning of the cell, if the cell was over before that was sent."""
 
 
 @message
@@ -425,6 +425,8 @@ class Attached:
     run: str
     label: str
     ranks: tuple[int, ...]
+    workers: tuple[WorkerInfo, ...] = ()
+    """The ranks of the worker group, as they were when the run began."""
     world_size: int
     gpus: bool
     strategy: str

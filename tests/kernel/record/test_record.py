@@ -83,6 +83,13 @@ def test_a_rank_waits_runs_and_is_done() -> None:
     )  # fmt: skip
 
 
+def test_a_rank_that_returned_at_once_tells_when_it_began() -> None:
+    record = a_record(Returned(run="r-7", rank=0, value=None, began_at_s=10.0, at_s=10.5), started(1, at_s=10.25))
+    assert (record.ranks[0].state, record.ranks[0].started_at_s, record.elapsed_s) == ("done", 10.0, 0.5)
+    record.apply(Returned(run="r-7", rank=1, value=None, began_at_s=10.125, at_s=11.0))
+    assert record.ranks[1].started_at_s == 10.25, "its start was an event of its own"
+
+
 def test_what_is_known_of_workers_before_the_run_is_taken_over() -> None:
     worker = WorkerInfo(rank=1, pid=7, device="cuda:0", device_name="NVIDIA H200 (GPU 3)", state="starting")
     record = RunRecord(run="r", label="", ranks=(1,), world_size=2, gpus=True, workers=[worker])

@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import observers
 from jupyter_distrib.kernel.session.observers import ObserverThread
-from jupyter_distrib.wire.messages import Ended, Noted, Returned, RunEvent, Started, Wrote
+from jupyter_distrib.wire.messages import Noted, RunEvent, Wrote
 from tests.installed_package import bring
 from tests.notebook import Notebook
 
@@ -280,16 +280,3 @@ def test_one_that_falls_behind_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
     observer.free.set()
     thread.finish(time.monotonic() + 10, given_up=lambda: False)
     assert len(observer.events) <= 1
-
-
-def test_the_beginning_of_a_rank_is_an_event_though_it_came_with_the_end() -> None:
-    observer = Blocked()
-    observer.free.set()
-    thread = thread_of(observer, [], threading.Event())
-    thread.start()
-    started = Started(run="r", rank=0, pid=1, device="cpu", at_s=1.0)
-    record = RunRecord(run="r", label="l", ranks=[0], world_size=1)
-    thread.observe(Returned(run="r", rank=0, value=None, started=started, at_s=2.0), record)
-    thread.observe(Ended(run="r", at_s=3.0), record)
-    thread.finish(time.monotonic() + 10, given_up=lambda: False)
-    assert [type(event) for event in observer.events] == [Started, Returned, Ended]
