@@ -11,11 +11,12 @@ from jupyter_distrib.libraries.composer import COMPOSER
 from jupyter_distrib.libraries.datasets import DATASETS
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
 from jupyter_distrib.libraries.lightning import LIGHTNING
+from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.tqdm import TQDM
 from jupyter_distrib.libraries.transformers import TRANSFORMERS
 from jupyter_distrib.libraries.trl import TRL
 
-LIBRARIES = (ACCELERATE, COMPOSER, DATASETS, DEEPSPEED, LIGHTNING, TQDM, TRANSFORMERS, TRL)
+LIBRARIES = (ACCELERATE, COMPOSER, DATASETS, DEEPSPEED, LIGHTNING, MLFLOW, TQDM, TRANSFORMERS, TRL)
 
 _DIVIDE = {module for library in LIBRARIES if library.divides_data for module in library.modules}
 _WRAP = {module for library in LIBRARIES if library.wraps_models for module in library.modules}
@@ -56,6 +57,11 @@ def shared_states() -> list[tuple[str, str]]:
 def mends() -> dict[str, Callable[[ModuleType], None]]:
     """Return the functions that are called with a module after its import, by the module's full name."""
     return {module: mend for library in LIBRARIES for module, mend in library.mend.items()}
+
+
+def after_cell() -> list[tuple[str, Callable[[ModuleType], None]]]:
+    """Return the functions that are called with a loaded module after each cell, each with the module's full name."""
+    return [(module, end) for library in LIBRARIES for module, end in library.after_cell.items()]
 
 
 def repeated_blocks(model: Any) -> set[str]:

@@ -28,5 +28,7 @@ class Library:
     """The classes, by module, whose instances use the class's `_shared_state` as `__dict__`; the first one fills it."""
     mend: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)
     """The functions, by module, that replace parts of a module when a rank has imported it."""
+    after_cell: Mapping[str, Callable[[ModuleType], None]] = field(default_factory=dict)
+    """The functions, by module, that are called with a loaded module after each cell on a rank."""
     repeated_blocks: Callable[[Any], Collection[str]] = lambda model: ()
     """A function that returns the names of the classes that a model of the library declares as its blocks."""

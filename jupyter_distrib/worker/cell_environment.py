@@ -32,6 +32,7 @@ class CellEnvironment:
     def restore(self) -> None:
         """Undo the cell's changes of the process."""
         self._handlers.restore()
+        process_reset.close_libraries()
 
     def _take(self, setting: Setting) -> None:
         """Apply the kernel's present directory, environment and path, and this rank's own variables."""

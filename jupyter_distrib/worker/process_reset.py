@@ -2,13 +2,15 @@
 on. Main thread only.
 
 - Signal handlers: Lightning ignores SIGINT while it shuts down, and leaves it ignored.
-- States that a library keeps for the life of a program (`libraries/`): Accelerate's arguments and process group.
+- States that a library keeps for the life of a program (`libraries/`): Accelerate's arguments and process group,
+  MLflow's active runs.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import traceback
 import types
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -19,6 +21,7 @@ from jupyter_distrib.libraries import known
 _handler = getattr(signal, "_signal", signal).getsignal
 """The function behind `signal.getsignal`, without the conversion to an enumeration, which takes most of the time."""
 _SHARED_STATES = known.shared_states()
+_AFTER_CELL = known.after_cell()
 _HOLDER_DEPTH = 3
 """The depth of the search for a state: an accelerator is in a trainer, its state in the accelerator."""
 _MOST_PARTS = 100
@@ -52,6 +55,16 @@ def resume_singletons(read: Iterable[object], kept: Iterable[object]) -> None:
     for value in read:
         for instance in _held(value, tuple(classes), _HOLDER_DEPTH) if id(value) in of_earlier else ():
             type(instance)._shared_state = instance.__dict__  # noqa: SLF001 - they have no public way to change it
+
+
+def close_libraries() -> None:
+    """Let the libraries that the cell has loaded close what it left open."""
+    for name, close in _AFTER_CELL:
+        if (module := sys.modules.get(name)) is not None:
+            try:
+                close(module)
+            except Exception:  # noqa: BLE001 - foreign code; the cell has ended already
+                traceback.print_exc()
 
 
 def _singletons() -> list[Any]:

@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/record": {"errors", "libraries", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
-    "kernel/settings": {"errors", "options", "pools", "wire", "worker"},
+    "kernel/settings": {"errors", "options", "pools", "trackers", "wire", "worker"},
     "kernel/session": {
         "errors",
         "kernel/capture",
@@ -66,8 +66,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pools",
         "serialization",
         "system",
+        "trackers",
         "wire",
     },
+    "trackers": {"errors", "kernel/record", "libraries", "system", "wire"},
     "kernel/sidebar": {"errors", "kernel/record", "kernel/session", "kernel/settings", "system", "wire"},
     "kernel/notebook": {
         "errors",

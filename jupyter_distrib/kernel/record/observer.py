@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.wire.messages import RunEvent
@@ -40,9 +40,19 @@ class ObservedRun:
     note: Callable[[str], None]
     """A function that adds a sentence to the output of the run, from any thread; an address in it becomes a link."""
 
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The experiment trackers that `--track` or the settings name for the run."""
+        asked = self.options.get("track")
+        return asked if isinstance(asked, tuple) else ()
+
 
 class Observer(Protocol):
     """An observer of one run."""
+
+    ends_in_background: ClassVar[bool] = False
+    """Whether it goes on with the end of the run when nobody waits for it any more, instead of being dropped: it sends
+    to a server that may be slow."""
 
     def begin(self) -> Mapping[str, str]:
         """Return environment variables for the ranks; called once, before the cell is sent. The ranks of an attached

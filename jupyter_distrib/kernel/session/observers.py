@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import math
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Protocol
 
+from jupyter_distrib import trackers
 from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.system import interrupts
@@ -30,6 +32,8 @@ BEGIN_S = 2.0
 """The most seconds that a cell waits for the `begin` of all its observers together."""
 FINISH_S = 2.0
 """The most seconds that the end of a cell waits until its observers have handled all events."""
+BACKGROUND_S = 30.0
+"""The most seconds that an observer which `ends_in_background` goes on before it counts as one that hangs."""
 BACKLOG_BYTES = 32_000_000
 """The most bytes of events that may wait for one observer."""
 EVENT_BYTES = 1000
@@ -81,7 +85,10 @@ class Observers:
             if (observer := follow(facts)) is not None:
                 observer.begin()
                 run.observers.add(observer)
-        threads = [each for name in _entry_points() if (each := self._thread(name, facts, run.record)) is not None]
+        # An attached run has its trackers in the kernel that began it.
+        tracking = [] if facts.attached else trackers.wanted(facts.trackers)
+        names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
+        threads = [each for name in names if (each := self._thread(name, facts, run.record)) is not None]
         for thread in threads:
             run.observers.add(thread)
             thread.start()
@@ -90,7 +97,7 @@ class Observers:
         return {name: value for each in given for name, value in each.items()}
 
     def _thread(self, name: str, run: ObservedRun, record: RunRecord) -> ObserverThread | None:
-        if (hung := self._hung.get(name)) is not None and hung.alive:
+        if (hung := self._hung.get(name)) is not None and hung.hangs:
             run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
             return None
         make: Callable[[], Observer | None] = lambda: _follow_of(name)(run)  # noqa: E731
@@ -130,6 +137,9 @@ class ObserverThread(Observer):
         self._record = copy.deepcopy(record)
         self._backlog = Backlog()
         self._environment: dict[str, str] = {}
+        self._ends_in_background = False
+        self._waited_until_s = math.inf
+        """The time when nobody waited for it any more."""
         self._begun, self._finished = threading.Event(), threading.Event()
         self._dropped = threading.Lock()
         """The lock that the thread which drops the observer acquires and never releases; it then adds the note."""
@@ -139,8 +149,10 @@ class ObserverThread(Observer):
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def hangs(self) -> bool:
+        """Return whether it was dropped, or has had long enough to handle the end of its run, and has not returned."""
+        late = self._dropped.locked() or time.monotonic() > self._waited_until_s + BACKGROUND_S
+        return late and self._thread.is_alive()
 
     def environment(self, until_s: float) -> dict[str, str]:
         """Return the variables from the observer's `begin`; drop the observer if it has not returned by `until_s`."""
@@ -161,12 +173,17 @@ class ObserverThread(Observer):
         while not (self._finished.is_set() or self._dropped.locked() or given_up()):
             left_s = until_s - time.monotonic()
             if left_s <= 0:
+                if self._ends_in_background:
+                    self._waited_until_s = until_s
+                    self._on_hung({self._name: self})
+                    return None
                 return self._hang(f"it has not dealt with the end of the run within {FINISH_S:g} s")
             interrupts.wait(self._finished, min(left_s, interrupts.HEAR_S))
 
     def _follow(self) -> None:
         try:
             if (observer := self._make()) is not None:
+                self._ends_in_background = observer.ends_in_background
                 self._environment = {str(name): str(value) for name, value in observer.begin().items()}
                 self._begun.set()
                 self._pass_on(observer)
@@ -241,7 +258,7 @@ def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
 
 @cache
 def _follow_of(name: str) -> Follow:
-    follow: Follow = _entry_points()[name].load()
+    follow: Follow = _entry_points()[name].load() if name in _entry_points() else trackers.load(name)
     return follow
 
 

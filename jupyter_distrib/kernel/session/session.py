@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from jupyter_distrib import trackers
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.record.observer import ObservedRun
@@ -101,6 +102,7 @@ class Session:
         for text in self.choices.untold(settings):
             print(text)
         options, asked = _with_variables(settings.filled(options)), options
+        trackers.check_installed(options.track)
         self.pass_on()
         with self.pools.taking(options, handles) as group:
             for text in _meaningless(options, group.connection):

@@ -18,6 +18,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from jupyter_distrib import trackers
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import (
@@ -51,6 +52,13 @@ DEFAULT_POOL = DEFAULT_KIND
 
 def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: Any) -> Any:
     return field(default=initial, metadata={"option": Option(flag=flag, metavar=metavar, meaning=meaning, **more)})
+
+
+def _trackers(name: str, text: str) -> tuple[str, ...]:
+    asked = names(name, text)
+    for each in asked:
+        check_choice(each, (*trackers.names(), trackers.NONE), f"{name} {each}")
+    return asked
 
 
 # fmt: off
@@ -102,6 +110,9 @@ class Options:
     max_capture: int | None = _declared(
         None, "--max-capture", "SIZE", "refuse to send more than SIZE of the notebook's values, such as 1GB",
         read=size_bytes, default="no limit, a warning from 100 MB on")
+    track: tuple[str, ...] = _declared(
+        (), "--track", "NAMES", "record the run in these experiment trackers: mlflow, tensorboard, wandb; or `none`",
+        read=_trackers, default="where the notebook has a run of MLflow or W&B open", repeatable=True)
     explain: bool = _declared(
         False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
     strategy_options: dict[str, str] = field(default_factory=dict)

@@ -70,6 +70,8 @@ class Settings:
     """The pool of functions with `remote=True`; empty if only a pool of the name `remote` can be meant."""
     strategy: str = ""
     strategy_origin: str = ""
+    track: tuple[str, ...] = ()
+    """The trackers of cells that name none."""
     ignored: tuple[str, ...] = ()
     """A sentence for each file that was not read, since others may have written it."""
     _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -116,6 +118,7 @@ class Settings:
         """Return the options, completed with all defaults."""
         pool = self.pools[options.pool or self.pool]
         missing = {name: value for name, value in pool.defaults.items() if not getattr(options, name)}
+        missing["track"] = options.track or self.track
         missing["strategy"] = options.strategy or self.strategy_for(pool.name)
         if not options.sized:
             size = replace(pool.size, gpus=True, gpu_type=options.gpu_type) if options.gpu_type else pool.size

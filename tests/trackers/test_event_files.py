@@ -1,0 +1,122 @@
+"""Weights & Biases in its offline mode, and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+RUN = (
+    "for step in range(3):\n    jupyter_distrib.report(loss=3.0 - step + rank, step=step)\n"
+    "until_s = time.monotonic() + 1.5\nwhile time.monotonic() < until_s:\n    pass"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def book(folder: Path) -> Iterator[Notebook]:
+    for module in ("wandb", "tensorboard"):
+        pytest.importorskip(module, reason=f"needs {module}: sh .ci/trackers")
+    with Notebook(folder, env={"WANDB_MODE": "offline"}) as book:
+        book.ok("%load_ext jupyter_distrib\nimport os, time, jupyter_distrib")
+        yield book
+
+
+SCALARS = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+scalars = {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+print(json.dumps([scalars, texts]))
+"""
+
+
+def test_tensorboard_has_the_numbers_in_a_folder_for_each_run_beside_the_notebook(book: Notebook, folder: Path) -> None:
+    outcome = book.ok(f"%%distributed --ranks 2 --track tensorboard\n{RUN}")
+    (run,) = (folder / "runs").iterdir()
+    assert f"TensorBoard: %tensorboard --logdir runs (this run is in runs/{run.name})" in outcome.view
+    done = subprocess.run([sys.executable, "-c", SCALARS, str(run)], capture_output=True, text=True, check=True)
+    scalars, texts = json.loads(done.stdout)
+    assert scalars["loss"] == [[0, 3.0], [1, 2.0], [2, 1.0]]
+    assert scalars["rank_1/loss"] == [[0, 4.0], [1, 3.0], [2, 2.0]]
+    assert all(scalars[f"system/rank_{rank}/memory_mb"][0][1] > 1 for rank in (0, 1))
+    assert "| strategy | none |" in texts["run/parameters"]
+    assert texts["run/cell"].startswith("    for step in range(3):")
+    assert texts["run/state"] == "FINISHED"
+    assert book.ok("import sys\n'torch' in sys.modules").result == "False"
+
+
+def test_tensorboard_knows_a_run_that_failed(book: Notebook, folder: Path) -> None:
+    before = set((folder / "runs").iterdir())
+    book.fails("%%distributed --ranks 2 --track tensorboard\n1 / rank")
+    (run,) = set((folder / "runs").iterdir()) - before
+    done = subprocess.run([sys.executable, "-c", SCALARS, str(run)], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)[1]["run/state"] == "FAILED"
+
+
+HISTORY = """
+import json, sys
+from wandb.proto import wandb_internal_pb2
+
+def entries(data):
+    # LevelDB's log, behind a header of 7 bytes: blocks of 32 KB with pieces of entries, 1 whole, 2-4 first to last
+    at, entry = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        entry += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            yield entry
+            entry = b""
+
+rows, run, code = [], None, None
+for data in entries(open(sys.argv[1], "rb").read()):
+    record = wandb_internal_pb2.Record()
+    record.ParseFromString(data)
+    kind = record.WhichOneof("record_type")
+    if kind == "run":
+        run = record.run
+    elif kind == "history":
+        rows.append({(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item})
+    elif kind == "exit":
+        code = record.exit.exit_code
+config = {item.key: json.loads(item.value_json) for item in run.config.update}
+print(json.dumps([rows, run.display_name, run.run_group, config, code]))
+"""
+
+
+def test_wandb_has_the_numbers_in_an_offline_run(book: Notebook, folder: Path) -> None:
+    outcome = book.ok(f"%%distributed --ranks 2 --track wandb\n{RUN}\nos.environ['WANDB_RUN_GROUP']")
+    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    assert f"W&B: run {file.stem.removeprefix('run-')}, offline" in outcome.view
+    done = subprocess.run([sys.executable, "-c", HISTORY, str(file)], capture_output=True, text=True, check=True)
+    rows, name, group, config, code = json.loads(done.stdout)
+    assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(0, 3.0), (1, 2.0), (2, 1.0)]
+    assert [row["rank_1/loss"] for row in rows if "rank_1/loss" in row] == [4.0, 3.0, 2.0]
+    assert any("system/rank_0/memory_mb" in row for row in rows)
+    assert (name.startswith("Cell In["), config["strategy"], code) == (True, "none", 0)
+    assert outcome.result == f"ranks 0-1: '{group}'"
+
+
+def test_wandb_follows_the_runs_of_a_notebook_that_has_one_open(book: Notebook, folder: Path) -> None:
+    before = set((folder / "wandb").glob("offline-run-*"))
+    book.ok("import wandb\nopen_run = wandb.init(project='p', settings=wandb.Settings(console='off'))")
+    outcome = book.ok("%%distributed --ranks 1\njupyter_distrib.report(loss=1.0)\nos.environ['WANDB_RUN_GROUP'] ")
+    assert book.ok("wandb.run is open_run, open_run.id").result == f"(True, {outcome.result.removeprefix('rank 0: ')})"
+    book.ok("open_run.finish()")
+    assert len(set((folder / "wandb").glob("offline-run-*")) - before) == 2

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+from tests.trackers.conftest import QUIET, Server, free_port, named
+
+pytestmark = pytest.mark.slow
+LOAD = "%load_ext jupyter_distrib\nimport os, time, jupyter_distrib"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[Notebook]:
+    env = {**QUIET, "MLFLOW_TRACKING_URI": server.uri}
+    with Notebook(tmp_path_factory.mktemp("notebook"), env=env) as book:
+        book.ok(LOAD)
+        yield book
+
+
+@pytest.fixture
+def book(shared: Notebook, request: pytest.FixtureRequest) -> Notebook:
+    """The notebook, in an experiment of the test's name."""
+    shared.ok(f"os.environ['MLFLOW_EXPERIMENT_NAME'] = {request.node.name!r}")
+    return shared
+
+
+def test_s17_each_run_is_an_mlflow_run_whose_address_is_below_the_cell(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    outcome = book.ok(
+        "%%distributed --ranks 2 --track mlflow --timeout 50\n"
+        "for step in range(3):\n    jupyter_distrib.report(loss=3.0 - step + rank, step=step)"
+    )
+    (run,) = server.runs(request.node.name)
+    info, data = run["info"], run["data"]
+    assert f"{server.uri}/#/experiments/{info['experiment_id']}/runs/{info['run_id']}" in outcome.view
+    (html,) = outcome.displays_html.values()
+    assert f'<a href="{server.uri}/#/experiments/' in html
+    assert outcome.view.count(info["run_id"]) + outcome.stdout.count(info["run_id"]) == 1
+    assert info["status"] == "FINISHED"
+    assert re.fullmatch(r"Cell In\[\d+\]", info["run_name"])
+    assert server.history(run, "loss") == [3.0, 2.0, 1.0]
+    assert server.history(run, "rank_1/loss") == [4.0, 3.0, 2.0]
+    parameters = named(data["params"])
+    assert {"strategy": "none", "pool": "local", "ranks": "ranks 0-1", "option.timeout_s": "50.0"}.items() <= (
+        parameters.items()
+    )
+    assert {"version.python", "version.torch", "version.jupyter_distrib"} <= parameters.keys()
+    assert named(data["tags"])["jupyter_distrib.cell"].startswith("for step in range(3):")
+
+
+def test_s17_a_run_is_a_child_of_the_one_that_is_active_in_the_notebook(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    book.ok("import mlflow\nparent = mlflow.start_run(run_name='parent')")
+    book.ok("%%distributed --ranks 2\nrank")
+    book.ok("mlflow.end_run()")
+    book.ok("%%distributed --ranks 2\nrank")  # neither active nor asked for
+    parent, child = server.runs(request.node.name)
+    assert named(child["data"]["tags"])["mlflow.parentRunId"] == parent["info"]["run_id"]
+
+
+def test_s17_none_leaves_a_cell_out(book: Notebook, server: Server, request: pytest.FixtureRequest) -> None:
+    book.ok("import mlflow\nparent = mlflow.start_run(run_name='parent')")
+    outcome = book.ok("%%distributed --ranks 2 --track none\nrank")
+    book.ok("mlflow.end_run()")
+    assert len(server.runs(request.node.name)) == 1
+    assert "MLflow" not in outcome.text
+
+
+def test_s18_what_a_cell_logs_lands_in_the_run_from_the_first_rank(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    code = "import mlflow\nmlflow.log_metric('mine', 10.0 + rank)\nmlflow.log_param('rank', rank)"
+    assert book.ok(f"%%distributed --ranks 2 --track mlflow\n{code}\nmlflow.active_run() is None").result == (
+        "rank 0: False\nrank 1: True"
+    )
+    book.ok(f"%%distributed --ranks 2 --on 1 --track mlflow\n{code}")
+    first, second = server.runs(request.node.name)
+    assert (server.history(first, "mine"), named(first["data"]["params"])["rank"]) == ([10.0], "0")
+    assert (server.history(second, "mine"), named(second["data"]["params"])["rank"]) == ([11.0], "1")
+
+
+def test_s18_a_run_that_a_cell_leaves_open_is_closed_before_the_next_cell(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    for _ in range(2):
+        book.ok(
+            "%%distributed --ranks 1 --track none\nimport mlflow\n"
+            "mlflow.start_run(run_name='own')\nmlflow.log_metric('own', 1.0)"
+        )
+    first, second = server.runs(request.node.name)
+    assert first["info"]["status"] == "FINISHED"
+    assert server.history(second, "own") == [1.0]
+
+
+def test_s18_the_state_tells_an_error_from_a_stop(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    book.fails("%%distributed --ranks 2 --track mlflow\n1 / rank")
+    book.start("%%distributed --ranks 2 --track mlflow\nprint('begun', flush=True)\ntime.sleep(60)")
+    book.until("begun")
+    book.interrupt()
+    assert book.finish(20).ename == "KeyboardInterrupt"
+    book.fails("%%distributed --ranks 2 --track mlflow --timeout 0.2\ntime.sleep(60)")
+    assert [run["info"]["status"] for run in server.runs(request.node.name)] == ["FAILED", "KILLED", "KILLED"]
+
+
+def test_s19_memory_and_processor_of_each_rank_are_sampled(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    book.ok("%%distributed --ranks 2 --track mlflow\ntime.sleep(3.5)")
+    (run,) = server.runs(request.node.name)
+    for rank in (0, 1):
+        samples = server.history(run, f"system/rank_{rank}/memory_mb")
+        assert len(samples) >= 2
+        assert all(value > 1 for value in samples)
+        assert len(server.history(run, f"system/rank_{rank}/cpu_percent")) == len(samples)
+
+
+def test_s17_the_settings_may_ask_for_it_and_a_folder_under_git_is_named(tmp_path: Path, server: Server) -> None:
+    import subprocess
+
+    (tmp_path / "jupyter_distrib.toml").write_text('track = ["mlflow"]\n')
+    for command in (["init", "-q", "-b", "work"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)
+    env = {**QUIET, "MLFLOW_TRACKING_URI": server.uri, "MLFLOW_EXPERIMENT_NAME": "settings"}
+    with Notebook(tmp_path, env=env) as book:
+        book.ok(LOAD)
+        book.ok("%%distributed --ranks 1\nrank")
+    (run,) = server.runs("settings")
+    tags = named(run["data"]["tags"])
+    assert (tags["git.branch"], len(tags["git.commit"])) == ("work", 40)
+
+
+def test_s17_a_local_store_needs_no_server_and_mlflow_is_not_imported_before(tmp_path: Path, server: Server) -> None:
+    with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/own.db"}) as book:
+        book.ok(LOAD)
+        book.ok("%%distributed --ranks 1\nrank")
+        assert book.ok("import sys\n'mlflow' in sys.modules").result == "False"
+        outcome = book.ok(
+            "%%distributed --ranks 1 --track mlflow\nimport mlflow\n"
+            "jupyter_distrib.report(loss=2.0)\nmlflow.log_metric('mine', 1.0)"
+        )
+        assert f"in sqlite:///{tmp_path}/own.db" in outcome.view
+        book.ok("import mlflow\n(run,) = mlflow.MlflowClient().search_runs(['0'])")
+        assert book.ok("run.data.metrics['loss'], run.data.metrics['mine'], run.info.status").result == (
+            "(2.0, 1.0, 'FINISHED')"
+        )
+
+
+def test_s17_a_server_that_is_missing_neither_fails_nor_delays_a_run(tmp_path: Path, server: Server) -> None:
+    port = free_port()
+    with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}) as book:
+        book.ok(LOAD + "\nimport mlflow")
+        outcome = book.ok("%%distributed --ranks 2 --track mlflow\nrank")
+        assert outcome.result == "rank 0: 0\nrank 1: 1"
+        assert f"the server http://127.0.0.1:{port} does not answer" in outcome.view
+        assert book.ok("%%distributed --ranks 2 --track mlflow\nrank").wall_s < 1.5
+
+
+def test_s17_a_server_that_hangs_delays_one_run_by_two_seconds_at_most(tmp_path: Path, server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": uri}) as book:
+            book.ok(LOAD + "\nimport mlflow")
+            first = book.ok("%%distributed --ranks 2 --track mlflow\nrank")
+            assert "its begin() has not returned within 2 s" in first.view
+            again = book.ok("%%distributed --ranks 2 --track mlflow\nrank")
+            assert (first.result, again.result) == ("rank 0: 0\nrank 1: 1",) * 2
+            assert "it hangs in an earlier one" in again.view
+            assert again.wall_s < 1.5
