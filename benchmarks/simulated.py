@@ -43,7 +43,7 @@ class SimulatedPool:
 class LightNode:
     """One node with ranks that are only numbers."""
 
-    host, interface = "127.0.0.1", "lo"
+    host, interface, short_name = "127.0.0.1", "lo", "made up"
 
     def __init__(self, number: int, group: SpreadWorkerGroup, loop: Loop) -> None:
         self.name = f"node {number}"

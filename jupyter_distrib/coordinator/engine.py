@@ -45,6 +45,10 @@ class ReservedNodes:
     """Whether each of these ranks has a GPU."""
     engine_has_gpus: bool
     """Whether some node has GPUs, even if these ranks have none."""
+    names: Sequence[str] = ()
+    """The name of each node, for people; empty: its address."""
+    remark: str = ""
+    """A remark on these nodes, which the kernel gets with its first cell."""
 
 
 class ContentPart(NamedTuple):

@@ -200,20 +200,22 @@ class Placement:
         until_s = time.monotonic() + START_S
         abouts = [json.loads(future.result(max(0.0, until_s - time.monotonic()))) for future in asked]
         after = None if self._copy_files else stamp(folder)
-        differing = list(map(self._check_versions, abouts))
-        self.delivery.remark = " ".join(filter(None, (*differing, no_way(abouts, self._reservation.address_advice))))
+        names = nodes.names or [str(about["host"]) for about in abouts]
+        differing = list(map(self._check_versions, names, abouts))
+        no_route = no_way(abouts, self._reservation.address_advice)
+        self.delivery.remark = " ".join(filter(None, (nodes.remark, *differing, no_route)))
         return [
-            RemoteNode(self, number, channel, about, shared=file_sync.is_shared(about["folder"], before, after))
-            for number, (channel, about) in enumerate(zip(nodes.channels, abouts, strict=True))
+            RemoteNode(self, number, channel, about, name=name, shared=_is_shared(about, before, after))
+            for number, (name, channel, about) in enumerate(zip(names, nodes.channels, abouts, strict=True))
         ]
 
-    def _check_versions(self, about: Mapping[str, Any]) -> str:
+    def _check_versions(self, name: str, about: Mapping[str, Any]) -> str:
         """Return a remark on versions that differ and mostly work. Raises `PoolError` if they do not work."""
         there = Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
         if refusal := versions.refusal(self._hello, there, self._reservation.engine):
-            raise PoolError(refusal)
+            raise PoolError(f"node {name}: {refusal}")
         remark = versions.remark(self._hello, there)
-        return f"node {about['host']} has {remark}." if remark else ""
+        return f"node {name} has {remark}." if remark else ""
 
     def _say(self, reason: str) -> None:
         """Send the kernel the reason for which it waits; in any thread."""
@@ -249,6 +251,10 @@ class Placement:
                 return  # another worker group has claimed it
             self.ended = True
         self._reservation.release()
+
+
+def _is_shared(about: Mapping[str, Any], before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+    return file_sync.is_shared(about["folder"], before, after)
 
 
 def _is_same(hello: Hello, before: Hello) -> bool:

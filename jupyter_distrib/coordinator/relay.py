@@ -45,6 +45,7 @@ class Relay:
         left_out: Prefixes of variables that the engine has set for its own process.
         gpus: The GPUs of this node that the engine has assigned to it, as CUDA_VISIBLE_DEVICES names them; None if
             the engine has left that to the variable.
+        inbox: Takes what comes from the agent, instead of an inbox that the engine asks.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Relay:
         env: Mapping[str, str] | None = None,
         left_out: Sequence[str] = (),
         gpus: Sequence[str] | None = None,
+        inbox: RelayInbox | None = None,
     ) -> None:
         self._gpus = gpus
-        self._folder, self._address, self._plain = Path(folder), address, plain
+        self.address = address
+        self._folder, self._plain = Path(folder), plain
         agent = NodeAgent(self._folder, address, python, env or {}, left_out)
         self._link = Link(agent.start())
-        self._inbox = RelayInbox()
+        self._inbox = inbox or RelayInbox()
         self._project = ProjectCopy(self._folder / "project")
         self._content = IncomingContent()
         hello = Hello(
@@ -99,11 +102,11 @@ class Relay:
             "python": self._welcomed.python,
             "torch": self._welcomed.torch,
             "cloudpickle": self._welcomed.cloudpickle,
-            "host": self._address,
-            "interface": network_interfaces.towards(others, self._address),
-            "machine": _machine(),
+            "host": self.address,
+            "interface": network_interfaces.towards(others, self.address),
+            "machine": machine(),
             "folder": stamp(directory),
-            "gpus": _gpu_names(),
+            "gpus": gpu_names(),
         }
         return json.dumps(about)
 
@@ -209,13 +212,13 @@ def stamp(directory: str) -> tuple[int, int] | None:
     return info.st_ino, info.st_mtime_ns
 
 
-def _gpu_names() -> list[str]:
+def gpu_names() -> list[str]:
     from jupyter_distrib.agent import gpu_inventory
 
     return [gpu.name for gpu in gpu_inventory.read_now().gpus]
 
 
-def _machine() -> str:
+def machine() -> str:
     """Return a word that is equal for all processes that share one loopback interface."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + os.readlink("/proc/self/ns/net")

@@ -52,16 +52,17 @@ class RemoteNode:
     Args:
         number: Number of the node in its placement.
         about: The result of `Relay.describe`.
+        name: The node's name for people.
         shared: Whether the node has the notebook's folder; if not, the files are brought to the node.
     """
 
     def __init__(
-        self, holder: Holder, number: int, channel: Channel, about: Mapping[str, Any], *, shared: bool
+        self, holder: Holder, number: int, channel: Channel, about: Mapping[str, Any], *, name: str, shared: bool
     ) -> None:
         self._holder, self._number, self._channel = holder, number, channel
         self._delivery = holder.delivery
         self.host, self.interface = str(about["host"]), str(about["interface"])
-        self.name = f"node {self.host}"
+        self.short_name, self.name = name, f"node {name}"
         self._file_sync = None if shared else FileSync()
         self._has_files = False
         self._answers: dict[int, list[Entry]] = {}

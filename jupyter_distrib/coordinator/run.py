@@ -51,8 +51,11 @@ class SpreadNode(LogSource, Protocol):
     """The agent of one node, within reach. No method blocks."""
 
     name: str
-    """Name of the node for people: `node 10.0.0.7`."""
+    """Name of the node in a sentence: `node 10.0.0.7`."""
+    short_name: str
+    """Name of the node in a table: `10.0.0.7`."""
     host: str
+    """Address of the node, by which the others reach it."""
     interface: str
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:

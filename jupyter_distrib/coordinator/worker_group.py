@@ -92,7 +92,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             replace(
                 info,
                 state="running" if info.rank in running.get(node, ()) else info.state,
-                node=self._shares[node].node.host,
+                node=self._shares[node].node.short_name,
             )
             for node in sorted(self._infos)
             for info in self._infos[node]

@@ -95,7 +95,7 @@ class LocalPool:
         if sys.platform == "win32":
             raise PoolError("jupyter_distrib does not run on Windows itself; run JupyterLab inside WSL.")
         home = Home.of(self._python)
-        return _greeted(
+        return greeted(
             home.reach(), replace(hello, idle_s=self._idle_s), sink, lambda reason: lost(home.explained(reason))
         )
 
@@ -117,10 +117,10 @@ class RunningServer:
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if (sock := _try(paths.runtime_directory() / f"{self._name}.sock")) is None:
             raise PoolError("the process that holds the detached run takes no new kernels.")
-        return _greeted(sock, hello, sink, lost)
+        return greeted(sock, hello, sink, lost)
 
 
-def _greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+def greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
     """Say hello on a new connection. Raises `PoolError`."""
     if peer_uid(sock) not in (None, os.getuid()):
         sock.close()

@@ -27,10 +27,10 @@ def towards(others: Sequence[str], own: str) -> str:
     """Return the interface by which this machine reaches the others, by its routes; without others, the one that has
     its own address. Loopback's if none can be determined."""
     names = {address: name for name, address in (*_addresses_6(), *addresses().items())}
-    return next((names[source] for address in (*others, own) if (source := _source(address)) in names), LOOPBACK)
+    return next((names[found] for address in (*others, own) if (found := source(address)) in names), LOOPBACK)
 
 
-def _source(address: str) -> str:
+def source(address: str) -> str:
     """Return the local address from which packets to an address would leave; connecting sends none. Empty if there is
     no route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

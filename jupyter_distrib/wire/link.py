@@ -181,7 +181,7 @@ class Link:
     def _next(self) -> tuple[bytes, list[int]] | None:
         """Return the next frame, if it is complete."""
         incoming = self._incoming
-        length = _length(incoming)
+        length = frame_length(incoming)
         if length is None or len(incoming) < length:
             return None
         _, _, fd_count = _PREFIX.unpack_from(incoming)
@@ -225,12 +225,12 @@ def kind_of(frame: bytes) -> str:
 def split(frames: bytes) -> Iterator[bytes]:
     """Yield the whole frames that lie one behind another."""
     at = 0
-    while (length := _length(frames, at)) is not None:
+    while (length := frame_length(frames, at)) is not None:
         yield frames[at : at + length]
         at += length
 
 
-def _length(incoming: bytes | bytearray, at: int = 0) -> int | None:
+def frame_length(incoming: bytes | bytearray, at: int = 0) -> int | None:
     """Return the length of the frame that begins at an offset; None if too little of it has arrived."""
     if len(incoming) < at + _PREFIX.size:
         return None

@@ -43,7 +43,7 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
         heard=lambda number, event, fds=(): heard.append(event.run),
         lost=lambda number, why: lost.append(why),
     )
-    node = RemoteNode(holder, 0, None, ABOUT, shared=True)  # type: ignore[arg-type]
+    node = RemoteNode(holder, 0, None, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
         return number, [(encode(Ended(run=run, at_s=0.0), 0), None) for run in runs]
@@ -91,7 +91,7 @@ class Sending:
             tell=self.heard.append,
             heard=lambda number, event, fds=(): self.heard.append(event),
         )
-        self.node = RemoteNode(holder, 0, self.channel, ABOUT, shared=True)  # type: ignore[arg-type]
+        self.node = RemoteNode(holder, 0, self.channel, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
         cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())
         self.node.send(Execute(group="c", run="r", ranks=(0, 1), setting=Setting(), cell=cell, inputs=inputs), [0, 1])
 

@@ -79,6 +79,7 @@ class FakeNode:
     name: str
     host: str = "10.0.0.1"
     interface: str = "eth0"
+    short_name: str = "10.0.0.1"
     got: list[Command] = field(default_factory=list)
     fetching: list[tuple[Path, Callable[[], None]]] = field(default_factory=list)
 

@@ -7,6 +7,7 @@ of these, a `dict` with string keys, or another class of this folder. One file i
     kernel  --commands-->  agent  --commands-->  worker (one per rank)      kernel.py, worker.py
     kernel  <---events---  agent  <---events---  worker
     coordinator  <------>  agents of several nodes                          node.py
+    coordinator  <-pipe->  relay of a node                                  relay.py
 
 `shared.py` and `status.py` hold parts of messages.
 
@@ -63,6 +64,15 @@ from jupyter_distrib.wire.messages.node import (
     NodeSawRanks,
     RankSighting,
     UseStore,
+)
+from jupyter_distrib.wire.messages.relay import (
+    RelayAlive,
+    RelayCall,
+    RelayContent,
+    RelayEnded,
+    RelayFailed,
+    RelayPassed,
+    RelayReturned,
 )
 from jupyter_distrib.wire.messages.shared import (
     Cell,
@@ -152,6 +162,13 @@ __all__ = [
     "RankPlace",
     "RankSighting",
     "Ready",
+    "RelayAlive",
+    "RelayCall",
+    "RelayContent",
+    "RelayEnded",
+    "RelayFailed",
+    "RelayPassed",
+    "RelayReturned",
     "ReplaceStreams",
     "ResetGroups",
     "Returned",
@@ -241,7 +258,8 @@ Event = (
     | Attached
     | NotAttached
 )
-Message = Command | Event
+RelayMessage = RelayCall | RelayContent | RelayReturned | RelayFailed | RelayPassed | RelayEnded | RelayAlive
+Message = Command | Event | RelayMessage
 """Message that a link carries."""
 PROTOCOL = crc32(
     repr([(one.__name__, one.__annotations__) for one in list(globals().values()) if isinstance(one, type)]).encode()

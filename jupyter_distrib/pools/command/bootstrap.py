@@ -1,0 +1,89 @@
+"""The program that brings this package to a Python on another machine, through the standard input of a command.
+
+    here -- one line --> `python -I -m code`     which prints a mark: whatever came before it is a banner
+    here -- archive ---> ... writes it to a folder of its own, and becomes `piped_relay`
+
+`-I -m code` makes Python read its program line by line from a pipe. It is the only way without a space, quote or
+bracket on the command line, so that the words mean the same whether they are executed as they are (docker, srun) or go
+through one shell more (ssh); `-I` keeps a `code.py` of the user's out of the way. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+WORDS = ("-I", "-m", "code")
+"""Words for the interpreter that is to run `line`."""
+OLDEST = (3, 11)
+_SIZE_DIGITS = 16
+
+# For any Python from 3.4 on, so that one which is too old can be told; and nothing is left if it fails.
+_PROGRAM = r"""
+import os, shutil, sys, tempfile
+
+def read(count):
+    parts = []
+    while count:
+        part = os.read(0, min(count, 1 << 20))
+        if not part:
+            raise EOFError("the connection ended")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+def put():
+    size = int(read(@DIGITS@))
+    package = read(size)
+    os.umask(0o077)
+    folder = tempfile.mkdtemp(prefix="jupyter_distrib-@KIND@-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
+    try:
+        with open(folder + "/source.zip", "wb") as file:
+            file.write(package)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+def become(folder):
+    ends = os.dup(0), os.dup(1)
+    for fd in ends:
+        os.set_inheritable(fd, True)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    os.chdir("/")
+    path = "import sys; sys.path.insert(0, sys.argv[1] + '/source.zip')"
+    run = path + "; import @MODULE@ as relay; relay.main(*sys.argv[1:])"
+    os.execv(sys.executable, [sys.executable, "-c", run, folder] + [str(fd) for fd in ends])
+
+try:
+    os.write(1, ("\0@MARK@ %d.%d\n" % sys.version_info[:2]).encode())
+    become(put())
+except BaseException as error:
+    os.write(2, ("\n%s\n" % error).encode())
+    os._exit(1)
+"""
+
+
+def line(mark: str, kind: str, module: str) -> bytes:
+    """Return the line that starts it.
+
+    Args:
+        mark: Random letters and digits, which `found` looks for.
+        kind: The kind of pool, for the name of the folder.
+        module: The module whose `main` goes on.
+    """
+    program = _PROGRAM
+    for name, value in {"MARK": mark, "KIND": kind, "MODULE": module, "DIGITS": str(_SIZE_DIGITS)}.items():
+        program = program.replace(f"@{name}@", value)
+    return f"exec({program!r})\n".encode()
+
+
+def found(mark: str, heard: bytes) -> tuple[int, int] | None:
+    """Return the version of the Python that runs the program, once its mark has come; else None."""
+    match = re.search(rb"\0" + mark.encode() + rb" (\d+)\.(\d+)\n", heard)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def packed(archive: bytes) -> bytes:
+    """Return the package as the program reads it."""
+    return b"%0*d" % (_SIZE_DIGITS, len(archive)) + archive

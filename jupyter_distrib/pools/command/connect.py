@@ -1,0 +1,195 @@
+"""Starts a command that reaches a host, and through it the host's relay. Blocks, in a thread for each host."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command import bootstrap, piped_relay
+from jupyter_distrib.pools.command.command import HostCommand, last_line
+from jupyter_distrib.system.launch import new_log
+from jupyter_distrib.wire.link import Link, encode
+from jupyter_distrib.wire.messages import RelayCall, RelayFailed, RelayReturned
+
+ANSWER_S = 30.0
+"""Seconds in which the Python on the host has to answer."""
+START_S = 90.0
+"""Seconds in which it has to start an agent then."""
+LOOK_S = 0.2
+"""Seconds between looks whether nobody wants the host any more."""
+ENDING_S = 2.0
+"""Seconds for a command to end when its input has ended."""
+_MAX_BANNER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A host whose relay has started."""
+
+    host: str
+    process: subprocess.Popen[bytes]
+    link: Link
+    log: IO[bytes]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The answer of `PipedRelay._start`."""
+
+    def said(self) -> str:
+        """Return the last line of the command's standard error."""
+        return last_line(_read(self.log))
+
+    def end(self) -> None:
+        """End the command, which ends what is at its other end. Takes seconds if it does not want to."""
+        with suppress(OSError):
+            self.link.sock.shutdown(socket.SHUT_RDWR)
+        _end(self.process)
+        self.link.close()
+        self.log.close()
+
+
+class GivenUpConnecting(PoolError):
+    """An error for a host that nobody wants any more."""
+
+
+def connect(
+    command: HostCommand, host: str, archive: bytes, start: Mapping[str, Any], given_up: threading.Event
+) -> Connection:
+    """Reach a host and start its relay.
+
+    Args:
+        command: The way to the hosts.
+        host: The one to reach.
+        archive: This package as a file.
+        start: Arguments of `PipedRelay._start`.
+        given_up: Set when nobody wants the host any more.
+
+    Raises:
+        PoolError: Says in a sentence why it cannot be had.
+    """
+    ours, theirs = socket.socketpair()
+    log = new_log()
+    try:
+        with theirs:
+            process = _started(command, host, theirs, log)
+        dialogue = _Dialogue(command, Connection(host=host, process=process, link=Link(ours), log=log), given_up)
+        try:
+            dialogue.run(archive, start)
+        except BaseException:
+            _end(process)
+            raise
+    except BaseException:
+        ours.close()
+        log.close()
+        raise
+    return dialogue.connection
+
+
+def _started(command: HostCommand, host: str, theirs: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the command in a session of its own, without a terminal that it could ask."""
+    words, fd = command.words(host), theirs.fileno()
+    try:
+        return subprocess.Popen(words, stdin=fd, stdout=fd, stderr=log, start_new_session=True)
+    except OSError as error:
+        raise PoolError(f"{words[0]} cannot be started: {error.strerror}. Install it, or correct the pool.") from None
+
+
+class _Dialogue:
+    """The first messages on a new connection, until the relay has started."""
+
+    def __init__(self, command: HostCommand, connection: Connection, given_up: threading.Event) -> None:
+        self._command, self._given_up = command, given_up
+        self.connection = connection
+        self._link = connection.link
+        self._host = connection.host
+        self._heard = b""
+
+    def run(self, archive: bytes, start: Mapping[str, Any]) -> None:
+        """Bring the package to the host and start the relay."""
+        mark = secrets.token_hex(8)
+        with suppress(OSError):  # it has ended, which is told where its answer is missing
+            self._link.sock.sendall(bootstrap.line(mark, self._command.kind, piped_relay.__name__))
+        self._check_version(self._wait_for_mark(mark))
+        self._send(bootstrap.packed(archive) + encode(RelayCall(number=1, method="start", arguments=(dict(start),))))
+        self.connection.facts.update(self._wait_for_start())
+
+    def _wait_for_mark(self, mark: str) -> tuple[int, int]:
+        """Wait for the mark; whatever comes before it is a banner, or the output of a start-up file."""
+        until_s = time.monotonic() + ANSWER_S
+        while (version := bootstrap.found(mark, self._heard)) is None:
+            self._wait(until_s)
+            try:
+                data = self._link.sock.recv(1 << 16)
+            except OSError:
+                data = b""
+            self._heard += data
+            if not data or len(self._heard) > _MAX_BANNER_BYTES:
+                raise self._failure()
+        return version
+
+    def _check_version(self, version: tuple[int, int]) -> None:
+        if version < bootstrap.OLDEST:
+            found, oldest = (".".join(map(str, each)) for each in (version, bootstrap.OLDEST))
+            raise PoolError(f"host {self._host} has Python {found}, which is too old: set python to {oldest} or newer.")
+
+    def _send(self, data: bytes) -> None:
+        self._link.sock.settimeout(START_S)
+        try:
+            self._link.sock.sendall(data)
+        except OSError:
+            raise self._failure() from None
+        self._link.sock.settimeout(None)
+
+    def _wait_for_start(self) -> Mapping[str, Any]:
+        until_s = time.monotonic() + START_S
+        while True:
+            self._wait(until_s)
+            try:
+                messages = list(self._link.read())
+            except (EOFError, OSError):
+                raise self._failure() from None
+            for message, _ in messages:
+                if isinstance(message, RelayFailed):
+                    raise PoolError(f"host {self._host}: {message.text}")
+                if isinstance(message, RelayReturned):
+                    return dict(message.value)
+
+    def _wait(self, until_s: float) -> None:
+        """Wait until something can be read."""
+        poll = select.poll()
+        poll.register(self._link.sock, select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            if self._given_up.is_set():
+                raise GivenUpConnecting("the ranks were given up while they were waited for.")
+            if time.monotonic() > until_s:
+                raise self._failure()
+
+    def _failure(self) -> PoolError:
+        """Return the error for a command that gave no Python, when it has ended or its time is up."""
+        with suppress(subprocess.TimeoutExpired):
+            self.connection.process.wait(LOOK_S)
+        said = f"{self._heard.decode('utf-8', 'replace')}\n{_read(self.connection.log)}"
+        return PoolError(self._command.failure(self._host, self.connection.process.poll(), said))
+
+
+def _read(log: IO[bytes]) -> str:
+    """Return what was written into a log, its end if it is long."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode("utf-8", "replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+            return

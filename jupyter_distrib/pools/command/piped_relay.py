@@ -1,0 +1,192 @@
+"""The relay of one host, at the far end of a command's standard input and output. `bootstrap` starts it there.
+
+    coordinator ==command==> PipedRelay --link--> agent --> ranks
+
+The main thread makes the calls that come, one after another; the relay's own thread sends what comes from the agent; a
+third one sends keep-alives. It ends, and with it the agent and all ranks, when its input ends or is silent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from jupyter_distrib.coordinator import relay
+from jupyter_distrib.coordinator.relay_inbox import RelayInbox
+from jupyter_distrib.system import control_groups, network_interfaces
+from jupyter_distrib.wire.messages import (
+    Message,
+    RelayAlive,
+    RelayCall,
+    RelayContent,
+    RelayEnded,
+    RelayFailed,
+    RelayPassed,
+    RelayReturned,
+)
+from jupyter_distrib.wire.pipe_link import PipeLink
+
+ALIVE_S = 2.0
+"""Seconds between keep-alives."""
+SILENT_ALIVES = 6
+"""Number of keep-alives that may be missing before the other side is taken to be gone."""
+PART_BYTES = 1 << 20
+END_S = 5.0
+"""Seconds in which the agent ends its ranks and removes its folder."""
+_CALLS = ("describe", "bring", "take", "discard", "send")
+
+
+class PipedInbox(RelayInbox):
+    """Sends on at once what comes from the agent."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def put(self, frame: bytes, content: Any) -> None:
+        if content is not None:
+            _send_content(self._send, 0, content)
+        self._send(RelayPassed(frame=frame, has_content=content is not None))
+
+    def end(self) -> None:
+        with suppress(OSError):  # the pipe is gone, too
+            self._send(RelayEnded())
+
+    def take_at_once(self) -> None:
+        """Return nothing: what comes of a cell is on its way."""
+
+
+def _send_content(send: Callable[[Message], None], number: int, content: Any) -> None:
+    """Send a large value in parts, so that keep-alives and other answers pass between them."""
+    view = memoryview(content).cast("B")
+    for start in range(0, max(1, view.nbytes), PART_BYTES):
+        part = bytes(view[start : start + PART_BYTES])
+        send(RelayContent(number=number, part=part, size_bytes=view.nbytes))
+
+
+class PipedRelay:
+    """The host's side of the pipe.
+
+    Args:
+        folder: Private to it; removed in the end.
+    """
+
+    def __init__(self, link: PipeLink, folder: str) -> None:
+        self._link, self._folder = link, folder
+        self._relay: relay.Relay | None = None
+        self._silent = 0
+        """Number of keep-alives that were due since the other side was heard."""
+        self._waits = False
+        """Whether the main thread waits for a call, so that it would hear a keep-alive."""
+        self._ended = threading.Event()
+
+    def serve(self) -> None:
+        """Make the calls that come until the input ends."""
+        threading.Thread(target=self._keep_alive, name="jupyter_distrib-alive", daemon=True).start()
+        with suppress(EOFError, OSError):
+            while True:
+                self._waits = True
+                message = self._link.receive()
+                self._waits, self._silent = False, 0
+                if isinstance(message, RelayCall):
+                    self._obey(message)
+        self.end()
+
+    def _obey(self, call: RelayCall) -> None:
+        try:
+            contents, value = (), self._call(call)
+            if call.method == "logs":
+                contents = tuple(name for name, _ in value)
+                for _, content in value:
+                    _send_content(self._link.send, call.number, content)
+                value = None
+        except Exception as error:  # noqa: BLE001 - told where it was called
+            if call.number:
+                return self._link.send(RelayFailed(number=call.number, type_name=type(error).__name__, text=str(error)))
+            return traceback.print_exc()
+        if call.number:
+            self._link.send(RelayReturned(number=call.number, value=value, contents=contents))
+
+    def _call(self, call: RelayCall) -> Any:
+        match call.method:
+            case "start":
+                return self._start(**call.arguments[0])
+            case "use_address":
+                self._started.address = str(call.arguments[0])
+                return None
+            case "logs":
+                return self._started.logs(*call.arguments)
+            case "end":
+                return self.end()
+            case method if method in _CALLS:
+                return getattr(self._started, method)(*call.arguments)
+        raise ValueError(f"there is no call {call.method!r}")
+
+    @property
+    def _started(self) -> relay.Relay:
+        assert self._relay is not None, "it has not been started"
+        return self._relay
+
+    def _start(
+        self, label: str, session: str, interface: str, env: Mapping[str, str], *, count_gpus: bool
+    ) -> dict[str, Any]:
+        """Start the agent; return what the plan of the worker group needs."""
+        address, outer = own_address(interface)
+        self._relay = relay.Relay(
+            self._folder, label, session, address=address, env=env, inbox=PipedInbox(self._link.send)
+        )
+        return {
+            "address": address,
+            "outer": outer,
+            "machine": relay.machine(),
+            "cpus": control_groups.cores(),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "gpus": tuple(relay.gpu_names()) if count_gpus else (),
+        }
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def _keep_alive(self) -> None:
+        """Send keep-alives, in a thread, until the other side is gone."""
+        while not self._ended.wait(ALIVE_S):
+            self._silent += self._waits
+            try:
+                self._link.send(RelayAlive())
+            except OSError:
+                self._silent = SILENT_ALIVES
+            if self._silent >= SILENT_ALIVES:
+                self.end()
+
+    def end(self) -> None:
+        """End the agent, its ranks and this process."""
+        self._ended.set()
+        if self._relay is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        else:
+            self._relay.end()
+        os._exit(0)
+
+
+def own_address(interface: str) -> tuple[str, str]:
+    """Return the address by which other hosts reach this one, as far as can be told, and the one of its default route.
+
+    The first is that of the interface if one is named, else the one that ssh came by.
+
+    Raises:
+        ValueError: There is no such interface.
+    """
+    known = network_interfaces.addresses()
+    outer = network_interfaces.source("192.0.2.1") or "127.0.0.1"  # an address of no machine (RFC 5737)
+    if interface and interface not in known:
+        raise ValueError(f"it has no network interface {interface} with an IPv4 address, but {', '.join(known)}")
+    came_by = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    return known[interface] if interface else next(iter(came_by), outer), known.get(interface, outer)
+
+
+def main(folder: str, reading: str, writing: str) -> None:
+    PipedRelay(PipeLink(int(reading), int(writing)), folder).serve()

@@ -1,0 +1,1 @@
+"""Ranks on hosts that ssh reaches, in the way of `pools/command`."""

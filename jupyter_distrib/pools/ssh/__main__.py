@@ -1,0 +1,14 @@
+"""`python -m jupyter_distrib.pools.ssh SOCKET_FD DIRECTORY NAME`: the coordinator that `pools/ssh/pool.py` starts. The
+pool's options are JSON on standard input, since command lines are visible to all."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from jupyter_distrib.pools.command.serve import serve
+from jupyter_distrib.pools.ssh.command import Ssh
+
+if __name__ == "__main__":
+    options = json.load(sys.stdin)
+    serve(Ssh(ssh=options["ssh"], python=options["python"]), int(sys.argv[1]), sys.argv[2], sys.argv[3], options)

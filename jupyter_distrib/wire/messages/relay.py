@@ -1,0 +1,64 @@
+"""Messages between the coordinator and the relay of one node, where both are the ends of a pipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_distrib.wire.messages.shared import message
+
+
+@message
+class RelayCall:
+    """Call a method of the relay."""
+
+    number: int
+    """Number of the answer; 0: none is wanted."""
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+@message
+class RelayContent:
+    """A part of a large value, in order from its beginning; sent before the message that it belongs to."""
+
+    number: int
+    """Number of the call whose answer it belongs to; 0: the next `RelayPassed`."""
+    part: bytes
+    size_bytes: int
+    """Size of the whole value."""
+
+
+@message
+class RelayReturned:
+    """The result of a call; names in `contents` stand for the large values that came before it, one after another."""
+
+    number: int
+    value: Any = None
+    contents: tuple[str, ...] = ()
+
+
+@message
+class RelayFailed:
+    """The exception that ended a call."""
+
+    number: int
+    type_name: str
+    text: str
+
+
+@message
+class RelayPassed:
+    """A frame of the node's agent, whose content, if it has one, came before it."""
+
+    frame: bytes
+    has_content: bool = False
+
+
+@message
+class RelayEnded:
+    """The node's agent has ended: nothing more comes of it."""
+
+
+@message
+class RelayAlive:
+    """Keep-alive of either side."""
