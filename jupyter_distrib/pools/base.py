@@ -67,7 +67,7 @@ IDLE = Option(
     metavar="S",
     meaning="give idle ranks that keep nothing back after S seconds",
     read=seconds,
-    default="600 with ray; 1800 with local, where only ranks with GPUs are given back",
+    default="600; 1800 with local, where only ranks with GPUs are given back",
 )
 
 

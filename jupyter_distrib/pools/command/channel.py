@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry
-from jupyter_distrib.pools.command.connect import Connection
+from jupyter_distrib.pools.command.connect import HostConnection
 from jupyter_distrib.pools.command.piped_relay import ALIVE_S
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
@@ -47,7 +47,7 @@ class RaisedOnHost(RuntimeError):
 class PipeChannel:
     """The pipe to one host."""
 
-    def __init__(self, connection: Connection, loop: Loop, calls: CallSoon) -> None:
+    def __init__(self, connection: HostConnection, loop: Loop, calls: CallSoon) -> None:
         self.connection = connection
         self._loop, self._calls, self._link = loop, calls, connection.link
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class PipeChannel:
                 self._entries.append((message.frame, content))
             case RelayReturned():
                 value = message.value
-                if message.contents:
+                if message.contents is not None:
                     value = list(zip(message.contents, self._values.take(message.number), strict=True))
                 self._answer(message.number, lambda answer: answer.set_result(value))
             case RelayFailed():

@@ -34,7 +34,7 @@ _MAX_BANNER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class HostConnection:
     """A host whose relay has started."""
 
     host: str
@@ -52,7 +52,7 @@ class Connection:
         """End the command, which ends what is at its other end. Takes seconds if it does not want to."""
         with suppress(OSError):
             self.link.sock.shutdown(socket.SHUT_RDWR)
-        _end(self.process)
+        _end(self.process, 0)  # nothing yet: it has to see the end of its input
         self.link.close()
         self.log.close()
 
@@ -63,7 +63,7 @@ class GivenUpConnecting(PoolError):
 
 def connect(
     command: HostCommand, host: str, archive: bytes, start: Mapping[str, Any], given_up: threading.Event
-) -> Connection:
+) -> HostConnection:
     """Reach a host and start its relay.
 
     Args:
@@ -81,7 +81,7 @@ def connect(
     try:
         with theirs:
             process = _started(command, host, theirs, log)
-        dialogue = _Dialogue(command, Connection(host=host, process=process, link=Link(ours), log=log), given_up)
+        dialogue = _Dialogue(command, HostConnection(host=host, process=process, link=Link(ours), log=log), given_up)
         try:
             dialogue.run(archive, start)
         except BaseException:
@@ -106,7 +106,7 @@ def _started(command: HostCommand, host: str, theirs: socket.socket, log: IO[byt
 class _Dialogue:
     """The first messages on a new connection, until the relay has started."""
 
-    def __init__(self, command: HostCommand, connection: Connection, given_up: threading.Event) -> None:
+    def __init__(self, command: HostCommand, connection: HostConnection, given_up: threading.Event) -> None:
         self._command, self._given_up = command, given_up
         self.connection = connection
         self._link = connection.link
@@ -187,8 +187,8 @@ def _read(log: IO[bytes]) -> str:
     return os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode("utf-8", "replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (0, signal.SIGTERM, signal.SIGKILL):
+def _end(process: subprocess.Popen[bytes], *signals: int) -> None:
+    for number in (*signals, signal.SIGTERM, signal.SIGKILL):
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDING_S)

@@ -99,7 +99,7 @@ class PipedRelay:
 
     def _obey(self, call: RelayCall) -> None:
         try:
-            contents, value = (), self._call(call)
+            contents, value = None, self._call(call)
             if call.method == "logs":
                 contents = tuple(name for name, _ in value)
                 for _, content in value:

@@ -15,8 +15,11 @@ from jupyter_distrib.pools.local import Home, LocalNode, fingerprint, greeted
 from jupyter_distrib.wire.messages import Hello
 
 HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=read_hosts)
+PYTHON_THERE = Option(
+    flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3"
+)
 NODES = Option(
-    flag="--nodes", metavar="N", meaning="spread the ranks over N hosts", read=count, default="as few as can be"
+    flag="--nodes", metavar="N", meaning="spread the ranks over N nodes", read=count, default="as few as can be"
 )
 INTERFACE = Option(
     flag="--interface",
@@ -50,7 +53,7 @@ class CommandPool:
             meaning="the command that runs {python} on {host} with its input and output as pipes",
             read=template,
         ),
-        Option(flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3"),
+        PYTHON_THERE,
         NODES,
         INTERFACE,
         IDLE,

@@ -15,7 +15,7 @@ from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
-from jupyter_distrib.pools.command.connect import Connection, connect
+from jupyter_distrib.pools.command.connect import HostConnection, connect
 from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
 from jupyter_distrib.pools.command.transfer import PipeTransfer
 from jupyter_distrib.system.call_soon import CallSoon
@@ -142,7 +142,7 @@ class HostsReservation:
             return hosts
         return [host for host, ranks in zip(hosts, shape, strict=True) if ranks]
 
-    def _connect(self, hosts: Sequence[Host]) -> tuple[dict[str, Connection], dict[str, str]]:
+    def _connect(self, hosts: Sequence[Host]) -> tuple[dict[str, HostConnection], dict[str, str]]:
         """Connect to hosts side by side; return the connections and the reasons for hosts that have none, by name.
 
         Raises:
@@ -162,7 +162,7 @@ class HostsReservation:
             self._of.facts[name] = connection.facts
         return found, failures
 
-    def _connect_to(self, host: str, archive: bytes) -> Connection:
+    def _connect_to(self, host: str, archive: bytes) -> HostConnection:
         start = {
             "label": self._hello.label,
             "session": self._hello.session,
@@ -211,7 +211,7 @@ def _none_left(failures: Sequence[str]) -> str:
     return f"{failures[0]}{more}" if failures else "the pool has no hosts."
 
 
-def _end_all(connections: Sequence[Connection]) -> None:
+def _end_all(connections: Sequence[HostConnection]) -> None:
     """End connections side by side."""
     threads = [threading.Thread(target=each.end, name="jupyter_distrib-end") for each in connections]
     for thread in threads:

@@ -41,8 +41,10 @@ class Ssh:
 
     def failure(self, host: str, status: int | None, said: str) -> str:
         at_hand = f"{self.ssh} {host}"
-        if status in (_OWN_FAILURE, None) and (found := _meaning(host, at_hand, said)):
+        if found := _meaning(host, at_hand, said) if status in (_OWN_FAILURE, None) else "":
             return found
+        if status == _OWN_FAILURE:
+            return f"ssh did not reach host {host} ({command.last_line(said)}): try `{at_hand} true`."
         tried = f"{at_hand} {quoted(self.python)} --version"
         return command.sentence(host, self.python, status, said, tried=tried, shown=at_hand)
 
@@ -71,13 +73,13 @@ def _meaning(host: str, ssh: str, said: str) -> str:
         )
     if "Could not resolve hostname" in said:
         return f"there is no host {host} ({last}): correct hosts, or give it an entry in ~/.ssh/config; {try_it}"
-    if "Connection refused" in said or "port 22: Connection" in said:
+    if "Connection refused" in said:
         return (
             f"no SSH server answers on {host} ({last}): start one there, or correct its port in ~/.ssh/config; {try_it}"
         )
     if any(word in said for word in ("timed out", "No route to host", "Network is unreachable")):
         return f"host {host} does not answer ({last}): start it, or correct its address; {try_it}"
-    return f"ssh did not reach host {host} ({last}): {try_it}" if last else ""
+    return ""
 
 
 def _key_name(said: str) -> str:

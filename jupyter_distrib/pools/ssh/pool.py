@@ -10,7 +10,7 @@ from typing import ClassVar
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import IDLE, Capabilities, Lost, Sink
-from jupyter_distrib.pools.command.pool import COPY_FILES, HOSTS, INTERFACE, NODES, check_given, connected
+from jupyter_distrib.pools.command.pool import COPY_FILES, HOSTS, INTERFACE, NODES, PYTHON_THERE, check_given, connected
 from jupyter_distrib.pools.local import LocalNode
 from jupyter_distrib.wire.messages import Hello
 
@@ -32,12 +32,7 @@ class SshPool:
     kind = "ssh"
     options: ClassVar = (
         HOSTS,
-        Option(
-            flag="--python",
-            metavar="COMMAND",
-            meaning="the interpreter there, with torch: ~/env/bin/python",
-            default="python3",
-        ),
+        PYTHON_THERE,
         Option(
             flag="--ssh",
             metavar="COMMAND",

@@ -30,11 +30,12 @@ class RelayContent:
 
 @message
 class RelayReturned:
-    """The result of a call; names in `contents` stand for the large values that came before it, one after another."""
+    """The result of a call."""
 
     number: int
     value: Any = None
-    contents: tuple[str, ...] = ()
+    contents: tuple[str, ...] | None = None
+    """Names of the large values that came before it, one after another, if they are the result."""
 
 
 @message

@@ -1,0 +1,79 @@
+"""The command lines for hosts, and what is made of the words of commands that fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.pools.command.command import Template
+from jupyter_distrib.pools.command.pool import template
+from jupyter_distrib.pools.ssh.command import Ssh
+
+DOCKER = Template(start="docker exec -i {host} {python}", python="/env/bin/python")
+
+
+def test_the_interpreter_and_its_words_take_the_place_of_python() -> None:
+    assert DOCKER.words("box") == ["docker", "exec", "-i", "box", "/env/bin/python", "-I", "-m", "code"]
+
+
+def test_within_a_longer_word_they_are_one_text() -> None:
+    gcloud = Template(start='gcloud compute ssh {host} --command="{python}"', python="python3")
+    assert gcloud.words("vm") == ["gcloud", "compute", "ssh", "vm", "--command=python3 -I -m code"]
+
+
+@pytest.mark.parametrize("start", ["docker exec -i box {python}", "ssh {host}"])
+def test_a_template_without_its_places_is_refused(start: str) -> None:
+    with pytest.raises(OptionsError, match="start wants a command with"):
+        template("start", start)
+
+
+def test_ssh_asks_nothing_and_the_shell_there_expands_the_home() -> None:
+    words = Ssh(ssh="ssh -F 'my file'", python="~/my env/bin/python").words("me@a")
+    assert words[:3] == ["ssh", "-F", "my file"]
+    assert "-oBatchMode=yes" in words
+    assert words[-3:] == ["--", "me@a", "~/'my env/bin/python' -I -m code"]
+
+
+CHANGED = """
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+Offending ED25519 key in /h/known_hosts:1
+  remove with:
+  ssh-keygen -f "/h/known_hosts" -R "[127.0.0.2]:2022"
+Host key verification failed.
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (255, CHANGED, r"host key of a is not the one .*`ssh-keygen -R \[127.0.0.2\]:2022` and then `ssh a true`"),
+        (255, "No ED25519 host key is known for a.\r\nHost key verification failed.\r\n", "not known here.*`ssh a true`"),
+        (255, "me@a: Permission denied (publickey,password).\r\n", r"none of your keys.*\(me@a: Perm.*`ssh-copy-id a`"),
+        (255, "ssh: Could not resolve hostname a: Name or service not known\r\n", "there is no host a .*correct hosts"),
+        (255, "ssh: connect to host 10.0.0.9 port 22: Connection refused\r\n", "no SSH server answers on a .*start one"),
+        (255, "ssh: connect to host a port 22: Connection timed out\r\n", "host a does not answer"),
+        (255, "kex_exchange_identification: Connection closed by remote host\r\n", "ssh did not reach host a .*kex_"),
+        (127, "bash: line 1: /x/py: No such file or directory\n", "there is no Python at /x/py on host a.*--version"),
+        (126, "bash: line 1: /x/py: Permission denied\n", "there is no Python at /x/py on host a"),
+        (1, "\n[Errno 28] No space left on device\n", "no room on host a"),
+        (2, "unknown option -I\nusage: ...\n", r"ended with status 2 .*\(usage"),
+        (None, "Welcome\n", r"no Python answered on host a in time \(Welcome\): try `ssh a /x/py --version`"),
+    ],
+)  # fmt: skip
+def test_what_ssh_says_becomes_one_sentence_with_a_command_to_try(status: int | None, said: str, told: str) -> None:
+    import re
+
+    sentence = Ssh(ssh="ssh", python="/x/py").failure("a", status, said)
+    assert re.search(told, sentence), sentence
+    assert "\n" not in sentence
+
+
+def test_a_command_that_fails_is_quoted_with_its_last_words() -> None:
+    said = "Error response from daemon: No such container: box\n"
+    assert DOCKER.failure("box", 1, said) == (
+        "`docker exec -i box /env/bin/python` ended with status 1 before a Python answered (Error response from daemon: "
+        "No such container: box): try `docker exec -i box /env/bin/python --version`."
+    )

@@ -1,0 +1,171 @@
+"""Connections to hosts, over real pipes to a real Python: banners, refusals, lost pipes, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command import channel as channels
+from jupyter_distrib.pools.command import connect as connecting
+from jupyter_distrib.pools.command.channel import PipeChannel
+from jupyter_distrib.pools.command.command import Template
+from jupyter_distrib.pools.command.connect import HostConnection, connect
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop
+from tests.processes import wait_until
+
+START = {"label": "a test", "session": "s", "interface": "lo", "env": {}, "count_gpus": False}
+
+
+archive = cache(source_archive.archive)
+
+
+def reach(start: str, python: str = sys.executable, *, kind: str = "command", **more: object) -> HostConnection:
+    command = Template(start=start, python=python, kind=kind)
+    return connect(command, "here", archive(), {**START, **more}, threading.Event())
+
+
+@contextmanager
+def reached(start: str, *, kind: str = "command") -> Iterator[HostConnection]:
+    connection = reach(start, kind=kind)
+    try:
+        yield connection
+    finally:
+        connection.end()
+
+
+@contextmanager
+def looped(connection: HostConnection) -> Iterator[PipeChannel]:
+    """A channel over the connection, whose loop runs in a thread."""
+    loop = Loop()
+    calls = CallSoon(loop)
+    channel = PipeChannel(connection, loop, calls)
+    calls.put(channel.open)
+    thread = threading.Thread(target=loop._run)  # without the wakeup descriptor, which is the main thread's
+    thread.start()
+    try:
+        yield channel
+        channel.close()
+    finally:
+        calls.put(loop.stop)
+        thread.join()
+        calls.close()
+        loop._selector.close()
+
+
+def folders(kind: str) -> list[Path]:
+    return list(Path("/tmp").glob(f"jupyter_distrib-{kind}-*"))
+
+
+def relays(kind: str) -> list[int]:
+    """The relays of connections of this kind, by the folder on their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if any(word.startswith(f"/tmp/jupyter_distrib-{kind}-") for word in words) and "-c" in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "start",
+    [
+        "env HOST={host} {python}",
+        "sh -c 'echo Welcome to {host}; printf \"\\000 motd 3.11\"; exec {python}'",
+    ],
+    ids=["no banner", "a banner"],
+)
+def test_a_relay_starts_behind_whatever_is_printed_before_it_and_leaves_nothing(start: str) -> None:
+    kind = f"leaves{os.getpid()}"
+    with reached(start, kind=kind) as connection:
+        assert connection.facts["address"] == "127.0.0.1"
+        assert connection.facts["cpus"] > 0
+        assert len(folders(kind)) == 1
+        assert relays(kind)
+    assert wait_until(lambda: not folders(kind) and not relays(kind), 15)
+
+
+@pytest.mark.slow
+def test_when_the_command_is_killed_the_channel_says_so_and_nothing_is_left() -> None:
+    """The relay reads the end of its input, whoever has closed it."""
+    kind = f"killed{os.getpid()}"
+    with reached("sh -c '{python}; echo never'", kind=kind) as connection, looped(connection) as channel:
+        news = channel.ask("receive")
+        connection.process.kill()
+        connection.link.sock.shutdown(2)
+        with pytest.raises(channels.ChannelLost, match="connection has ended"):
+            news.result(5)
+        late: Future[object] = channel.ask("describe", [], "/")
+        with pytest.raises(channels.ChannelLost):
+            late.result(5)
+        assert wait_until(lambda: not folders(kind) and not relays(kind), 15)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_silent_is_lost_within_ten_seconds() -> None:
+    kind = f"silent{os.getpid()}"
+    with reached("env {host}={host} {python}", kind=kind) as connection, looped(connection) as channel:
+        [relay] = relays(kind)
+        os.kill(relay, signal.SIGSTOP)
+        try:
+            with pytest.raises(channels.ChannelLost, match="nothing has come from it for 8 s"):
+                channel.ask("receive").result(10)
+        finally:
+            os.kill(relay, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_calls_are_answered_and_refusals_of_a_method_are_its_own() -> None:
+    with reached("env {host}={host} {python}") as connection, looped(connection) as channel:
+        assert '"python"' in channel.ask("describe", ["127.0.0.1"], "/").result(30)
+        with pytest.raises(channels.RaisedOnHost, match="there is no call 'system'"):
+            channel.ask("system", "rm").result(30)
+        assert channel.ask("logs", "no run").result(30) == []
+
+
+def test_no_such_command() -> None:
+    with pytest.raises(PoolError, match="no-such-program cannot be started: No such file or directory"):
+        reach("no-such-program {host} {python}")
+
+
+def test_no_python_there() -> None:
+    with pytest.raises(PoolError, match="there is no Python at /no/python on host here: set python"):
+        reach("env HOST={host} {python}", "/no/python")
+
+
+def test_a_python_that_is_too_old_is_told(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text(
+        f"#!{sys.executable}\nimport re, sys\nmark = re.search(r'0([0-9a-f]{{16}}) ', sys.stdin.readline())[1]\n"
+        "sys.stdout.write('\\0' + mark + ' 3.9\\n'); sys.stdout.flush(); sys.stdin.read()\n"
+    )
+    old.chmod(old.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(PoolError, match=r"host here has Python 3\.9, which is too old: set python to 3\.11 or newer"):
+        reach("env HOST={host} {python}", str(old))
+
+
+def test_a_program_that_is_no_python_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "ANSWER_S", 0.5)
+    with pytest.raises(PoolError, match="no Python answered on host here in time"):
+        reach("sh -c 'echo {host} >/dev/null; exec sleep 100' {python}")
+
+
+def test_no_such_interface() -> None:
+    with pytest.raises(PoolError, match="host here: it has no network interface eth99 with an IPv4 address, but lo"):
+        reach("env HOST={host} {python}", interface="eth99")
