@@ -79,9 +79,12 @@ class FakeNode:
     name: str
     host: str = "10.0.0.1"
     interface: str = "eth0"
-    short_name: str = "10.0.0.1"
     got: list[Command] = field(default_factory=list)
     fetching: list[tuple[Path, Callable[[], None]]] = field(default_factory=list)
+
+    @property
+    def short_name(self) -> str:
+        return self.host
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         self.got.append(command)

@@ -160,8 +160,8 @@ class _Dialogue:
             for message, _ in messages:
                 if isinstance(message, RelayFailed):
                     raise PoolError(f"host {self._host}: {message.text}")
-                if isinstance(message, RelayReturned):
-                    return dict(message.value)
+                if isinstance(message, RelayReturned) and isinstance(message.value, dict):
+                    return message.value
 
     def _wait(self, until_s: float) -> None:
         """Wait until something can be read."""

@@ -113,18 +113,19 @@ class PipedRelay:
             self._link.send(RelayReturned(number=call.number, value=value, contents=contents))
 
     def _call(self, call: RelayCall) -> Any:
+        arguments: Any = call.arguments
         match call.method:
             case "start":
-                return self._start(**call.arguments[0])
+                return self._start(**arguments[0])
             case "use_address":
-                self._started.address = str(call.arguments[0])
+                self._started.address = str(arguments[0])
                 return None
             case "logs":
-                return self._started.logs(*call.arguments)
+                return self._started.logs(*arguments)
             case "end":
                 return self.end()
             case method if method in _CALLS:
-                return getattr(self._started, method)(*call.arguments)
+                return getattr(self._started, method)(*arguments)
         raise ValueError(f"there is no call {call.method!r}")
 
     @property

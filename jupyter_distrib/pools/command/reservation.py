@@ -20,7 +20,7 @@ from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
 from jupyter_distrib.pools.command.transfer import PipeTransfer
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, Hello, OpenWorkerGroup
+from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, Hello, NodeStatus, OpenWorkerGroup
 
 CONNECTING = 64
 """Number of hosts that are connected to at a time."""
@@ -52,15 +52,15 @@ class Hosts:
     ) -> None:
         self.command, self.options, self.loop, self.calls, self.archive = command, options, loop, calls, archive
         self.facts: dict[str, Facts] = {}
-        """What hosts have told of themselves, by name; read in the loop."""
+        """What hosts have reported of themselves, by name."""
 
     def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> HostsReservation:
         """See `coordinator.engine.Reserve`."""
         return HostsReservation(self, command, hello)
 
-    def described(self, told: Callable[[tuple[dict[str, Any], ...]], None]) -> None:
-        """Report the hosts; see `Coordinator.ask_nodes`."""
-        told(tuple(_described(host, self.facts.get(host.name, {})) for host in self.options.hosts))
+    def ask(self, tell: Callable[[tuple[NodeStatus, ...] | None], None]) -> None:
+        """Report the hosts that have been connected to; see `Coordinator.ask_nodes`."""
+        tell(tuple(_status(name, facts) for name, facts in self.facts.items()))
 
 
 class HostsReservation:
@@ -220,14 +220,11 @@ def _end_all(connections: Sequence[HostConnection]) -> None:
         thread.join()
 
 
-def _described(host: Host, facts: Facts) -> dict[str, Any]:
-    names = [str(name) for name in facts.get("gpus", ())]
-    return {
-        "name": host.name,
-        "cpus": float(facts.get("cpus", 0)),
-        "free_cpus": None,
-        "memory_bytes": int(facts.get("memory_bytes", 0)),
-        "gpus": len(names),
-        "free_gpus": None,
-        "gpu_type": ", ".join(dict.fromkeys(names)),
-    }
+def _status(name: str, facts: Facts) -> NodeStatus:
+    return NodeStatus(
+        name=name,
+        cpus=float(facts["cpus"]),
+        memory_bytes=int(facts["memory_bytes"]),
+        gpus=len(facts["gpus"]),
+        gpu_type=", ".join(dict.fromkeys(facts["gpus"])),
+    )

@@ -37,7 +37,7 @@ def serve(command: HostCommand, socket_fd: int, directory: str, name: str, optio
     hosts = Hosts(command, own, coordinator.loop, calls, archive)
     coordinator.title = f"{command.engine} to {', '.join(host.name for host in own.hosts)}"
     coordinator.find_nodes = Placements(calls, hosts.reserve, copy_files="copy_files" in options).find
-    coordinator.ask_nodes = hosts.described
+    coordinator.ask_nodes = hosts.ask
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()
     os._exit(0)  # threads that end connections have nothing of ours

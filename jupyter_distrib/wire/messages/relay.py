@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jupyter_distrib.wire.messages.shared import message
 
 
@@ -14,7 +12,7 @@ class RelayCall:
     number: int
     """Number of the answer; 0: none is wanted."""
     method: str
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[object, ...] = ()
 
 
 @message
@@ -33,7 +31,7 @@ class RelayReturned:
     """The result of a call."""
 
     number: int
-    value: Any = None
+    value: object = None
     contents: tuple[str, ...] | None = None
     """Names of the large values that came before it, one after another, if they are the result."""
 
