@@ -52,7 +52,7 @@ class Hosts:
     ) -> None:
         self.command, self.options, self.loop, self.calls, self.archive = command, options, loop, calls, archive
         self.facts: dict[str, Facts] = {}
-        """What hosts have reported of themselves, by name."""
+        """Facts that hosts have reported of themselves, by name."""
 
     def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> HostsReservation:
         """See `coordinator.engine.Reserve`."""
