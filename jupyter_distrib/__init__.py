@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_distrib import runtime
-    from jupyter_distrib.checkpoints import load, save
+    from jupyter_distrib.checkpoints import load, resume, save
     from jupyter_distrib.errors import DistributedError
     from jupyter_distrib.gpu_types import GPUType
     from jupyter_distrib.kernel.notebook.decorator import DistributedFunction, distributed
@@ -37,6 +37,7 @@ __all__ = [
     "prepare",
     "progress",
     "report",
+    "resume",
     "runtime",
     "save",
     "total",
@@ -54,6 +55,7 @@ _HOMES = {
     "prepare": "worker.api",
     "progress": "worker.reporting",
     "report": "worker.reporting",
+    "resume": "checkpoints",
     "save": "checkpoints",
     "total": "worker.api",
 }

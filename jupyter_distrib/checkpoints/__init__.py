@@ -1,10 +1,13 @@
-"""`jupyter_distrib.save` and `jupyter_distrib.load`: checkpoints by `torch.distributed.checkpoint` that do not depend
+"""`jupyter_distrib.save`, `load` and `resume`: checkpoints by `torch.distributed.checkpoint` that do not depend
 on how many ranks wrote them.
 
 Runs wherever it is called: on every rank of a run, or in a plain notebook or script, where there is no process group.
 
     save("ckpt", model=model, optimizer=optimizer, epoch=3)     4 ranks, sharded
     load("ckpt", model=model, optimizer=optimizer)  -> {"epoch": 3}     2 ranks, or none
+
+    save("ckpt", every_s=60, keep=3, ...)   in the background, see `periodic.py`
+    resume("ckpt", ...)                     `load` of the newest one, or {}
 
 Loading needs no collective: each rank reads its own pieces.
 """
@@ -26,30 +29,44 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from torch.utils.data import DataLoader
 
-from jupyter_distrib.checkpoints import contents, layout, meeting, optimizers
+from jupyter_distrib.checkpoints import contents, layout, meeting, optimizers, periodic, position, series
 from jupyter_distrib.checkpoints.folder import Writer, refusal_to_read, refusal_to_write
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
 
 
-def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
+def save(
+    path: str | os.PathLike[str], /, *, every_s: float | None = None, keep: int | None = None, **objects: Any
+) -> None:
     """Write a checkpoint folder; an earlier checkpoint there stays whole until this one takes its place.
+
+    With `every_s` or `keep`, the folder holds several checkpoints, which are written in the background: the call
+    returns when the state has been copied.
 
     In a distributed cell every rank calls it if anything is sharded, since each writes its own shards; what is not is
     written as rank 0 has it, whether or not the other ranks call it, too.
 
     Args:
         path: The folder. Relative to the notebook's folder.
+        every_s: Seconds from one checkpoint to the next; calls in between return at once. None: every call makes one.
+        keep: The number of last checkpoints that stay. None: 3 with `every_s`; else one, written before the call
+            returns.
         objects: Under the names they will be loaded by: models, optimizers (with the models they train), whatever has a
-            `state_dict()`, tensors by name, and plain values.
+            `state_dict()`, data loaders, tensors by name, and plain values.
 
     Raises:
         DistributedError: What cannot be written, and why. The earlier checkpoint is as it was.
     """
     folder = Path(path)
     _check_callable_here("save", objects)
-    state = {name: contents.state_of(name, value, objects) for name, value in objects.items()}
+    if every_s is not None or keep is not None:
+        periodic.check_settings(every_s, keep)
+        return periodic.call(
+            folder, objects, lambda: _state(objects), every_s=every_s or 0.0, keep=keep or periodic.DEFAULT_KEEP
+        )
+    state = _state(objects)
     words = meeting.board()
     if words is None:
         return _write(folder, state, said_by_rank_0=_said_by_rank_0, together=dist.is_initialized())
@@ -58,6 +75,10 @@ def save(path: str | os.PathLike[str], /, **objects: Any) -> None:
         meeting.all_come(words, key)
         return _write(folder, state, said_by_rank_0=_said_by_rank_0, together=True)
     meeting.by_rank_0(words, key, lambda: _write(folder, state, said_by_rank_0=lambda text: text, together=False))
+
+
+def _state(objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: contents.state_of(name, value, objects) for name, value in objects.items()}
 
 
 def _write(
@@ -96,8 +117,8 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     Raises:
         DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
     """
-    folder = Path(path)
     _check_handles("load", objects)
+    folder = series.newest(Path(path)) or Path(path)
     metadata = _metadata(folder)
     if not objects:
         return _plain(
@@ -124,6 +145,37 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         else:
             contents.give(value, read.pop(name))
     return _plain(read)
+
+
+def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
+    """Load the newest whole checkpoint of a folder, if there is one, so that the same cell begins a training and goes
+    on with it: `epoch = resume("ckpt", model=model, optimizer=optimizer, loader=loader).get("epoch", 0)`.
+
+    In a cell with a process group every rank calls it, and all load the same checkpoint.
+
+    Args:
+        path: The folder that `save` writes into.
+        objects: As for `load`; the next pass of a data loader begins where that of the checkpoint was.
+
+    Returns:
+        The plain values of the checkpoint by name; empty if there is no checkpoint.
+
+    Raises:
+        DistributedError: What does not fit, with nothing changed; or what cannot be read.
+    """
+    _check_handles("resume", objects)
+    folder = Path(path)
+    together = meeting.board() is not None or dist.is_initialized()
+    rank = identity.rank() if identity.is_rank() else dist.get_rank() if together else 0
+    name = meeting.from_rank_0(lambda: _newest(folder), "resume", str(folder), rank) if together else _newest(folder)
+    for value in objects.values():
+        if isinstance(value, DataLoader) and not callable(getattr(value, "state_dict", None)):
+            position.follow(value)
+    return load(name, **objects) if name else {}
+
+
+def _newest(folder: Path) -> str:
+    return str(series.newest(folder) or "")
 
 
 def _plain(read: dict[str, Any]) -> dict[str, Any]:

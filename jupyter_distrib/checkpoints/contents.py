@@ -3,6 +3,7 @@
     model                 name.<parameter>               each tensor by itself, sharded as it is
     optimizer             name.state.<parameter>.<key>, name.param_groups.<n>.<option>
     tensors by name       name.<key>
+    data loader           name                           its position, as `position.py` has it
     anything else         name                           one pickle, as rank 0 has it
 
 The first two are named as `torch.distributed.checkpoint.state_dict` names them, so that torch's own functions can read
@@ -21,8 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader
 
-from jupyter_distrib.checkpoints import layout, optimizers
+from jupyter_distrib.checkpoints import layout, optimizers, position
 from jupyter_distrib.errors import DistributedError
 
 # ------------------------------------------------------------------------------------------------ to be written
@@ -36,6 +38,8 @@ def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
         return optimizers.state_of(value, optimizers.names_of(name, value, objects))
     if callable(getattr(value, "state_dict", None)):
         value = value.state_dict()
+    elif isinstance(value, DataLoader):
+        value = position.state_of(name, value)
     if isinstance(value, torch.Tensor):
         return value
     return dict(value) if _are_tensors_by_name(value) else _pickled(name, value)
@@ -74,7 +78,9 @@ def check(metadata: Metadata, objects: Mapping[str, Any]) -> None:
     for name, value in objects.items():
         if name not in there:
             layout.refuse(f"the checkpoint has no `{name}`, it holds {', '.join(there)}")
-        if not isinstance(value, (Module, Optimizer)) and not callable(getattr(value, "load_state_dict", None)):
+        if not isinstance(value, (Module, Optimizer, DataLoader)) and not callable(
+            getattr(value, "load_state_dict", None)
+        ):
             layout.refuse(
                 f"`{name}` is {type(value).__name__}, which cannot be loaded in place (leave it out, and "
                 "jupyter_distrib.load() returns it)"
@@ -116,5 +122,7 @@ def give(value: Any, state: Any) -> None:
     """Load into an object the values that were read for it."""
     if isinstance(value, Module):
         set_model_state_dict(value, state)
+    elif isinstance(value, DataLoader) and not callable(getattr(value, "load_state_dict", None)):
+        position.restore(value, unwrapped(state))
     else:
         value.load_state_dict(unwrapped(state))

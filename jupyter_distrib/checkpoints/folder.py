@@ -84,12 +84,13 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / METADATA).is_file()
 
 
-def refusal_to_write(folder: Path) -> str | None:
-    """Return why the folder cannot be written, after trying; None if it can."""
+def refusal_to_write(folder: Path, *, of_series: bool = False) -> str | None:
+    """Return why the folder cannot be written, after trying; None if it can. `of_series`: it holds checkpoints, and is
+    none itself."""
     if folder.is_file():
         return f"{folder} is a file, and a checkpoint is a folder: choose another name."
     try:
-        if folder.is_dir() and not is_checkpoint(folder) and _holds_something_else(folder):
+        if not of_series and folder.is_dir() and not is_checkpoint(folder) and _holds_something_else(folder):
             return f"{folder} holds other files and is no checkpoint: choose another folder."
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f"{METADATA}.probe"

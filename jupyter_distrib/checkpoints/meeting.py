@@ -79,16 +79,48 @@ _WRITTEN = "written"
 
 def _heard(words: StoreBoard, key: str) -> str:
     """Return the reason why rank 0 has not written; empty if it has."""
-    while not words.has([key]):
-        if words.has([_ended(0)]):
-            return (
-                f"jupyter_distrib.save() was called on rank {identity.rank()}, and rank 0, which writes, has ended its "
-                "cell without a call: call it on every rank, or on rank 0."
-            )
-        with suppress(RuntimeError):  # not yet; a store that is gone raises in `has`
-            words.wait([key], _WAIT_S)
+    if not _comes(words, key):
+        return (
+            f"jupyter_distrib.save() was called on rank {identity.rank()}, and rank 0, which writes, has ended its "
+            "cell without a call: call it on every rank, or on rank 0."
+        )
     said = words.get(key)
     return "" if said == _WRITTEN else said
+
+
+def _comes(words: StoreBoard, key: str) -> bool:
+    """Wait for a word of rank 0. Return whether it has come; it does not if rank 0 has ended its cell."""
+    while not words.has([key]):
+        if words.has([_ended(0)]):
+            return False
+        with suppress(RuntimeError):  # not yet; a store that is gone raises in `has`
+            words.wait([key], _WAIT_S)
+    return True
+
+
+def from_rank_0(make: Callable[[], str], name: str, folder: str, rank: int) -> str:
+    """Return a text that rank 0 makes, on every rank that calls the function of this name for this folder.
+
+    Raises:
+        DistributedError: Rank 0 has ended its cell without a call.
+    """
+    words = board()
+    if words is None:
+        said = [make() if rank == 0 else ""]
+        if dist.is_initialized():
+            dist.broadcast_object_list(said)
+        return said[0]
+    key = f"{name} {number(words, f'{name} {folder}')}"
+    if rank == 0:
+        text = make()
+        words.put(key, text)
+        return text
+    if not _comes(words, key):
+        raise DistributedError(
+            f"jupyter_distrib.{name}() was called on rank {rank}, and rank 0, which decides, has ended its cell "
+            "without a call: call it on every rank."
+        )
+    return words.get(key)
 
 
 def all_come(words: StoreBoard, key: str) -> None:

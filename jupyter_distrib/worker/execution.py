@@ -28,6 +28,7 @@ from jupyter_distrib.wire.messages import (
 from jupyter_distrib.worker import (
     cell,
     displaying,
+    end_of_cell,
     forked_child,
     identity,
     local_modules,
@@ -129,10 +130,12 @@ class CellRunner:
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 forked_child.leave(self._pid)
                 strategy.returning(value)
+                end_of_cell.run(ok=True)
                 ok = True
             finally:
                 self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
                 forked_child.leave(self._pid, sys.exception())
+                end_of_cell.run(ok=False)
                 if strategy is not None:
                     strategy.end(ok=ok)
             return value, None

@@ -151,3 +151,53 @@ def test_shards_that_only_rank_0_saves_are_named_at_once(book: Notebook) -> None
     )
     assert "jupyter_distrib.save() was called on rank 0, and not on rank 1" in wrong.traceback
     assert "if rank == 0: jupyter_distrib.save" in wrong.traceback
+
+
+SERIES = """
+def go_on(folder, steps, keep=2):
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.manual_seed(5)
+    data = TensorDataset(torch.arange(240.).reshape(48, 5) / 240)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Dropout(0.2), nn.Linear(33, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    plain = jupyter_distrib.resume(folder, model=model, optimizer=optimizer, loader=loader)
+    print("epoch", plain.get("epoch", 0))
+    done = 0
+    for epoch in range(plain.get("epoch", 0), 4):
+        for (x,) in loader:
+            loss = model(x).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            done += 1
+            jupyter_distrib.save(folder, keep=keep, model=model, optimizer=optimizer, loader=loader, epoch=epoch)
+            if done == steps:
+                raise RuntimeError("enough")
+    return sum(w.double().abs().sum().item() for w in jupyter_distrib.load(folder)["model"].values())
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_g10_a_training_that_fails_goes_on_from_its_last_checkpoint_to_the_same_weights(
+    book: Notebook, strategy: str
+) -> None:
+    book.ok(SERIES)
+    line = f"%%distributed --ranks 2 --strategy {strategy}\n"
+    expected = value(book.ok(f"{line}go_on('whole-{strategy}', 0)").result)
+
+    for steps in (3, 11):
+        assert "enough" in book.fails(f"{line}go_on('again-{strategy}', {steps})").text
+    last = book.ok(f"{line}go_on('again-{strategy}', 0)")
+
+    assert "epoch 2" in last.text or strategy == "fsdp"  # whose shards may not all have been written
+    assert "where nothing was trained" not in last.text
+    assert value(last.result) == expected
+    assert book.ok(f"import os; len(os.listdir('again-{strategy}'))").result == "2"
+
+
+def test_g10_a_rank_that_does_not_call_resume_is_named(book: Notebook) -> None:
+    body = "model = build()\noptimizer = optimizer_for(model)\nif rank == 1:\n"
+    wrong = book.fails(f"%%distributed --ranks 2 --strategy ddp\n{body}    jupyter_distrib.resume('none', model=model)")
+
+    assert "resume() was called on rank 1, and rank 0, which decides, has ended its cell without a call" in wrong.text

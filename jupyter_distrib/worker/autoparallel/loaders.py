@@ -134,8 +134,11 @@ class Loaders:
                 f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
                 f"loader; read on {where}, each rank has a share: ask behind the optimizer"
             )
-        yield from batches
-        if self.backwards == before:
+        read = False
+        for batch in batches:
+            read = True
+            yield batch
+        if read and self.backwards == before:
             self._run.note(
                 f"each rank has read its share only on {where}, where nothing was trained: read under torch.no_grad() "
                 "or in eval mode, the loader is whole"

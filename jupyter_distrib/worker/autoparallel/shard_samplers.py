@@ -128,12 +128,27 @@ class EpochSampler(DistributedSampler[Any]):
         self.epoch += 1
         return indices
 
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of the next pass, for a checkpoint."""
+        try:
+            return {"epoch": self.epoch if self._begun else _passes.get(self.dataset, 0)}
+        except TypeError:
+            return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._begun, self.epoch = True, state["epoch"]
+
 
 class SampleShare(Sampler[Any]):
     """The share with every N-th index of another sampler; all ranks use the order that rank 0 draws."""
 
     def __init__(self, sampler: Any, part: ShardChoice, *, drop_last: bool) -> None:
         self._sampler, self._part, self._drop_last = sampler, part, drop_last
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that read it together, by torch's name for it."""
+        return self._part.size
 
     def __iter__(self) -> Iterator[Any]:
         part = self._part
@@ -150,6 +165,11 @@ class BatchShare(Sampler[list[Any]]):
 
     def __init__(self, sampler: Any, part: ShardChoice) -> None:
         self._sampler, self._part = sampler, part
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that read it together, by torch's name for it."""
+        return self._part.size
 
     def __iter__(self) -> Iterator[list[Any]]:
         part = self._part
@@ -209,6 +229,12 @@ class EveryNth(IterableDataset[Any]):
 
     def __init__(self, stream: Any, part: ShardChoice) -> None:
         self.__dict__.update(_stream=stream, _part=part)
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that read it together, by torch's name for it."""
+        part: ShardChoice = self.__dict__["_part"]
+        return part.size
 
     def __iter__(self) -> Iterator[Any]:
         part, samples = self._part, iter(self._stream)

@@ -1,0 +1,148 @@
+"""`save(..., every_s=60, keep=3)`: checkpoints at intervals, written in the background.
+
+nothing is sharded    rank 0 decides by its clock, copies and writes alone; calls of other ranks return at once
+shards                every rank writes its own, so all take the same call: see `schedule.py`
+
+Rank's main thread, or a plain program's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jupyter_distrib.checkpoints import meeting, series
+from jupyter_distrib.checkpoints.folder import refusal_to_write
+from jupyter_distrib.checkpoints.schedule import Schedule
+from jupyter_distrib.checkpoints.snapshot import Snapshot
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker import end_of_cell
+
+DEFAULT_KEEP = 3
+
+State = Callable[[], dict[str, Any]]
+
+
+class Periodic:
+    """The checkpoints of one folder in one run.
+
+    Args:
+        folder: The folder that holds them.
+        every_s: Seconds from one to the next; 0: each call makes one.
+        sharded: Whether each rank writes its own shards.
+    """
+
+    def __init__(self, folder: Path, every_s: float, *, sharded: bool) -> None:
+        self._folder, self._sharded = folder, sharded
+        self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._schedule = Schedule(every_s, time.monotonic())
+        self._to_meeting = 1
+        """Calls to the next meeting of the ranks."""
+        self._snapshot: Snapshot | None = None
+        self._looked = False
+
+    def call(self, state: State, *, every_s: float, keep: int) -> None:
+        """Save if a checkpoint is due; `state` makes the state."""
+        self._schedule.every_s = every_s
+        self._schedule.count()
+        if self._snapshot is not None and self._snapshot.ended:
+            self._snapshot.check()
+        if self._sharded:
+            self._to_meeting -= 1
+            if not self._to_meeting:
+                self._meet(state, keep)
+        elif self._rank == 0 and self._due():
+            if refusal := self._refusal():
+                raise DistributedError(refusal)
+            self._save(series.following(self._folder), state, keep)
+
+    def finish(self, *, ok: bool) -> None:
+        """Wait for the last checkpoint at the end of a cell; if it has failed, not for other ranks."""
+        if (snapshot := self._snapshot) is not None:
+            snapshot.wait() if ok else snapshot.give_up()
+
+    def _due(self) -> bool:
+        """Return whether to save now; while a checkpoint is being written none is due, unless each call makes one."""
+        writing = self._snapshot is not None and not self._snapshot.ended
+        return not (writing and self._schedule.every_s) and self._schedule.due(time.monotonic())
+
+    def _meet(self, state: State, keep: int) -> None:
+        """Take the decision of rank 0, on all ranks at the same call."""
+        name, refusal, self._to_meeting = json.loads(
+            meeting.from_rank_0(self._decision, "save", str(self._folder), self._rank)
+        )
+        if refusal:
+            raise DistributedError(refusal)
+        if name:
+            self._save(self._folder / name, state, keep)
+
+    def _decision(self) -> str:
+        due = self._due()
+        if due and (refusal := self._refusal()):
+            return json.dumps(("", refusal, 1))
+        # An interval begins with the checkpoint, and its first call tells how long a call takes.
+        calls = 1 if due else self._schedule.calls_to_meeting(time.monotonic())
+        return json.dumps((series.following(self._folder).name if due else "", "", calls))
+
+    def _refusal(self) -> str | None:
+        if self._looked:
+            return None
+        self._looked = True
+        return series.refusal_to_extend(self._folder) or refusal_to_write(self._folder, of_series=True)
+
+    def _save(self, folder: Path, state: State, keep: int) -> None:
+        if self._snapshot is not None:
+            self._snapshot.wait()
+        self._snapshot = Snapshot(
+            state(),
+            folder,
+            rank=self._rank,
+            ranks=self._ranks if self._sharded else 1,
+            on_whole=lambda: series.prune(self._folder, keep),
+        )
+        self._schedule.saved(time.monotonic())
+
+
+_running: dict[Path, Periodic] = {}
+"""The checkpoints of the present cell, or of a plain program, by folder."""
+
+
+def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: float, keep: int) -> None:
+    """Save if a checkpoint is due.
+
+    Raises:
+        DistributedError: What cannot be written, and why: this checkpoint, or the one before in the background.
+    """
+    place = folder.absolute()
+    if place not in _running:
+        if not _running:
+            end_of_cell.call(_finish)
+        _running[place] = Periodic(place, every_s, sharded=any(map(_is_sharded, objects.values())))
+    _running[place].call(state, every_s=every_s, keep=keep)
+
+
+def check_settings(every_s: object, keep: object) -> None:
+    """Refuse settings that make no sense."""
+    if every_s is not None and not (isinstance(every_s, (int, float)) and every_s >= 0):
+        raise DistributedError(f"jupyter_distrib.save(): every_s is a number of seconds, not {every_s!r}.")
+    if keep is not None and not (isinstance(keep, int) and keep >= 1):
+        raise DistributedError(f"jupyter_distrib.save(): keep is a number of checkpoints, at least 1, not {keep!r}.")
+
+
+def _finish(*, ok: bool) -> None:
+    ended = [*_running.values()]
+    _running.clear()
+    for each in ended:
+        each.finish(ok=ok)
+
+
+def _is_sharded(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return meeting.has_shards([*value.parameters()])
+    return meeting.has_shards(value)

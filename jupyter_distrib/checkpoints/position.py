@@ -1,0 +1,243 @@
+"""The position of a data loader: how far its present pass over the data has come, and the random numbers of the pass.
+
+`follow` makes a loader count the batches that it hands out, whoever iterates over it and whichever loader reads for it
+(the share of a training strategy). `resume` calls it before the first pass, so that `save` finds the position.
+
+    state       samples that the pass has read so far; random numbers and sampler as they were at its beginning, and
+                random numbers as they are now
+    restored    the next pass begins as that one did, and leaves out what was read, without reading it again
+
+Rank's main thread, or a plain program's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from jupyter_distrib.errors import DistributedError
+
+State = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One pass over the data."""
+
+    begin: State
+    batches: int = 0
+    unit: int = 1
+    """The number of samples of one batch on all ranks."""
+
+
+class _Position:
+    """The position of one loader."""
+
+    def __init__(self) -> None:
+        self._pass: _Pass | None = None
+        self._reader: Callable[[], DataLoader[Any] | None] = lambda: None
+        """The loader that reads for it: itself, or the share of this rank."""
+        self._saved: State | None = None
+        """The position at which the next pass begins."""
+
+    def state(self, loader: DataLoader[Any]) -> State:
+        """Return the position as plain values and tensors."""
+        if self._saved is not None:  # nothing was read since it was restored
+            return self._saved | {"now": torch.get_rng_state()}
+        if self._pass is None:
+            begin, samples = _begin(loader, self._reader()), 0
+        else:
+            begin, samples = self._pass.begin, self._pass.batches * self._pass.unit
+        now = torch.get_rng_state()
+        return {"reading": self._pass is not None, "samples": samples, "begin": begin, "now": now}
+
+    def restore(self, state: State) -> None:
+        self._saved = state
+        torch.set_rng_state(state["now"])
+
+    def read(self, loader: DataLoader[Any], original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass, the restored one if there is one."""
+        saved, self._saved = self._saved, None
+        now = torch.get_rng_state()
+        if saved is not None:
+            _set_generators(loader, saved)
+        self._pass = current = _Pass(begin=_begin(loader, self._reader()))
+        with _reading(lambda reader: self._prepare(reader, current, saved)):
+            batches = iter(original(loader))
+        if saved is not None and saved["reading"]:
+            self._leave_out(batches, current)
+            torch.set_rng_state(now)
+        return self._counted(batches, current)
+
+    def _prepare(self, reader: DataLoader[Any], current: _Pass, saved: State | None) -> int:
+        """Return how many batches the loader that reads for this one leaves out."""
+        self._reader = ref(reader)
+        current.unit = (reader.batch_size or 1) * _replicas(reader)
+        if saved is not None:
+            if saved["begin"]["sampler"] is not None and (sampler := _stateful(reader)) is not None:
+                sampler.load_state_dict(saved["begin"]["sampler"])
+            current.batches = saved["samples"] // current.unit
+        current.begin["sampler"] = _sampler_state(reader)
+        return current.batches
+
+    def _leave_out(self, batches: Iterator[Any], current: _Pass) -> None:
+        """Read a stream up to the position; what has a sampler has left it out already."""
+        reader = self._reader()
+        if reader is not None and isinstance(reader.dataset, IterableDataset):
+            for _ in range(current.batches):
+                next(batches, None)
+
+    def _counted(self, batches: Iterator[Any], current: _Pass) -> Iterator[Any]:
+        try:
+            for batch in batches:
+                current.batches += 1
+                yield batch
+        finally:
+            if self._pass is current:
+                self._pass = None
+
+
+_positions: WeakKeyDictionary[DataLoader[Any], _Position] = WeakKeyDictionary()
+
+
+def follow(loader: DataLoader[Any]) -> None:
+    """Count the batches of a loader from now on."""
+    if loader not in _positions:
+        _positions[loader] = _Position()
+        cls: Any = type(loader)
+        loader.__class__ = _following(cls)
+
+
+def state_of(name: str, loader: DataLoader[Any]) -> State:
+    """Return the position of a loader.
+
+    Raises:
+        DistributedError: Nobody has counted its batches.
+    """
+    if loader not in _positions:
+        raise DistributedError(
+            f"`{name}` is a data loader whose batches nobody has counted: call jupyter_distrib.resume(path, "
+            f"{name}={name}, ...) before the loop that reads it; without a checkpoint it returns {{}}."
+        )
+    return _positions[loader].state(loader)
+
+
+def restore(loader: DataLoader[Any], state: State) -> None:
+    """Let the next pass of a loader go on at a position."""
+    follow(loader)
+    _positions[loader].restore(state)
+
+
+@cache
+def _following(cls: Any) -> Any:
+    """Return a subclass with the same name, of which pickles do not know."""
+
+    def __iter__(self: DataLoader[Any]) -> Iterator[Any]:  # noqa: N807
+        position = _positions.get(self)
+        return cls.__iter__(self) if position is None else position.read(self, cls.__iter__)
+
+    def __reduce_ex__(self: DataLoader[Any], protocol: Any) -> Any:  # noqa: N807
+        return object.__new__, (cls,), self.__dict__
+
+    members = {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), members)
+
+
+# ------------------------------------------------------------------------------------------------ what reads
+
+
+@contextmanager
+def _reading(prepare: Callable[[DataLoader[Any]], int]) -> Iterator[None]:
+    """Call `prepare` with the loader that makes the iterator, and let it leave out as many batches as that returns."""
+    original = DataLoader._get_iterator  # noqa: SLF001 - torch calls it in `__iter__`, once for each pass
+
+    def _get_iterator(reader: DataLoader[Any]) -> Any:
+        count = prepare(reader)
+        name = "sampler" if reader.batch_sampler is None else "batch_sampler"
+        inner = reader.__dict__[name]
+        rest = _Rest(inner, 0 if isinstance(reader.dataset, IterableDataset) else count)
+        reader.__dict__[name] = rest  # torch refuses an assignment
+        try:
+            batches = original(reader)
+            rest.leave_out()
+            return batches
+        finally:
+            reader.__dict__[name] = inner
+
+    DataLoader._get_iterator = _get_iterator  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    try:
+        yield
+    finally:
+        DataLoader._get_iterator = original  # type: ignore[method-assign]  # noqa: SLF001
+
+
+class _Rest:
+    """A sampler without its first elements, the first time it is read."""
+
+    def __init__(self, sampler: Any, count: int) -> None:
+        self._sampler, self._count = sampler, count
+        self._indices: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._count:
+            return iter(self._sampler)
+        self._indices = iter(self._sampler)
+        return self
+
+    def __next__(self) -> Any:
+        self.leave_out()
+        return next(self._indices)
+
+    def leave_out(self) -> None:
+        """Pass over the first elements: not before the loader has drawn its seed, as a sampler draws its own after."""
+        while self._count:
+            self._count -= 1
+            next(self._indices, None)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def _begin(loader: DataLoader[Any], reader: DataLoader[Any] | None) -> State:
+    return {
+        "random": torch.get_rng_state(),
+        "generators": [each.get_state() for each in _generators(loader)],
+        "sampler": None if reader is None else _sampler_state(reader),
+    }
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    found = [getattr(loader, "generator", None), getattr(loader.sampler, "generator", None)]
+    return [each for each in found if isinstance(each, torch.Generator)]
+
+
+def _set_generators(loader: DataLoader[Any], saved: State) -> None:
+    for generator, state in zip(_generators(loader), saved["begin"]["generators"], strict=False):
+        generator.set_state(state)
+    if saved["reading"]:
+        torch.set_rng_state(saved["begin"]["random"])
+
+
+def _replicas(reader: DataLoader[Any]) -> int:
+    """Return the number of ranks among which a loader is divided."""
+    for part in (reader.sampler, reader.batch_sampler, reader.dataset):
+        if isinstance(count := getattr(part, "num_replicas", None), int):
+            return count
+    return 1
+
+
+def _stateful(reader: DataLoader[Any]) -> Any:
+    parts = (reader.sampler, reader.batch_sampler)
+    return next((each for each in parts if callable(getattr(each, "load_state_dict", None))), None)
+
+
+def _sampler_state(reader: DataLoader[Any]) -> Any:
+    sampler = _stateful(reader)
+    return None if sampler is None else sampler.state_dict()

@@ -1,0 +1,158 @@
+"""A copy of the state at one moment, and the thread that writes it while the ranks go on.
+
+Each rank copies what it writes, in its main thread; that is all the time that a checkpoint costs the training. Rank 0
+writes everything that is not sharded, every rank its own shards. There is no collective, which would have to wait for a
+rank that has died: the other ranks leave their part of the plan in a file beside their data, and rank 0 makes the
+checkpoint valid when all these files are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import threading
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor, Replicate
+
+from jupyter_distrib.checkpoints.folder import METADATA, Writer
+from jupyter_distrib.errors import DistributedError
+
+_LOOK_UP_S = 0.02
+
+
+class _CopyPlanner(DefaultSavePlanner):
+    """A planner that gives the writer copies in place of the state."""
+
+    copies: dict[Any, torch.Tensor | BytesIO]
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
+        return self.copies[write_item.index]
+
+
+class Snapshot:
+    """One rank's part of a checkpoint that is being written.
+
+    Args:
+        state: The state, which may change as soon as the constructor has returned.
+        folder: The folder of this checkpoint alone.
+        rank: This rank.
+        ranks: The number of ranks that write.
+        on_whole: Called in the thread, on rank 0, when the checkpoint is valid.
+    """
+
+    def __init__(
+        self, state: dict[str, Any], folder: Path, *, rank: int, ranks: int, on_whole: Callable[[], None]
+    ) -> None:
+        self.folder = folder
+        self.problem = ""
+        """The reason why it was not written; empty until then."""
+        self._rank, self._ranks, self._on_whole = rank, ranks, on_whole
+        self._given_up = threading.Event()
+        self._writer = Writer(folder)
+        self._planner = _CopyPlanner(dedup_save_to_lowest_rank=True)
+        self._plan = self._copy(state)
+        self._thread = threading.Thread(target=self._write, name=f"jupyter_distrib: {folder}")
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it is written, on rank 0 by all ranks.
+
+        Raises:
+            DistributedError: It was not written, and why; once.
+        """
+        while not self.ended:  # an interrupt is noticed between two
+            self._thread.join(0.2)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the reason why it was not written, once."""
+        problem, self.problem = self.problem, ""
+        if problem:
+            raise DistributedError(problem)
+
+    def give_up(self) -> None:
+        """Wait no longer for other ranks, whose run has failed."""
+        self._given_up.set()
+
+    def _copy(self, state: dict[str, Any]) -> SavePlan:
+        planner = self._planner
+        planner.set_up_planner(state, None, self._rank == 0)
+        plan = planner.create_local_plan()
+        mine = [item for item in plan.items if self._rank == 0 or _writes(planner.state_dict[item.index.fqn])]
+        planner.copies = {item.index: _copied(DefaultSavePlanner.resolve_data(planner, item)) for item in mine}
+        planner.state_dict = {}
+        return dataclasses.replace(plan, items=mine)
+
+    def _write(self) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._write_part()
+        except Exception as error:  # noqa: BLE001 - for the thread that waits
+            reason = getattr(error, "strerror", None) or str(error)
+            self.problem = f"{self.folder} could not be written: {type(error).__name__}: {reason}."
+        finally:
+            self._planner.copies.clear()
+            if self._rank == 0:
+                self._writer.clean_up()
+
+    def _write_part(self) -> None:
+        self._writer.set_up_storage_writer(self._rank == 0)
+        plan = self._writer.prepare_global_plan([self._writer.prepare_local_plan(self._plan)])[0]
+        results = self._writer.write_data(plan, self._planner).value()
+        if self._rank != 0:
+            self._leave(plan, results)
+            return
+        if not all(map(self._comes, range(1, self._ranks))):
+            return
+        parts = [(plan, results), *map(self._part, range(1, self._ranks))]
+        _, metadata = self._planner.create_global_plan([plan for plan, _ in parts])
+        self._writer.finish(metadata, [results for _, results in parts])
+        self._on_whole()
+
+    def _leave(self, plan: SavePlan, results: list[WriteResult]) -> None:
+        place = self._place(self._rank)
+        pending = place.with_name(f"{place.name}.new")
+        pending.write_bytes(pickle.dumps((plan, results)))
+        pending.replace(place)
+
+    def _comes(self, rank: int) -> bool:
+        """Wait for another rank's part. Return whether it has come."""
+        while not self._place(rank).exists():
+            if self._given_up.wait(_LOOK_UP_S):
+                return self._place(rank).exists()
+        return True
+
+    def _part(self, rank: int) -> tuple[SavePlan, list[WriteResult]]:
+        with self._place(rank).open("rb") as file:
+            plan, results = pickle.load(file)  # of a folder that only those write into who may run code here
+        return plan, results
+
+    def _place(self, rank: int) -> Path:
+        return self.folder / f"{METADATA}.part-{rank}"
+
+
+def _writes(value: Any) -> bool:
+    """Return whether a rank other than 0 writes its part of this: it is sharded, and no lower rank has the same."""
+    if not isinstance(value, DTensor):
+        return False
+    place = value.device_mesh.get_coordinate() or ()
+    replicas = [index for index, kind in zip(place, value.placements, strict=True) if isinstance(kind, Replicate)]
+    return len(replicas) < len(place) and not any(replicas)
+
+
+def _copied(data: torch.Tensor | BytesIO) -> torch.Tensor | BytesIO:
+    return data.detach().to("cpu", copy=True) if isinstance(data, torch.Tensor) else data

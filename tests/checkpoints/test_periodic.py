@@ -1,0 +1,308 @@
+"""`save(..., every_s, keep)` and `resume` in one process: what stays, what is skipped, and what a kill leaves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from jupyter_distrib import DistributedError, load, resume, save
+from jupyter_distrib.checkpoints import folder as folders
+from jupyter_distrib.checkpoints import periodic, series
+from jupyter_distrib.checkpoints.schedule import Schedule
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written() -> list[str]:
+    """Return the whole checkpoints, when nothing is being written any more."""
+    periodic._finish(ok=True)
+    return sorted(each.parent.name for each in Path("ckpt").glob("*/.metadata"))
+
+
+def test_g10_every_call_makes_a_checkpoint_and_the_last_ones_stay():
+    for number in range(5):
+        save("ckpt", keep=2, number=number)
+
+    assert written() == ["save-000004", "save-000005"]
+    assert sorted(each.name for each in Path("ckpt").iterdir()) == written()
+    assert resume("ckpt") == {"number": 4} == load("ckpt")
+    assert load("ckpt/save-000004") == {"number": 3}
+
+
+def test_g10_a_call_before_the_time_makes_none_and_computes_no_state():
+    class Costly:
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError
+
+    for _ in range(100):
+        save("ckpt", every_s=3600, costly=Costly())
+
+    assert written() == []
+
+
+def test_g10_without_a_checkpoint_resume_returns_nothing():
+    assert resume("ckpt", model=nn.Linear(2, 2)) == {}
+
+
+def test_g10_the_state_is_that_of_the_call():
+    weights = torch.zeros(1 << 20)
+    save("ckpt", keep=1, weights=weights)
+    weights.fill_(7)
+
+    assert written() == ["save-000001"]
+    assert load("ckpt")["weights"].unique().tolist() == [0.0]
+
+
+def test_g10_what_could_not_be_written_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch):
+    save("ckpt", keep=1, number=1)
+    assert written() == ["save-000001"]
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folders.Writer, "_write_data", full)
+        save("ckpt", keep=1, number=2)
+        with pytest.raises(DistributedError, match=r"ckpt/save-000002 could not be written: OSError: No space left"):
+            save("ckpt", keep=1, number=3)
+
+    assert load("ckpt") == {"number": 1}
+    assert written() == ["save-000001"]
+    assert sorted(os.listdir("ckpt")) == ["save-000001"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"every_s": "soon"}, r"every_s is a number of seconds, not 'soon'"),
+        ({"every_s": -1}, r"every_s is a number of seconds, not -1"),
+        ({"keep": 0}, r"keep is a number of checkpoints, at least 1, not 0"),
+    ],
+)
+def test_g10_settings_that_make_no_sense(settings: dict[str, Any], sentence: str):
+    with pytest.raises(DistributedError, match=sentence):
+        save("ckpt", number=1, **settings)
+
+
+def test_g10_a_folder_of_other_files_and_one_checkpoint_are_left_alone():
+    save("single", number=1)
+    with pytest.raises(DistributedError, match="single is one checkpoint, written without every_s or keep"):
+        save("single", keep=2, number=2)
+    Path("other").mkdir()
+    Path("other/notes.txt").touch()
+    with pytest.raises(DistributedError, match=r"other holds other files \(notes.txt\)"):
+        save("other", keep=2, number=2)
+    save("several", keep=2, number=1)
+    with pytest.raises(DistributedError, match="several holds other files"):
+        save("several", number=2)
+
+
+KILLED = """
+import os, signal, torch
+from jupyter_distrib import save
+from jupyter_distrib.checkpoints import folder, periodic
+save("ckpt", keep=2, number=1, weights=torch.ones(1000))
+periodic._finish(ok=True)
+write = folder.Writer._write_data
+def half(self, planner, queue):
+    write(self, planner, queue)
+    os.kill(os.getpid(), signal.SIGKILL)
+folder.Writer._write_data = half
+save("ckpt", keep=2, number=2, weights=torch.ones(1000))
+periodic._finish(ok=True)
+"""
+
+
+@pytest.mark.slow
+def test_g10_a_process_killed_in_the_middle_of_a_write_leaves_the_older_checkpoint_whole():
+    killed = subprocess.run([sys.executable, "-c", KILLED], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert os.listdir("ckpt/save-000002")
+
+    assert resume("ckpt")["number"] == 1
+    save("ckpt", keep=2, number=3)
+    assert written() == ["save-000001", "save-000003"]
+    assert sorted(os.listdir("ckpt")) == ["save-000001", "save-000003"]
+
+
+def test_g10_of_checkpoints_the_newest_whole_one_counts():
+    save("ckpt", keep=3, number=1)
+    assert written()
+    Path("ckpt/save-000002").mkdir()
+
+    assert series.newest(Path("ckpt")) == Path("ckpt/save-000001")
+    assert series.following(Path("ckpt")) == Path("ckpt/save-000003")
+
+
+# ------------------------------------------------------------------------------------------------ when
+
+
+def meetings(every_s: float, call_s: float) -> tuple[int, int]:
+    """Return the number of calls and meetings until a checkpoint is due."""
+    now_s, schedule, at = 0.0, Schedule(every_s, 0.0), 1
+    for calls in itertools.count(1):
+        now_s += call_s
+        schedule.count()
+        if calls == at:
+            if schedule.due(now_s):
+                return calls, calls
+            at += schedule.calls_to_meeting(now_s)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("call_s", [0.001, 0.05, 7.0, 100.0])
+def test_g10_a_checkpoint_is_due_at_the_call_nearest_to_its_time(call_s: float):
+    calls, _ = meetings(60.0, call_s)
+
+    assert abs(calls * call_s - 60.0) <= max(call_s, 0.06)
+
+
+def test_g10_ranks_meet_rarely():
+    now_s, schedule, at, met = 0.0, Schedule(60.0, 0.0), 1, 0
+    for calls in range(1, 100_000):
+        now_s += 0.001
+        schedule.count()
+        if calls == at:
+            met += 1
+            if schedule.due(now_s):
+                break
+            at += schedule.calls_to_meeting(now_s)
+
+    assert calls == pytest.approx(60_000, rel=0.001)
+    assert met < 40
+
+
+# ------------------------------------------------------------------------------------------------ loaders
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(40))
+
+
+def loader(kind: str) -> DataLoader[Any]:
+    data = TensorDataset(torch.arange(40))
+    generator = torch.Generator().manual_seed(3)
+    match kind:
+        case "in order":
+            return DataLoader(data, batch_size=4)
+        case "shuffled":
+            return DataLoader(data, batch_size=4, shuffle=True)
+        case "own generator":
+            return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+        case "workers":
+            return DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
+        case "stream":
+            return DataLoader(Stream(), batch_size=4)
+        case _:
+            return DataLoader(data, batch_size=None, shuffle=True)
+
+
+def reading(kind: str, stop_at: int = 10**6) -> tuple[list[Any], float]:
+    """Read three epochs with a random number in each step, as a dropout draws it, from where the checkpoint is.
+    Return what was read since."""
+    batches = loader(kind)
+    plain = resume("ckpt", loader=batches)
+    seen: list[Any] = []
+    for epoch in range(plain.get("epoch", 0), 3):
+        for batch in batches:
+            seen.append((epoch, str(batch), torch.rand(1).item()))
+            save("ckpt", keep=1, loader=batches, epoch=epoch)
+            if len(seen) == stop_at:
+                periodic._finish(ok=True)
+                return seen, 0.0
+    periodic._finish(ok=True)
+    return seen, torch.rand(1).item()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "in order",
+        "shuffled",
+        "own generator",
+        pytest.param("workers", marks=pytest.mark.slow),
+        "stream",
+        "single",
+    ],
+)
+@pytest.mark.parametrize("stop_at", [1, 7, 10, 13])
+def test_g10_a_loader_goes_on_where_it_was_and_reads_what_an_undisturbed_one_reads(kind: str, stop_at: int):
+    torch.manual_seed(1)
+    whole, end = reading(kind)
+    shutil.rmtree("ckpt")
+
+    torch.manual_seed(1)
+    first, _ = reading(kind, stop_at)
+    torch.manual_seed(99)
+    rest, end_after = reading(kind)
+
+    assert first + rest == whole
+    assert end_after == end
+
+
+def test_g10_between_two_passes_the_next_one_begins_at_its_beginning():
+    batches = loader("shuffled")
+    resume("ckpt", loader=batches)
+    torch.manual_seed(4)
+    list(batches)
+    save("ckpt", keep=1, loader=batches)
+    periodic._finish(ok=True)
+    expected = str(list(batches))
+
+    again = loader("shuffled")
+    resume("ckpt", loader=again)
+
+    assert str(list(again)) == expected
+
+
+def test_g10_a_loader_that_was_read_uncounted_is_refused():
+    with pytest.raises(DistributedError, match=r"`batches` is a data loader .*resume\(path, batches=batches"):
+        save("ckpt", keep=1, batches=loader("in order"))
+
+
+def test_g10_a_counted_loader_still_pickles():
+    import pickle
+
+    batches = loader("in order")
+    resume("ckpt", batches=batches)
+
+    assert len(list(pickle.loads(pickle.dumps(batches)))) == 10
+
+
+@pytest.mark.slow
+def test_g10_saving_stops_the_program_hardly_longer_than_a_copy():
+    model = nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(12)))  # 190 MB
+
+    def copy_s() -> float:
+        begun_s = time.perf_counter()
+        copies = {name: value.clone() for name, value in model.state_dict().items()}
+        took_s = time.perf_counter() - begun_s
+        del copies
+        return took_s
+
+    def save_s() -> float:
+        begun_s = time.perf_counter()
+        save("ckpt", keep=1, model=model)
+        took_s = time.perf_counter() - begun_s
+        periodic._finish(ok=True)
+        return took_s
+
+    pairs = [(copy_s(), save_s()) for _ in range(5)]
+
+    assert min(save for _, save in pairs) <= 1.2 * min(copy for copy, _ in pairs) + 0.02
