@@ -118,6 +118,7 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         DistributedError: What does not fit (name, shape), with nothing changed; or what cannot be read.
     """
     _check_handles("load", objects)
+    periodic.wait(Path(path))
     folder = series.newest(Path(path)) or Path(path)
     metadata = _metadata(folder)
     if not objects:
@@ -175,6 +176,7 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
 
 
 def _newest(folder: Path) -> str:
+    periodic.wait(folder)
     return str(series.newest(folder) or "")
 
 

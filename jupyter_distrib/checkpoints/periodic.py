@@ -60,12 +60,18 @@ class Periodic:
         elif self._rank == 0 and self._due():
             if refusal := self._refusal():
                 raise DistributedError(refusal)
+            self.wait()  # the next is numbered after it
             self._save(series.following(self._folder), state, keep)
 
     def finish(self, *, ok: bool) -> None:
         """Wait for the last checkpoint at the end of a cell; if it has failed, not for other ranks."""
         if (snapshot := self._snapshot) is not None:
             snapshot.wait() if ok else snapshot.give_up()
+
+    def wait(self) -> None:
+        """Wait for the last checkpoint."""
+        if self._snapshot is not None:
+            self._snapshot.wait()
 
     def _due(self) -> bool:
         """Return whether to save now; while a checkpoint is being written none is due, unless each call makes one."""
@@ -86,6 +92,8 @@ class Periodic:
         due = self._due()
         if due and (refusal := self._refusal()):
             return json.dumps(("", refusal, 1))
+        if due:
+            self.wait()  # the next is numbered after it
         # An interval begins with the checkpoint, and its first call tells how long a call takes.
         calls = 1 if due else self._schedule.calls_to_meeting(time.monotonic())
         return json.dumps((series.following(self._folder).name if due else "", "", calls))
@@ -97,8 +105,8 @@ class Periodic:
         return series.refusal_to_extend(self._folder) or refusal_to_write(self._folder, of_series=True)
 
     def _save(self, folder: Path, state: State, keep: int) -> None:
-        if self._snapshot is not None:
-            self._snapshot.wait()
+        if self._rank != 0:
+            self.wait()
         self._snapshot = Snapshot(
             state(),
             folder,
@@ -125,6 +133,12 @@ def call(folder: Path, objects: Mapping[str, Any], state: State, *, every_s: flo
             end_of_cell.call(_finish)
         _running[place] = Periodic(place, every_s, sharded=any(map(_is_sharded, objects.values())))
     _running[place].call(state, every_s=every_s, keep=keep)
+
+
+def wait(folder: Path) -> None:
+    """Wait for a checkpoint of this folder that this process is writing."""
+    if (running := _running.get(folder.absolute())) is not None:
+        running.wait()
 
 
 def check_settings(every_s: object, keep: object) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_distrib.checkpoints.folder import METADATA, Writer
+from jupyter_distrib.checkpoints.folder import METADATA, Writer, is_checkpoint
 from jupyter_distrib.errors import DistributedError
 
 _LOOK_UP_S = 0.02
@@ -68,19 +68,22 @@ class Snapshot:
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait until it is written, on rank 0 by all ranks.
+        """Wait until it is valid.
 
         Raises:
-            DistributedError: It was not written, and why; once.
+            DistributedError: This rank has not written it, and why; once.
         """
         while not self.ended:  # an interrupt is noticed between two
             self._thread.join(0.2)
         self.check()
+        while self._rank != 0 and not is_checkpoint(self.folder) and not self._given_up.wait(_LOOK_UP_S):
+            pass  # if rank 0 fails, this rank is stopped
 
     def check(self) -> None:
         """Raise the reason why it was not written, once."""
         problem, self.problem = self.problem, ""
         if problem:
+            self.give_up()
             raise DistributedError(problem)
 
     def give_up(self) -> None:
