@@ -2,7 +2,7 @@
 
     Option and its readers          the options that a pool or a strategy declares, and the readers of their texts
     DistributedError, PoolError     the errors that they raise for the user, in one sentence
-    Pool, Node, Capabilities, Link  pools: docs/writing-a-pool.md, with `jupyter_distrib.testing`, the contract suite
+    Pool, Node, Link, Descriptors   pools: docs/writing-a-pool.md, with `jupyter_distrib.testing`, the contract suite
     Strategy, TrainingStrategy ...  strategies: docs/strategies.md
     Observer, ObservedRun           observers: docs/writing-an-observer.md
     RunRecord, RankRecord           the record of a run, and of one of its ranks
@@ -18,6 +18,7 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.options import Option, at_least_zero, count, json_object, seconds, string, switch
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Pool, Sink
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     Cleared,
@@ -49,6 +50,7 @@ __all__ = [
     "Capabilities",
     "Cleared",
     "Command",
+    "Descriptors",
     "Displayed",
     "DistributedError",
     "Ended",

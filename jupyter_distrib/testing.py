@@ -22,6 +22,7 @@ from typing import Any, TypeVar, get_args, overload
 
 from jupyter_distrib.pools.base import Node, Pool
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
     PROTOCOL,
     Attach,
@@ -103,7 +104,7 @@ class PoolClient:
         self.seen: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
         """The run events as they come, for `when`, which acts while a run goes on."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._parcels: dict[tuple[str, int], tuple[Parcel, int | None]] = {}
+        self._parcels: dict[tuple[str, int], tuple[Parcel, Descriptors]] = {}
         self._runs = self._groups = 0
         self.node: Node = pool.connect(self._hello(), self._take, self.lost.append)
         self.wait(Welcomed)
@@ -119,17 +120,17 @@ class PoolClient:
             cloudpickle="",
         )
 
-    def _take(self, event: Event, fds: Sequence[int]) -> None:
+    def _take(self, event: Event, descriptors: Descriptors) -> None:
         if isinstance(event, Returned) and event.value is not None:
-            self._parcels[event.run, event.rank] = event.value, fds[0] if fds else None
+            self._parcels[event.run, event.rank] = event.value, descriptors
         else:
-            assert not fds, f"{type(event).__name__} came with descriptors"
+            assert not descriptors, f"{type(event).__name__} came with descriptors"
         if isinstance(event, _RUN_EVENTS):
             self.seen.put(event)  # type: ignore[arg-type]
         self._inbox.put(event)
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        self.node.send(command, fds)
+    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        self.node.send(command, descriptors)
 
     @overload
     def wait(self, kind: type[E], /) -> E: ...
@@ -183,7 +184,7 @@ class PoolClient:
             setting=setting,
             **more,
         )
-        self.send(command, () if fd is None else (fd,))
+        self.send(command, Descriptors(() if fd is None else (fd,)))
         return run
 
     def finish(self, run: str, ranks: Sequence[int]) -> Outcome:
@@ -197,7 +198,8 @@ class PoolClient:
         values: dict[int, Any] = dict.fromkeys(sorted(e.rank for e in events if isinstance(e, Returned)))
         for rank in values:
             if (run, rank) in self._parcels:
-                values[rank] = payload.unpack_value(*payload.from_parcel(*self._parcels.pop((run, rank))))
+                parcel, descriptors = self._parcels.pop((run, rank))
+                values[rank] = payload.unpack_value(*payload.from_parcel(parcel, descriptors.take_one()))
         return Outcome(events, values)
 
     def run(self, group: WorkerGroupOpened, source: str, **more: Any) -> Outcome:
@@ -220,9 +222,8 @@ class PoolClient:
 
     def close(self) -> None:
         self.node.close()
-        for _, fd in self._parcels.values():
-            if fd is not None:
-                os.close(fd)
+        for _, descriptors in self._parcels.values():
+            descriptors.close()
         self._parcels.clear()
 
 

@@ -13,18 +13,18 @@ import importlib
 import importlib.metadata
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Declared, Option, seconds
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Command, Event, Hello
 
-Sink = Callable[[Event, Sequence[int]], None]
-"""Callback that takes every event of a node, in order, in the node's own thread; the sink has to close the
-descriptors."""
+Sink = Callable[[Event, Descriptors], None]
+"""Callback that takes every event of a node, in order, in the node's own thread; the sink owns the descriptors."""
 Lost = Callable[[str], None]
 """Callback called once, with a sentence, when the node cannot be reached any more."""
 
@@ -74,8 +74,8 @@ IDLE = Option(
 class Node(Protocol):
     """The agent of one machine, within reach."""
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """Deliver a command, from any thread, without blocking on the peer; takes the descriptors over.
+    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        """Deliver a command, from any thread, without blocking on the peer; owns the descriptors.
 
         With `Capabilities.runs_in_send`, `Execute` blocks instead.
         """

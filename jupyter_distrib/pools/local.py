@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import IDLE, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.system import interrupts, paths, process_environment, reap
 from jupyter_distrib.system.launch import exec_agent
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link, encode, peer_uid
 from jupyter_distrib.wire.messages import PROTOCOL, Command, Hello, Welcomed
 
@@ -140,15 +141,13 @@ class LocalNode:
         self._closed = False
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Send a command at once, as far as the socket takes it; a thread sends the rest."""
-        frame = encode(command, len(fds))
-        with interrupts.Uninterrupted(), self._sending:
+        frame = encode(command, len(descriptors))
+        with interrupts.Uninterrupted(), self._sending, descriptors:
             if self._link.fileno() >= 0:
-                self._link.post(frame, fds)
+                self._link.post(frame, tuple(descriptors))
                 self._flush()
-            for fd in fds:
-                os.close(fd)
 
     def close(self) -> None:
         with interrupts.Uninterrupted(), self._sending:
@@ -191,7 +190,7 @@ class LocalNode:
             if isinstance(event, Welcomed):
                 agent = _opened(event.pid)
             try:
-                self._sink(event, fds)  # type: ignore[arg-type]
+                self._sink(event, Descriptors(fds) if fds else NO_DESCRIPTORS)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - who waits for a run must hear of its end whatever breaks here
                 traceback.print_exc()
                 reason = f"the notebook broke on what its ranks have told it ({type(error).__name__}: {error})"

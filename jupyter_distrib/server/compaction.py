@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     Cleared,
     Displayed,
@@ -27,7 +28,7 @@ from jupyter_distrib.wire.messages import (
 NEWEST = 100
 """Number of notes, and of one rank's displays and loops, that are kept: more are not shown."""
 
-Entry: TypeAlias = tuple[Event, tuple[int, ...]]
+Entry: TypeAlias = tuple[Event, Descriptors]
 
 
 def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
@@ -35,12 +36,12 @@ def thinned(entries: Sequence[Entry]) -> tuple[list[Entry], list[Displayed]]:
     choice = _Choice(entries)
     left: deque[Entry] = deque()
     displays = []
-    for event, fds in reversed(entries):
+    for event, descriptors in reversed(entries):
         if choice.keeps(event):
-            left.appendleft((event, fds))
+            left.appendleft((event, descriptors))
         elif isinstance(event, Displayed):
             displays.append(event)
-    return [(choice.gap(event) if isinstance(event, Wrote) else event, fds) for event, fds in left], displays
+    return [(choice.gap(event) if isinstance(event, Wrote) else event, each) for event, each in left], displays
 
 
 class _Choice:

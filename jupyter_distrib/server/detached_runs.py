@@ -80,8 +80,8 @@ class DetachedRuns:
             return self._tell(client, NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
         journal = self._journals[matches[0]]
         self._tell(client, journal.attached(), ())
-        for event, fds in journal.entries():
-            self._tell(client, event, fds)
+        for event, descriptors in journal.entries():
+            self._tell(client, event, tuple(descriptors))
         if not journal.ended and client not in journal.listeners:
             journal.listeners.append(client)
 

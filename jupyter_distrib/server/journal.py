@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.compaction import Entry, thinned
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Attached, Displayed, Ended, Event, Execute, Noted, WorkerInfo
 
 MAX_ENTRIES = 5000
@@ -42,7 +42,7 @@ class Journal:
         return self.ended_s > 0
 
     def add(self, event: Event, fds: tuple[int, ...]) -> None:
-        self._entries.append((event, tuple(os.dup(fd) for fd in fds)))
+        self._entries.append((event, Descriptors.duplicates(fds)))
         if isinstance(event, Displayed):
             self._hold_display(event)
         if isinstance(event, Ended):
@@ -52,8 +52,10 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """Return the entries that are sent again, in order."""
-        text = f"{self._left_out} older displays are left out."
-        return [*([(Noted(run=self._command.run, rank=None, text=text), ())] if self._left_out else []), *self._entries]
+        if not self._left_out:
+            return list(self._entries)
+        note = Noted(run=self._command.run, rank=None, text=f"{self._left_out} older displays are left out.")
+        return [(note, NO_DESCRIPTORS), *self._entries]
 
     def attached(self) -> Attached:
         return Attached(
@@ -69,9 +71,8 @@ class Journal:
         )
 
     def close(self) -> None:
-        for _, fds in self._entries:
-            for fd in fds:
-                os.close(fd)
+        for _, descriptors in self._entries:
+            descriptors.close()
         self._entries.clear()
 
     def _hold_display(self, event: Displayed) -> None:

@@ -47,7 +47,15 @@ class Descriptors:
         fds, self._fds = self._fds, ()
         return fds
 
+    def take_one(self) -> int | None:
+        """Return the only descriptor, which the caller then owns; None if there is none."""
+        fds = self.take()
+        return fds[0] if fds else None
+
     def close(self) -> None:
         """Close the descriptors that nobody took; a second call does nothing."""
         for fd in self.take():
             os.close(fd)
+
+
+NO_DESCRIPTORS = Descriptors()

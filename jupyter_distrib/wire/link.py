@@ -22,7 +22,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 from jupyter_distrib.wire import messages
-from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Message
 
 _PREFIX = struct.Struct("!IHH")
@@ -45,7 +45,6 @@ _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
 _SIMPLE = frozenset({str, int, float, bool, type(None)})
 """Types that JSON has itself."""
 _CLASS = b'"$":"'
-_NO_DESCRIPTORS = Descriptors()
 _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
@@ -116,7 +115,7 @@ class Link:
 
     def post(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         """Queue a frame for `flush`; `fds` are duplicated."""
-        self._outgoing.append((memoryview(frame), Descriptors.duplicates(fds) if fds else _NO_DESCRIPTORS))
+        self._outgoing.append((memoryview(frame), Descriptors.duplicates(fds) if fds else NO_DESCRIPTORS))
 
     def flush(self) -> None:
         """Send as much as the socket takes now."""
@@ -141,7 +140,7 @@ class Link:
         while count:
             data, _ = self._outgoing.popleft()
             if count < len(data):
-                self._outgoing.appendleft((data[count:], _NO_DESCRIPTORS))
+                self._outgoing.appendleft((data[count:], NO_DESCRIPTORS))
             count -= min(count, len(data))
 
     @property

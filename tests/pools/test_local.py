@@ -15,6 +15,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.pools.local import LocalNode
 from jupyter_distrib.wire import link as links
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Command, Ended, Event, Forget, Noted, Probe
 
@@ -72,7 +73,7 @@ def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
 
 def test_descriptors_go_along_and_are_taken_over(ends: Ends) -> None:
     read_fd, write_fd = os.pipe()
-    ends.node.send(Probe(run="first"), [write_fd])
+    ends.node.send(Probe(run="first"), Descriptors([write_fd]))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(write_fd)
 
@@ -89,7 +90,7 @@ def test_an_agent_that_is_gone_is_told_once_and_takes_descriptors_with_it(ends: 
     assert "has ended" in ends.lost.get(timeout=60)
     read_fd, write_fd = os.pipe()
 
-    ends.node.send(Probe(run="late"), [write_fd])
+    ends.node.send(Probe(run="late"), Descriptors([write_fd]))
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(write_fd)
@@ -111,7 +112,7 @@ def test_who_waits_for_a_run_hears_of_its_end_though_what_follows_from_it_breaks
     run.on_ended.append(lambda: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
-        run.deliver(Ended(run="r", at_s=1.0), ())
+        run.deliver(Ended(run="r", at_s=1.0))
 
     assert run.done()
 

@@ -437,7 +437,7 @@ def test_an_interrupt_while_the_cell_is_sent_stops_its_ranks(book: Notebook) -> 
     before = pids_in(book.cell(KEEP))
     book.ok(
         "import signal\nfrom jupyter_distrib.pools.local import LocalNode\nfrom jupyter_distrib.wire.messages import Execute\n"
-        "send = LocalNode.send\ndef pressed(self, command, fds=()):\n    send(self, command, fds)\n"
+        "send = LocalNode.send\ndef pressed(self, command, *descriptors):\n    send(self, command, *descriptors)\n"
         "    if isinstance(command, Execute):\n        LocalNode.send = send\n"
         "        signal.raise_signal(signal.SIGINT)\nLocalNode.send = pressed"
     )

@@ -58,9 +58,9 @@ def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
     assert journal.ended
     (first, fds), (last, none) = journal.entries()
     assert isinstance(first, Returned)
-    assert os.pread(fds[0], 10, 0) == b"big", "its own descriptor, not the caller's"
+    assert os.pread(*fds, 10, 0) == b"big", "its own descriptor, not the caller's"
     assert isinstance(last, Ended)
-    assert none == ()
+    assert len(none) == 0
     told = journal.attached()
     assert (told.run, told.ranks, told.world_size, told.gpus, told.strategy) == ("s-7", (0, 1), 4, True, "ddp")
     assert told.workers == workers

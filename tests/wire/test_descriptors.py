@@ -42,6 +42,15 @@ def test_what_was_taken_is_the_takers() -> None:
     os.close(fd)
 
 
+def test_the_only_one_may_be_taken_if_there_is_one() -> None:
+    fd = opened()
+    with Descriptors([fd]) as owned:
+        assert owned.take_one() == fd
+        assert owned.take_one() is None
+    assert is_open(fd)
+    os.close(fd)
+
+
 def test_duplicates_are_its_own() -> None:
     fd = opened()
     with Descriptors.duplicates([fd, fd]) as owned:

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import endings, versions
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
     Answered,
     Ask,
@@ -210,7 +210,7 @@ class Connection:
         """Return whether its ranks run, or may run, under another interpreter than the kernel."""
         return self.remote or bool(self.options.get("python"))
 
-    def take(self, event: Event, fds: Sequence[int]) -> None:
+    def take(self, event: Event, descriptors: Descriptors) -> None:
         """Pass an event to the worker group, run or request that it concerns; in the node's thread."""
         match event:
             case (
@@ -235,7 +235,7 @@ class Connection:
                 self.pid = event.pid
                 self.versions.compare(event)
             case _:
-                self._run_event(event, fds)  # type: ignore[arg-type]
+                self._run_event(event, descriptors)  # type: ignore[arg-type]
 
     def _group_event(self, event: GroupEvent) -> None:
         group = self.groups.get(event.group)
@@ -257,17 +257,16 @@ class Connection:
                 self.groups.pop(event.group, None)
                 group.close(event.reason)
 
-    def _run_event(self, event: RunEvent, fds: Sequence[int]) -> None:
+    def _run_event(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         run = self.runs.get(event.run)
         if run is None:
-            for fd in fds:
-                os.close(fd)
-            return
+            return descriptors.close()
         if isinstance(event, Ended):
             self.runs.pop(event.run, None)
-        run.deliver(event, fds)
+        run.deliver(event, descriptors)
         if self._leaving and not self.runs:
             self.node.close()
+        return None
 
     def _lose(self, reason: str) -> None:
         """End all requests, worker groups and runs: the agent is gone, and every rank with it."""
@@ -289,7 +288,7 @@ class Connection:
     def _give_up(self, run: Run) -> None:
         pids = {rank.rank: rank.pid for rank in run.record.ranks.values() if not rank.finished}
         for event in endings.lost(run.id, pids, self.lost, log_directory=run.record.log_directory):
-            self._run_event(event, ())
+            self._run_event(event)
 
     def leave(self) -> None:
         """Close the connection, which ends this kernel's ranks; while runs go on, follow them to their end first."""

@@ -3,13 +3,13 @@ wants them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Parcel, Returned, RunEvent
 
 
@@ -19,16 +19,15 @@ class ReturnedValues:
     def __init__(self) -> None:
         self.held: object = ()
         """The kernel's classes and functions that were sent, kept alive until the values have come."""
-        self._parcels: dict[int, tuple[Parcel, int | None]] = {}
+        self._parcels: dict[int, tuple[Parcel, Descriptors]] = {}
         self._results: Results | None = None
 
-    def taken(self, event: RunEvent, fds: Sequence[int]) -> RunEvent:
-        """Keep the event's value and return the event without it. Takes the descriptors."""
+    def taken(self, event: RunEvent, descriptors: Descriptors) -> RunEvent:
+        """Keep the event's value and return the event without it. Owns the descriptors."""
         if isinstance(event, Returned) and event.value is not None:
-            self._parcels[event.rank] = (event.value, fds[0] if fds else None)
+            self._parcels[event.rank] = event.value, descriptors
             return replace(event, value=None)
-        for fd in fds:
-            os.close(fd)
+        descriptors.close()
         return event
 
     def unpacked(self, returned: Iterable[int], *, keep: bool) -> Results:
@@ -41,8 +40,8 @@ class ReturnedValues:
         if self._results is not None:
             return self._results
         values: dict[int, Any] = dict.fromkeys(returned)
-        for rank, (parcel, fd) in self._parcels.items():
-            copy = None if fd is None else os.dup(fd)  # a call that is interrupted can be made again
+        for rank, (parcel, descriptors) in self._parcels.items():
+            copy = Descriptors.duplicates(descriptors).take_one()  # a call that is interrupted can be made again
             values[rank] = payload.unpack_value(*payload.from_parcel(parcel, copy))
         self._close_parcels()
         results = Results(values)
@@ -51,9 +50,8 @@ class ReturnedValues:
 
     def _close_parcels(self) -> None:
         while self._parcels:
-            _, (_, fd) = self._parcels.popitem()
-            if fd is not None:
-                os.close(fd)
+            _, (_, descriptors) = self._parcels.popitem()
+            descriptors.close()
 
     def __del__(self) -> None:
         self._close_parcels()

@@ -23,6 +23,7 @@ from jupyter_distrib.kernel.session.observers import RunObservers
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpack_exception
 from jupyter_distrib.system import formatting, interrupts, paths
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import KILL_AFTER_S, Ended, Noted, RunEvent
 
 
@@ -229,14 +230,14 @@ class Run:
 
     def note(self, text: str) -> None:
         """Add a sentence to the output of the run; from any thread."""
-        self.deliver(Noted(run=self.id, rank=None, text=text), ())
+        self.deliver(Noted(run=self.id, rank=None, text=text))
 
     def _pressed(self) -> None:
         self.stop_order.give(force=self.interrupted, late=self.done())
 
-    def deliver(self, event: RunEvent, fds: Sequence[int]) -> None:
-        """Fold one event into the record; called in the node's thread. Takes the descriptors."""
-        event = self._sources.named(self.values.taken(event, fds))
+    def deliver(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        """Fold one event into the record; called in the node's thread. Owns the descriptors."""
+        event = self._sources.named(self.values.taken(event, descriptors))
         with self._lock:
             self.record.apply(event)
             if not isinstance(event, Ended):

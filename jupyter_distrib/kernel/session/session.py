@@ -36,6 +36,7 @@ from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import interrupts, library_settings, process, process_environment
 from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Attached, Cell, Ended, Execute, NotAttached, Noted, Parcel, Setting, Stop
 
 HISTORY = 20
@@ -136,7 +137,7 @@ class Session:
                 group.run = run
                 self._remember(run)
                 connection.begin(run)
-                connection.node.send(command, fds)
+                connection.node.send(command, Descriptors(fds) if fds else NO_DESCRIPTORS)
                 if content is not None and early:
                     content.fill(given_up=lambda: guard.pressed or run.interrupted)
         except PayloadError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
     DEFAULT_CPU_RANKS,
     Answered,
@@ -46,7 +47,7 @@ class InlineNode:
         self._run: InlineRun | None = None
         self._started_s = time.monotonic()
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """See `Node.send`; an `Execute` blocks.
 
         Raises:
@@ -54,9 +55,9 @@ class InlineNode:
         """
         match command:
             case OpenWorkerGroup():
-                self._sink(self._open(command), ())
+                self._sink(self._open(command), NO_DESCRIPTORS)
             case Execute():
-                self._execute(command, fds)
+                self._execute(command, descriptors)
             case Stop():
                 if (run := self._run) is not None and run.command.run == command.run:
                     run.stop()
@@ -66,11 +67,11 @@ class InlineNode:
                 if (run := self._run) is not None and run.command.group == command.group:
                     run.stop()
                 if self._groups.pop(command.group, None) is not None:
-                    self._sink(WorkerGroupClosed(group=command.group), ())
+                    self._sink(WorkerGroupClosed(group=command.group), NO_DESCRIPTORS)
             case Ask():
-                self._sink(Answered(question=command.question, status=self._status()), ())
+                self._sink(Answered(question=command.question, status=self._status()), NO_DESCRIPTORS)
             case Attach():
-                self._sink(NotAttached(run=command.run, reason="the inline pool has no detached runs."), ())
+                self._sink(NotAttached(run=command.run, reason="the inline pool has no detached runs."), NO_DESCRIPTORS)
 
     def close(self) -> None:
         self._groups.clear()
@@ -92,12 +93,12 @@ class InlineNode:
         self._groups[command.group] = group
         return WorkerGroupOpened(group=command.group, workers=group.infos(), gpus=False)
 
-    def _execute(self, command: Execute, fds: Sequence[int]) -> None:
-        try:
+    def _execute(self, command: Execute, descriptors: Descriptors) -> None:
+        with descriptors:
             group = self._groups.get(command.group)
             if group is None:
                 return self._tell_no_group(command)
-            run = InlineRun(command, group, self._sink, fds)
+            run = InlineRun(command, group, self._sink, tuple(descriptors))
             if reason := self._cannot(command):
                 run.end()
                 raise PoolError(reason)
@@ -110,9 +111,6 @@ class InlineNode:
             finally:
                 self._run = None
                 self._busy.release()
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _cannot(self, command: Execute) -> str:
         strategy = command.setting.strategy
@@ -131,8 +129,8 @@ class InlineNode:
     def _tell_no_group(self, command: Execute) -> None:
         now = time.monotonic()
         for rank in command.ranks:
-            self._sink(Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now), ())
-        self._sink(Ended(run=command.run, at_s=now), ())
+            self._sink(Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now), NO_DESCRIPTORS)
+        self._sink(Ended(run=command.run, at_s=now), NO_DESCRIPTORS)
 
     def _forget(self, command: Forget) -> None:
         if (group := self._groups.get(command.group)) is not None:

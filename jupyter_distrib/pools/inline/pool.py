@@ -15,6 +15,7 @@ import platform
 from typing import ClassVar
 
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Sink
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
 from jupyter_distrib.wire.messages import Hello, Welcomed
 
 
@@ -42,6 +43,6 @@ class InlinePool:
             Welcomed(
                 pid=os.getpid(), python=platform.python_version(), torch=hello.torch, cloudpickle=hello.cloudpickle
             ),
-            (),
+            NO_DESCRIPTORS,
         )
         return node

@@ -25,6 +25,7 @@ from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Callback, Timer
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
     Ended,
     Execute,
@@ -98,10 +99,12 @@ class InlineRun:
         self._tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()))
         self.stop()
 
-    def _tell(self, event: RunEvent, fds: Sequence[int] = ()) -> None:
+    def _tell(self, event: RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         with self._lock:
-            if not self._over:
-                self._sink(event, fds)
+            if self._over:
+                descriptors.close()
+            else:
+                self._sink(event, descriptors)
 
     def _execute_rank(self, order: WorkerOrder) -> None:
         run, rank = self.command.run, order.rank
@@ -112,7 +115,7 @@ class InlineRun:
         with identity.taken(order), self._kept_values(rank):
             event, fds = self._outcome(rank, began_at_s)
         self._output.flush()
-        self._tell(event, fds)
+        self._tell(event, Descriptors(fds))
 
     def _outcome(self, rank: int, began_at_s: float) -> tuple[Outcome, list[int]]:
         """Execute the cell on one rank; no exception of user code leaves this method."""
