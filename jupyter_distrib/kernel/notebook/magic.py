@@ -11,6 +11,7 @@ import inspect
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -101,13 +102,13 @@ class DistributedMagics(Magics):
         current, notebook = session.current(), self.shell.user_ns
         if options.pool:
             current.choices.name(options.pool)
-        with interrupts.WholeImports():
+        with interrupts.WholeImports() if captured.inputs else nullcontext():
             packed_inputs = inputs.pack(captured.inputs, notebook, most_bytes=settings.max_capture(options))
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
         absent = inputs.absent(captured.cell.source, packed_inputs, notebook, current.dropped)
         return current.start(
-            replace(captured.cell, absent=absent),
+            replace(captured.cell, absent=absent) if absent else captured.cell,
             packed_inputs.packed,
             options,
             label=captured.cell.filename,

@@ -15,7 +15,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.pools.base import Capabilities, Node, Pool, capabilities_of, open_pool
+from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -168,6 +168,7 @@ class Connection:
         on_change: Callable[[], object],
     ) -> None:
         self._address = address
+        self.capabilities = capabilities_of(address.kind)
         self.versions = VersionCheck(hello, address.name)
         self.gpus = GpuVisibility()
         self.gpu_variables = GpuVariables()
@@ -195,10 +196,6 @@ class Connection:
     def options(self) -> Mapping[str, str]:
         """The options of the pool's kind with which it was reached."""
         return self._address.options
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return capabilities_of(self.kind)
 
     @property
     def remote(self) -> bool:

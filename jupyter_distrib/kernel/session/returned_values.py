@@ -22,6 +22,11 @@ class ReturnedValues:
         self._parcels: dict[int, tuple[Parcel, Descriptors]] = {}
         self._results: Results | None = None
 
+    @property
+    def are_none(self) -> bool:
+        """Return whether no value is left to be unpacked."""
+        return not self._parcels
+
     def taken(self, event: RunEvent, descriptors: Descriptors) -> RunEvent:
         """Keep the event's value and return the event without it. Owns the descriptors."""
         if isinstance(event, Returned) and event.value is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -261,10 +261,11 @@ class Run:
     def _conclude(self) -> Any:
         """Return the results of a run that succeeded, else raise its exception, outside any `except` block."""
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
+        succeeded = self.record.ok and not self.interrupted
         try:
-            with interrupts.WholeImports():
+            with nullcontext() if succeeded and self.values.are_none else interrupts.WholeImports():
                 results = self.values.unpacked(returned, keep=self.beside)
-                exception = None if self.record.ok and not self.interrupted else self._exception()
+                exception = None if succeeded else self._exception()
         except KeyboardInterrupt:
             results = Results({})
             exception = failures.to_interrupt(self.record, self.elapsed_s, self._sources.source_of)

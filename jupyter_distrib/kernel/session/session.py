@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -102,7 +102,7 @@ class Session:
         settings = settings or self.settings
         for text in self.choices.untold(settings):
             print(text)
-        options, asked = _with_variables(settings.filled(options)), options
+        options, asked = _with_strategys_variables(settings.filled(options)), options
         trackers.check_installed(options.track)
         self.pass_on()
         with self.pools.taking(options, handles) as group:
@@ -121,8 +121,8 @@ class Session:
                     run.on_ended.append(lambda: on_ended(run))
                 with _observers_hear_of_the_end(run):
                     given = self.observers.follow(_facts(run, cell, options), run) if observed else {}
-                    ranks_options = replace(options, env={**given, **options.env})
-                    self._send(run, group, self._command(run, group, ranks_options, cell, parcel), content)
+                    command = self._command(run, group, _with_variables(options, given), cell, parcel)
+                    self._send(run, group, command, content)
         return run
 
     def _send(self, run: Run, group: WorkerGroup, command: Execute, content: shared_memory.Content | None) -> None:
@@ -337,18 +337,21 @@ def _observers_hear_of_the_end(run: Run) -> Iterator[None]:
         raise
 
 
-def _with_variables(options: Options) -> Options:
-    """Return the options with the environment variables of the strategy, which `--env` may override."""
+def _with_strategys_variables(options: Options) -> Options:
     from jupyter_distrib.kernel.settings.available import strategy_environment
 
-    env = strategy_environment(options.strategy or "none", options.strategy_options)
-    return replace(options, env={**env, **options.env}) if env else options
+    return _with_variables(options, strategy_environment(options.strategy or "none", options.strategy_options))
+
+
+def _with_variables(options: Options, given: Mapping[str, str]) -> Options:
+    """Return the options with these environment variables, which `--env` may override."""
+    return replace(options, env={**given, **options.env}) if given else options
 
 
 def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
     """Yield a sentence for each option of the cell that has no effect on its pool."""
     ignored = connection.capabilities.ignored_options
-    for option in OPTIONS:
+    for option in OPTIONS if ignored else ():
         if option.name in ignored and getattr(options, option.name):
             yield f"{option.flag} has no meaning on the {connection.kind} pool: {ignored[option.name]}"
 

@@ -138,7 +138,7 @@ class Options:
     def given(self) -> dict[str, object]:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata and each.name != "env"}
+        own = {name: getattr(self, name) for name in _BY_NAME if name != "env"}
         return {name: value for name, value in own.items() if value not in (None, (), False)} | self.strategy_options
 
 
