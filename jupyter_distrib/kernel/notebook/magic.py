@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
@@ -21,11 +21,8 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, out
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
-from jupyter_distrib.kernel.notebook import comment_syntax, line_magics
-from jupyter_distrib.kernel.notebook.doctor import Report
-from jupyter_distrib.kernel.notebook.explain import Explanation
+from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.live_view import LiveView
-from jupyter_distrib.kernel.notebook.status import PoolTable, Status
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import handles as handles_module
@@ -33,7 +30,6 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.settings import pool_definitions
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
@@ -41,6 +37,11 @@ from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.system import formatting, interrupts
 from jupyter_distrib.worker.strategy import load as load_strategy
+
+if TYPE_CHECKING:  # what few cells need is imported by those
+    from jupyter_distrib.kernel.notebook.doctor import Report
+    from jupyter_distrib.kernel.notebook.explain import Explanation
+    from jupyter_distrib.kernel.notebook.status import PoolTable, Status
 
 
 @magics_class
@@ -66,10 +67,7 @@ class DistributedMagics(Magics):
         options = settings.options(line)
         captured = self._capture(options, cell)
         if options.explain:
-            strategy = settings.filled(options).strategy or "none"
-            with interrupts.WholeImports():
-                effects = load_strategy(strategy).effects(options.strategy_options)
-            return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
+            return self._explain(captured, options, settings)
         run = self._start(captured, options, settings)
         if options.detach:
             return self._detached(run, options)
@@ -77,6 +75,14 @@ class DistributedMagics(Magics):
         if options.out:
             self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
+
+    def _explain(self, captured: Captured, options: Options, settings: Settings) -> Explanation:
+        strategy = settings.filled(options).strategy or "none"
+        with interrupts.WholeImports():
+            from jupyter_distrib.kernel.notebook.explain import Explanation
+
+            effects = load_strategy(strategy).effects(options.strategy_options)
+        return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
 
     def _capture(self, options: Options, cell: str) -> Captured:
         captured: Captured | SyntaxError
@@ -162,6 +168,10 @@ class DistributedMagics(Magics):
 
         `%distributed_status --doctor`: versions, front end, pool, driver, and advice on what is missing.
         """
+        from jupyter_distrib.kernel.notebook import line_magics
+        from jupyter_distrib.kernel.notebook.doctor import Report
+        from jupyter_distrib.kernel.notebook.status import Status
+
         if line_magics.parse_status(line).doctor:
             return Report.of(session.current(), self.shell)
         return Status.of(session.current())
@@ -169,6 +179,8 @@ class DistributedMagics(Magics):
     @line_magic
     def distributed_logs(self, line: str) -> None:
         """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN that of the last run."""
+        from jupyter_distrib.kernel.notebook import line_magics
+
         request = line_magics.parse_logs(line)
         run = session.current().find_run(request.run)
         if request.rank is not None and request.rank not in run.record.ranks:
@@ -181,6 +193,8 @@ class DistributedMagics(Magics):
     def distributed_attach(self, line: str) -> Run:
         """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
         notebook, else of any notebook."""
+        from jupyter_distrib.kernel.notebook import line_magics
+
         run = session.current().attach(line_magics.parse_attach(line).run)
         return self._detached(run, Options())
 
@@ -198,6 +212,10 @@ class DistributedMagics(Magics):
         `%distributed_pool resize N`            use N ranks from now on
         `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
         """
+        from jupyter_distrib.kernel.notebook import line_magics
+        from jupyter_distrib.kernel.notebook.status import PoolTable
+        from jupyter_distrib.kernel.settings import pool_definitions
+
         current = session.current()
         settings, pools = current.settings, current.pools
         for text in current.choices.untold(settings):
