@@ -1,8 +1,11 @@
 """The replacement of `cuda:0` by the rank's own device in a cell for one device. For one run; rank's main thread.
 
     "cuda:0" in the code of the cell and of the notebook's functions   replaced before the code is executed
-    `.cuda(0)`, `torch.cuda.set_device(0)`                             replaced in the calls while the cell runs
+    `.cuda(0)`, `.to(0)`, `torch.cuda.set_device(0)`                   replaced in the calls while the cell runs
+    `torch.device("cuda", 0)`, `torch.device(f"cuda:{gpu}")`           made by a class in the place of torch's
     a `torch.device`, or a text, that the notebook has sent            replaced in variables and attributes
+
+Calls that torch's own code makes mean what they say.
 
 Without it all ranks would compute on the first GPU of the node, which NCCL refuses ("Duplicate GPU detected").
 """
@@ -10,15 +13,21 @@ Without it all ranks would compute on the first GPU of the node, which NCCL refu
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Iterable, MutableMapping
+from functools import partial
 from operator import is_
-from types import CodeType, FunctionType, SimpleNamespace
+from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from jupyter_distrib.worker.autoparallel.patches import Patches
+
+DEVICE = torch.device
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class OwnDevice:
@@ -39,14 +48,20 @@ class OwnDevice:
         """Replace the device in values that the notebook has sent, and in calls until the patches are undone."""
         if not self._applies:
             return
+        stand_in = _device_class(self._made)
+        patches.put(torch, "device", stand_in)
         for name, value in list(names.items()):
-            names[name] = self._replaced(value)
+            names[name] = stand_in if value is DEVICE else self._replaced(value)
             self._look_into(names[name])
         module = torch.get_device_module(self._device.type)
-        patches.replace(module, "set_device", self._setting_device)
+        for owner, name in ((module, "set_device"), (torch, "set_default_device")):
+            patches.replace(owner, name, partial(self._calling, place=0))
+        method = partial(self._calling, place=1)  # behind `self`
+        patches.replace(module.device, "__init__", method)
         for owner in (torch.Tensor, nn.Module):
+            patches.replace(owner, "to", method)
             if hasattr(owner, self._device.type):
-                patches.replace(owner, self._device.type, self._moving)
+                patches.replace(owner, self._device.type, method)
 
     def adapted(self, code: CodeType) -> CodeType:
         """Return the code with this rank's device in place of the first one."""
@@ -68,7 +83,7 @@ class OwnDevice:
         """Return the rank's device, of the same type, in place of the first one; any other value unchanged."""
         if type(value) is str and value == self._first:
             return self._told(str(self._device))
-        if type(value) is torch.device and str(value) == self._first:
+        if type(value) is DEVICE and str(value) == self._first:
             return self._told(self._device)
         return value
 
@@ -86,23 +101,71 @@ class OwnDevice:
         """Return the device for a call, which may name the first one also by its number."""
         return self._told(self._device) if type(device) is int and device == 0 else self._replaced(device)
 
-    def _setting_device(self, original: Any) -> Any:
-        def set_device(device: Any) -> None:
-            original(self._asked(device))
+    def _calling(self, original: Any, *, place: int) -> Any:
+        """Return a function for which the first device is the own one; the device is its argument at this place."""
 
-        return set_device
+        def call(*args: Any, **keywords: Any) -> Any:
+            device = keywords.get("device") if len(args) <= place else args[place]
+            if self._names_first(device) and not _is_torchs(sys._getframe(1)):  # noqa: SLF001 - documented
+                new = self._asked(device)
+                if len(args) > place:
+                    args = (*args[:place], new, *args[place + 1 :])
+                else:
+                    keywords["device"] = new
+            return original(*args, **keywords)
 
-    def _moving(self, original: Any) -> Any:
-        def move(thing: Any, device: Any = None, *args: Any, **keywords: Any) -> Any:
-            return original(thing, self._asked(device), *args, **keywords)
+        return call
 
-        return move
+    def _names_first(self, device: Any) -> bool:
+        if type(device) is int:
+            return device == 0
+        return (type(device) is str or type(device) is DEVICE) and str(device) == self._first
+
+    def _made(self, device: torch.device, caller: FrameType) -> torch.device:
+        """Return the device for one that was just made."""
+        return self._told(self._device) if self._names_first(device) and not _is_torchs(caller) else device
 
     def _told(self, value: Any) -> Any:
         if not self._has_told:
             self._has_told = True
             self._note(f"{self._first} in this cell means the own device of each rank")
         return value
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_TORCH)
+
+
+def _device_class(made: Callable[[torch.device, FrameType], torch.device]) -> type:
+    """Return a class in the place of `torch.device`, which makes torch's own objects, and is equal to torch's class.
+
+    Args:
+        made: Returns the device to use for a new one and the frame that wants it.
+    """
+
+    class Meta(type):
+        def __call__(cls, *args: Any, **keywords: Any) -> torch.device:
+            try:
+                device = DEVICE(*args, **keywords)
+            except RuntimeError:  # a number, where this process has no accelerator
+                if args != (0,) or keywords:
+                    raise
+                device = DEVICE("cuda", 0)
+            return made(device, sys._getframe(1)) if torch.device is cls else device  # noqa: SLF001 - documented
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, DEVICE)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, DEVICE)
+
+        def __eq__(cls, other: object) -> bool:
+            return other is cls or other is DEVICE
+
+        def __hash__(cls) -> int:
+            return hash(DEVICE)
+
+    return Meta("device", (), {"__module__": "torch", "__doc__": DEVICE.__doc__})
 
 
 def misplaced(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor | None:

@@ -16,8 +16,11 @@ class Patches:
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace `owner.name` by the function that `make` returns for the original."""
         original = getattr(owner, name)
-        replacement = functools.wraps(original)(make(original))
-        self._made.append((owner, name, original, replacement))
+        self.put(owner, name, functools.wraps(original)(make(original)))
+
+    def put(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace `owner.name`."""
+        self._made.append((owner, name, getattr(owner, name), replacement))
         setattr(owner, name, replacement)
 
     def undo(self) -> None:

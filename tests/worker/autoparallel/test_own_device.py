@@ -28,11 +28,25 @@ class Rank:
         self.own = OwnDevice(OWN, self.notes.append)
         self.patches = Patches()
         self.calls: list[Any] = []
+        self.moves: list[Any] = []
 
     def run(self, source: str, **captured: object) -> object:
         names: dict[str, object] = {"torch": torch, "nn": nn, **captured}
         self.own.begin(names, self.patches)
         return cell.execute(Cell(source=source, filename="Cell In[1]"), names, self.own.adapted)
+
+
+def moving(original: Any, moves: list[Any]) -> Any:
+    """Return a `to` that notes moves to GPUs, of which there are none."""
+
+    def to(thing: Any, *args: Any, **keywords: Any) -> Any:
+        device = keywords.get("device", args[0] if args else None)
+        if isinstance(device, torch.device | int | str) and device != "cpu":
+            moves.append(device)
+            return thing
+        return original(thing, *args, **keywords)
+
+    return to
 
 
 @pytest.fixture
@@ -41,6 +55,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     monkeypatch.setattr(torch.cuda, "set_device", rank.calls.append)
     for owner in (torch.Tensor, nn.Module):
         monkeypatch.setattr(owner, "cuda", lambda thing, device=None: rank.calls.append(device))
+        monkeypatch.setattr(owner, "to", moving(owner.to, rank.moves))
     yield rank
     rank.patches.undo()
 
@@ -68,14 +83,85 @@ def test_a_cell_that_names_the_first_gpu_gets_its_own(rank: Rank, what: str) -> 
         "torch.ones(1).cuda(0)",
         "torch.ones(1).cuda(device=0)",
         "torch.cuda.set_device(device)",
+        "torch.ones(1).cuda(f'cuda:{number}')",
     ],
 )
 def test_a_call_that_names_the_first_gpu_is_for_the_own_one(rank: Rank, source: str) -> None:
-    rank.run(source, device=FIRST)
-    assert torch.device(rank.calls[0]) == OWN
+    rank.run(source, device=FIRST, number=0)
     rank.patches.undo()
+    assert torch.device(rank.calls[0]) == OWN
     torch.cuda.set_device(0)
     assert rank.calls[1:] == [0]  # as it was
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.device(f'cuda:{number}')",
+        "torch.device('cuda', number)",
+        "torch.device(type='cuda', index=0)",
+        "torch.device(number)",
+        "torch.device(torch.device('cuda', 0))",
+        "of_torch(number)",
+        "[torch.device('cuda:%d' % number) for _ in range(1)][0]",
+    ],
+)
+def test_a_device_that_the_cell_makes_is_the_own_one(rank: Rank, source: str) -> None:
+    assert rank.run(source, number=0, of_torch=torch.device) == OWN
+    assert rank.notes == ["cuda:0 in this cell means the own device of each rank"]
+
+
+@pytest.mark.parametrize("named", ["0", "f'cuda:{number}'", "device=0", "device, torch.float64"])
+def test_what_is_moved_to_the_first_gpu_goes_to_the_own_one(rank: Rank, named: str) -> None:
+    rank.run(f"torch.ones(1).to({named})", device=FIRST, number=0)
+    rank.run(f"nn.Linear(1, 1).to({named})", device=FIRST, number=0)
+    assert [torch.device(each) for each in rank.moves] == [OWN, OWN]
+    assert rank.run("torch.ones(1).to(torch.float64).dtype, torch.ones(1).to('cpu').device.type") == (
+        torch.float64,
+        "cpu",
+    )
+
+
+def test_the_first_gpu_as_a_context_is_the_own_one(rank: Rank) -> None:
+    assert rank.run("torch.cuda.device(0).idx, torch.cuda.device('cuda:0').idx, torch.cuda.device(2).idx") == (3, 3, 2)
+
+
+def test_devices_that_the_cell_makes_are_torchs_own(rank: Rank) -> None:
+    """Code that looks at classes of devices notices nothing, and torch's own calls mean what they say."""
+    found = rank.run(
+        "import copy, pickle\nmade = torch.device('cuda', 0)\n"
+        "isinstance(made, torch.device), type(made) == torch.device, issubclass(type(made), torch.device), "
+        "copy.deepcopy(made), pickle.loads(pickle.dumps(made)), pickle.loads(pickle.dumps(torch.device)), "
+        "{torch.device: 1}[type(made)]"
+    )
+    rank.patches.undo()
+
+    assert found == (True, True, True, OWN, OWN, torch.device, 1)
+    assert type(torch.device("cuda:0")) is torch.device
+
+
+def test_a_device_of_torchs_own_code_is_left_alone(rank: Rank) -> None:
+    rank.run("1")
+    of_torch = compile("torch.device('cuda:' + '0')", torch.__file__, "eval")
+    assert eval(of_torch, {"torch": torch}) == FIRST
+    assert rank.notes == []
+
+
+@pytest.mark.slow
+def test_compiled_functions_are_traced_as_always(rank: Rank) -> None:
+    """In one graph, without a break at the class of devices or at `to`."""
+    found: Any = rank.run(
+        "def made(x):\n    device = torch.device('cpu')\n    assert isinstance(x.device, torch.device)\n"
+        "    return x.to(device).to(torch.float64) + torch.ones(2, device=device)\n"
+        "torch.compile(made, backend='eager', fullgraph=True)(torch.ones(2))"
+    )
+    assert found.tolist() == [2.0, 2.0]
+
+
+def test_a_class_of_devices_that_outlives_the_cell_is_torchs_again(rank: Rank) -> None:
+    kept: Any = rank.run("torch.device")
+    rank.patches.undo()
+    assert kept("cuda", 0) == FIRST
 
 
 @pytest.mark.parametrize(
