@@ -39,7 +39,14 @@ for _ in range(3):
 def tutorial(place: Place, find: Findings) -> None:
     group = all_of(place)
     with place.notebook(all_gpus=True) as book:
-        cells = (("written in the cell", TUTORIAL), ("captured", TUTORIAL.replace("device = torch", "unused = torch")))
+        made = TUTORIAL.replace(
+            'torch.device("cuda:0"', 'torch.device("cuda", 0)' if place.on_gpu else 'torch.device("cpu"'
+        )
+        cells = (
+            ("written in the cell", TUTORIAL),
+            ("made in the cell", made),
+            ("captured", TUTORIAL.replace("device = torch", "unused = torch")),
+        )
         for what, code in cells:
             with find.going_on(what):
                 if what == "captured":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Sequence
 
 from jupyter_distrib.agent.rank import Rank
@@ -25,6 +26,8 @@ class GroupStore:
 
     def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell) -> None:
         self._command, self._ranks, self._tell = command, ranks, tell
+        self._reserved: socket.socket | None = None
+        """Holds the port after the store's."""
 
     @property
     def spans_nodes(self) -> bool:
@@ -37,12 +40,25 @@ class GroupStore:
         if self._command.first_rank:
             return
         host = self._command.host
-        with _server(host) as listener:
+        self.close()
+        listener, self._reserved = _server(host)
+        with listener:
             port = listener.getsockname()[1]
             for rank in self._ranks:
                 self._send(rank, ResetGroups(host=host, port=port), [] if rank.number else [listener.fileno()])
         if self.spans_nodes:
             self._tell(GroupsReset(group=self._command.group, host=host, port=port), ())
+
+    @property
+    def next_port(self) -> int:
+        """Return the port after the store's, which programs that a cell starts may serve; 0: none is reserved."""
+        return 0 if self._reserved is None else int(self._reserved.getsockname()[1])
+
+    def close(self) -> None:
+        """Give the reserved port back."""
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
     def use(self, command: UseStore) -> None:
         """Use the store of another node."""
@@ -55,14 +71,21 @@ class GroupStore:
             rank.state = "starting"  # until it says `DeviceSettled`
 
 
-def _server(host: str) -> socket.socket:
-    """Return a listening socket; the port after its own is free, for programs that a cell starts."""
+def _server(host: str) -> tuple[socket.socket, socket.socket | None]:
+    """Return a listening socket, and one that reserves the port after its own for programs that a cell starts."""
     for _ in range(ATTEMPTS):
         listener = socket.create_server((host, 0), backlog=1024)
+        reserved = socket.socket()
+        # Linux: whoever sets this option, too, as servers do, can listen there; nobody is given the port by chance.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            socket.create_server((host, listener.getsockname()[1] + 1)).close()
+            reserved.bind((host, listener.getsockname()[1] + 1))
         except (OSError, OverflowError):  # taken, or past the last port
             listener.close()
+            reserved.close()
             continue
-        return listener
-    return socket.create_server((host, 0), backlog=1024)
+        if sys.platform != "linux":
+            reserved.close()
+            return listener, None
+        return listener, reserved
+    return socket.create_server((host, 0), backlog=1024), None

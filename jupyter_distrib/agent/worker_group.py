@@ -397,6 +397,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def close(self, *, force: bool, reason: str = "") -> None:
         """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
         self.closed = True
+        self.store.close()
         if self.pending is not None:
             self.pending.cancel()
         if self.run is not None:

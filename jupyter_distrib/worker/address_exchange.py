@@ -52,6 +52,13 @@ class PlainGroups:
     def wait_s(self) -> float:
         return 0.0
 
+    def can_stay(self) -> bool:
+        """Return False: nothing is known of the groups that the strategy's framework makes."""
+        return False
+
+    def keep(self) -> None:
+        """Do nothing."""
+
     def exchange(self, text: str) -> tuple[str, ...]:
         self._exchanges += 1
         occasion = f"{self._run}/{self._exchanges}"

@@ -1,0 +1,61 @@
+"""The ports of a worker group: its store's, and the next, which programs that a cell starts serve."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from jupyter_distrib.agent.group_store import GroupStore
+from jupyter_distrib.agent.rank_table import RankTable
+from jupyter_distrib.wire.messages import OpenWorkerGroup
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let two sockets share a port")
+
+
+@pytest.fixture
+def store() -> Iterator[GroupStore]:
+    made = GroupStore(OpenWorkerGroup(group="g", size=2, gpus=False), RankTable(), lambda event, fds: None)
+    made.renew()
+    yield made
+    made.close()
+
+
+def bound(port: int) -> int:
+    """Bind a port as a server does that shares it with nobody; return the error."""
+    with socket.socket() as sock:
+        return errno.EADDRINUSE if _fails(sock, port) else 0
+
+
+def _fails(sock: socket.socket, port: int) -> bool:
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def test_the_next_port_is_nobody_elses(store: GroupStore) -> None:
+    port = store.next_port
+    assert bound(port) == errno.EADDRINUSE
+    store.renew()
+    assert bound(port) == 0, "given back"
+    port = store.next_port
+    store.close()
+    assert bound(port) == 0
+
+
+@pytest.mark.usefixtures("torch_keeps_descriptors")
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_of_torch_can_be_served_there(store: GroupStore, use_libuv: bool) -> None:
+    port = store.next_port
+    for _ in range(2):  # one program after another
+        served = dist.TCPStore("127.0.0.1", port, 1, True, timedelta(seconds=5), use_libuv=use_libuv)  # type: ignore[attr-defined]
+        served.set("key", "value")
+        assert served.get("key") == b"value"
+        del served
