@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from jupyter_distrib.system.nested_code import names_in
 from jupyter_distrib.wire.messages import Cell
 
 _VALUE = "__distributed_value__"
@@ -119,9 +120,4 @@ def _globals_read(value: object) -> set[str]:
         return set().union(
             *(_globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values())
         )
-    return _names(value.__code__) if isinstance(value, types.FunctionType) else set()
-
-
-def _names(code: types.CodeType) -> set[str]:
-    nested = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return set(code.co_names).union(*nested)
+    return names_in(value.__code__) if isinstance(value, types.FunctionType) else set()

@@ -23,6 +23,7 @@ from typing import Any
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.names import Need, analyse
 from jupyter_distrib.kernel.capture.submodules import read_submodules
+from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.wire.messages import Cell
 
 MODULE_NAMES = frozenset(
@@ -411,7 +412,5 @@ _LOOKUPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "
 
 
 def _looked_up(code: CodeType) -> Iterator[str]:
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname in _LOOKUPS)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _looked_up(constant)
+    for nested in codes_in(code):
+        yield from (each.argval for each in dis.get_instructions(nested) if each.opname in _LOOKUPS)

@@ -8,14 +8,15 @@ on one of them then gives. Kernel side, in the thread that runs the cell.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import FunctionType
 
 from jupyter_distrib.errors import CaptureError, PayloadError
 from jupyter_distrib.kernel.capture import input_sizes
 from jupyter_distrib.kernel.capture.capture import Dropped, Input
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.system.nested_code import names_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +29,11 @@ class PackedInputs:
     left_out: dict[str, str]
     """The names that do not travel, since the cell may not need them, each with the reason."""
 
-    def names_in_code(self) -> Iterator[str]:
-        """Yield the names that the notebook's travelling functions look up or bind as globals, and their attributes."""
-        codes = [item.__code__ for item in self.packed.sent if isinstance(item, FunctionType)]
-        while codes:
-            code = codes.pop()
-            yield from code.co_names
-            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    def names_in_code(self) -> set[str]:
+        """Return the names that the notebook's travelling functions look up or bind as globals, and their
+        attributes."""
+        functions = [item for item in self.packed.sent if isinstance(item, FunctionType)]
+        return set().union(*(names_in(function.__code__) for function in functions))
 
 
 def pack(inputs: tuple[Input, ...], namespace: dict[str, object], *, most_bytes: int | None = None) -> PackedInputs:

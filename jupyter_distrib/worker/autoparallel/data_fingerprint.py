@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel.data_consensus import DataConsensus
 
@@ -120,10 +121,13 @@ def _is_rank(thing: object, name: str) -> bool:
 
 
 def _asks_rank(code: CodeType) -> bool:
+    return any(map(_asks_rank_itself, codes_in(code)))
+
+
+def _asks_rank_itself(code: CodeType) -> bool:
     variables = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    nested = any(_asks_rank(each) for each in code.co_consts if isinstance(each, CodeType))
     by_variable = bool(_RANK_VARIABLES & set(code.co_consts)) and bool({"environ", "getenv"} & set(code.co_names))
-    return nested or by_variable or bool(_RANK_NAMES & variables) or bool(_RANK_CALLS & set(code.co_names))
+    return by_variable or bool(_RANK_NAMES & variables) or bool(_RANK_CALLS & set(code.co_names))
 
 
 def _asks_size(cell: str) -> bool:
@@ -139,13 +143,12 @@ def _asks_size(cell: str) -> bool:
         if frame.f_code.co_filename == cell:
             codes.append(frame.f_code)
         frame = frame.f_back
-    return any(_SIZE_NAMES & _names(code) for code in codes)
+    return any(_SIZE_NAMES & _mentioned(each) for code in codes for each in codes_in(code))
 
 
-def _names(code: CodeType) -> set[str]:
+def _mentioned(code: CodeType) -> set[str]:
     texts = {each for each in code.co_consts if isinstance(each, str)}
-    nested = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return texts.union(code.co_names, code.co_freevars, *nested)
+    return texts.union(code.co_names, code.co_freevars)
 
 
 # ------------------------------------------------------------------------------------------------------- data
