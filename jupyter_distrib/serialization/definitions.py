@@ -160,6 +160,44 @@ def make_cached(key: str | None, function: Callable[..., Any], parameters: dict[
     return made
 
 
+_DISPATCH = functools.singledispatch(lambda x: None).__code__  # type: ignore[attr-defined]  # typeshed has no function
+"""The code that all functions with `functools.singledispatch` share."""
+
+
+def dispatches(obj: object) -> bool:
+    """Return whether an object is a function with `functools.singledispatch`, which cloudpickle cannot send."""
+    return isinstance(obj, types.FunctionType) and obj.__code__ is _DISPATCH
+
+
+def dispatch_form(function: Any, *, sent: bool) -> Reduced | None:
+    """Return the form of a function with `functools.singledispatch` by value; None if it travels by its name."""
+    if _is_importable_function(function):
+        return None
+    key = _key_of_sent(function) if sent else None
+    default = function.registry[object]
+    others = {cls: each for cls, each in function.registry.items() if cls is not object}
+    return make_dispatching, (key, default), others, None, None, _register
+
+
+def _is_importable_function(function: types.FunctionType) -> bool:
+    """Return whether a function travels as the name of its module and its own name."""
+    found: bool = cloudpickle._should_pickle_by_reference(function)  # noqa: SLF001
+    return found
+
+
+def make_dispatching(key: str | None, default: Callable[..., Any]) -> Any:
+    made = functools.singledispatch(default)
+    if key is not None:
+        _received[made] = key
+        _by_key.setdefault(key, made)
+    return made
+
+
+def _register(function: Any, others: dict[type, Callable[..., Any]]) -> None:
+    for cls, each in others.items():
+        function.register(cls, each)
+
+
 # ---------------------------------------------------------------------------------------- rank to kernel
 
 

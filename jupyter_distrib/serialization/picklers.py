@@ -101,6 +101,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def _definition(self, obj: Any) -> Any:
         if isinstance(obj, _CACHED):
             return self.cached(obj)
+        if definitions.dispatches(obj) and (form := self.dispatching(obj)) is not None:
+            return form
         reduced = super().reducer_override(obj)
         return self.by_value(obj, reduced) if definitions.is_by_value(reduced) else reduced
 
@@ -109,6 +111,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def cached(self, function: Any) -> Any:
         return definitions.cached_form(function, sent=False)
+
+    def dispatching(self, function: Any) -> definitions.Reduced | None:
+        return definitions.dispatch_form(function, sent=False)
 
 
 def _standard_stream(stream: object) -> Any:
@@ -147,6 +152,10 @@ class InputPickler(_Pickler):
     def cached(self, function: Any) -> Any:
         self.sent.append(function)
         return definitions.cached_form(function, sent=True)
+
+    def dispatching(self, function: Any) -> definitions.Reduced | None:
+        self.sent.append(function)
+        return definitions.dispatch_form(function, sent=True)
 
 
 def _leave_out_shell(used: dict[str, object]) -> None:

@@ -6,6 +6,7 @@ DataLoader workers behave as in a notebook.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import asyncio
@@ -19,6 +20,7 @@ from typing import Any
 
 from jupyter_distrib.system.nested_code import names_in
 from jupyter_distrib.wire.messages import Cell
+from jupyter_distrib.worker import shell
 
 _VALUE = "__distributed_value__"
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -40,8 +42,8 @@ def execute(
         namespace: The globals of the cell.
         adapted: Called with the compiled cell; returns the code that is executed.
     """
-    lines = cell.source.splitlines(keepends=True)
-    linecache.cache[cell.filename] = (len(cell.source), None, lines, cell.filename)
+    for filename, source in ((cell.filename, cell.source), *cell.sources.items()):
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree = ast.parse(cell.source, cell.filename)
     if not tree.body:
         return None
@@ -49,15 +51,24 @@ def execute(
         last = tree.body[-1]
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
         tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
-    code = compile(tree, cell.filename, "exec", flags=FLAGS, dont_inherit=True)
+    flags = FLAGS | (__future__.annotations.compiler_flag if cell.future_annotations else 0)
+    code = compile(tree, cell.filename, "exec", flags=flags, dont_inherit=True)
     code = adapted(code)
+    if cell.timed:
+        with shell.time_told():
+            _execute(code, namespace)
+    else:  # no context manager: an interrupt that C code has held up would be raised in it, not in the cell
+        _execute(code, namespace)
+    if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
+        del linecache.cache[cell.filename]  # no function or class is left that could need its source
+    return namespace.pop(_VALUE, None)
+
+
+def _execute(code: types.CodeType, namespace: dict[str, object]) -> None:
     if code.co_flags & inspect.CO_COROUTINE:
         _run(eval(code, namespace))  # noqa: S307 - the user's cell
     else:
         exec(code, namespace)
-    if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
-        del linecache.cache[cell.filename]  # no function or class is left that could need its source
-    return namespace.pop(_VALUE, None)
 
 
 def _run(coroutine: Any) -> None:
@@ -108,16 +119,17 @@ def keep_only(namespace: dict[str, object], names: tuple[str, ...]) -> None:
         if isinstance(value, types.ModuleType):
             needed.add(name)
         elif isinstance(value, (types.FunctionType, type)):
-            needed |= {name, *_globals_read(value)}
+            needed |= {name, *globals_read(value)}
     for name in namespace.keys() - needed:
         del namespace[name]
 
 
-def _globals_read(value: object) -> set[str]:
+def globals_read(value: object) -> set[str]:
+    """Return the names that a function or class of the cell looks up when it runs; attributes are among them."""
     if isinstance(value, type):
         if value.__module__ != "__main__":
             return set()
         return set().union(
-            *(_globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values())
+            *(globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values())
         )
     return names_in(value.__code__) if isinstance(value, types.FunctionType) else set()

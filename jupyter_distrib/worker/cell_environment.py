@@ -6,7 +6,15 @@ from __future__ import annotations
 
 from jupyter_distrib.system import library_settings
 from jupyter_distrib.wire.messages import Setting, WorkerOrder
-from jupyter_distrib.worker import displaying, identity, local_modules, process_reset, rank_environment, threads
+from jupyter_distrib.worker import (
+    displaying,
+    identity,
+    local_modules,
+    process_reset,
+    rank_environment,
+    spawned_process,
+    threads,
+)
 from jupyter_distrib.worker.framework import Groups
 
 
@@ -27,6 +35,7 @@ class CellEnvironment:
         self._take(setting)
         self._libraries.apply(setting.libraries)
         process_reset.forget_singletons()
+        spawned_process.forget()
         return self.modules.refresh()
 
     def restore(self) -> None:

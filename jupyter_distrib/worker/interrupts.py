@@ -27,6 +27,8 @@ class Interrupts:
         self.postponed = False
         """Whether one came while a library was being imported or an event was being sent; it is repeated later."""
         self._stopping = threading.Event()
+        self._raised = False
+        """Whether an interrupt was raised in the current run."""
 
     def install(self) -> None:
         signal.signal(signal.SIGINT, self.on_interrupt)
@@ -34,11 +36,12 @@ class Interrupts:
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         self.postponed = self._messenger.main_thread_sends or library_imports.importing_library(frame)
         if self.allowed and not self.postponed:
+            self._raised = True
             raise KeyboardInterrupt
 
     def allow(self) -> None:
         """Allow interrupts for a cell that begins, or end it at once if it is being stopped already."""
-        self.allowed = True
+        self.allowed, self._raised = True, False
         if self._stopping.is_set():
             raise KeyboardInterrupt
 
@@ -66,4 +69,7 @@ class Interrupts:
         """Return whether a cell raised this error because it was stopped: a cut collective may raise any error."""
         if self.stopping:
             return not isinstance(error, ValueLost)
-        return interrupt_in(error) is not None and self._stopping.wait(ASKED_GRACE_S)
+        if interrupt_in(error) is None:
+            return False
+        by_signal = self._raised or signal.getsignal(signal.SIGINT) != self.on_interrupt  # a library's own handler
+        return by_signal and self._stopping.wait(ASKED_GRACE_S)

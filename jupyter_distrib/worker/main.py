@@ -31,7 +31,7 @@ from jupyter_distrib.wire.messages import (
     ResetGroups,
     WorkerOrder,
 )
-from jupyter_distrib.worker import displaying, framework, identity, threads
+from jupyter_distrib.worker import displaying, framework, identity, spawned_process, threads
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread, Entry
 from jupyter_distrib.worker.device_check import give_up
@@ -80,6 +80,7 @@ def settled(order: WorkerOrder) -> framework.Framework:
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)
     displaying.install()
+    spawned_process.install()
     framework.current.settle(order)
     return framework.current
 

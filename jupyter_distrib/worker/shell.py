@@ -1,4 +1,4 @@
-"""The `get_ipython()` of a rank, with the methods for `!command`, `%time`, `%cd` and `%env`.
+"""The `get_ipython()` of a rank, with the methods for `!command`, `%run`, `%time`, `%cd` and `%env`.
 
 `kernel/capture/capture.py` refuses every other magic before anything starts, with its line. Runs in the rank's main
 thread."""
@@ -6,8 +6,23 @@ thread."""
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jupyter_distrib.worker import script
+
+
+@contextmanager
+def time_told() -> Iterator[None]:
+    """Print at the end how long the block took."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    try:
+        yield
+    finally:
+        print(f"CPU times: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - wall:.3g} s")
 
 
 class RankShell:
@@ -35,15 +50,15 @@ class RankShell:
         return magic(line)
 
     def _magic_time(self, line: str) -> object:
-        wall, cpu = time.perf_counter(), time.process_time()
-        try:
+        with time_told():
             try:
                 return eval(compile(line, "<timed exec>", "eval"), self.user_ns)  # noqa: S307
             except SyntaxError:
                 exec(compile(line, "<timed exec>", "exec"), self.user_ns)
                 return None
-        finally:
-            print(f"CPU times: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - wall:.3g} s")
+
+    def _magic_run(self, line: str) -> None:
+        script.run(shlex.split(self._expand(line)), self.user_ns)
 
     def _magic_cd(self, line: str) -> None:
         os.chdir(os.path.expanduser(self._expand(line.strip()) or "~"))

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from jupyter_distrib.errors import CaptureError
@@ -32,7 +32,7 @@ MODULE_NAMES = frozenset(
 """Names that every module has for itself; the notebook's values under them never travel."""
 PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib"}
 """Names that a rank puts into the cell's namespace by itself."""
-MAGICS = frozenset({"time", "cd", "env", "pwd", "matplotlib"})
+MAGICS = frozenset({"run", "time", "cd", "env", "pwd", "matplotlib"})
 """Line magics that a rank's `get_ipython()` knows, besides `system` and `getoutput`."""
 
 _HIDDEN_BUILTINS = frozenset({"exit", "quit"})
@@ -111,10 +111,9 @@ def capture(
         SyntaxError: The cell is not valid; the error has the front end's line and comes before anything is started.
         CaptureError: The cell has a magic that ranks do not have, a cell magic, or an unknown `--with` name.
     """
+    body, timed = _without_time(body, first_line)
     source, program = _program(body, filename, first_line, transform)
-    inherited = namespace.get("annotations") is __future__.annotations and first_line > 1 and "__future__" not in body
-    if inherited:  # IPython compiles all later cells that way; the line of the magic is free for the import
-        source = "from __future__ import annotations" + source
+    inherited = namespace.get("annotations") is __future__.annotations  # IPython compiles all later cells that way
     if "get_ipython" in source:
         program = _Magics(transform).visit(program)
     names = analyse(program, future_annotations=inherited)
@@ -125,7 +124,7 @@ def capture(
         inputs[name] = _named(name, namespace, inputs.get(name), dropped or {})
     known = {*inputs, *provided, *MODULE_NAMES}
     return Captured(
-        cell=Cell(source=source, filename=filename),
+        cell=Cell(source=source, filename=filename, future_annotations=inherited, timed=timed),
         inputs=tuple(inputs.values()),
         defines=names.defines,
         imports=frozenset(_imported(program)),
@@ -211,6 +210,18 @@ def _named(name: str, namespace: Mapping[str, object], known: Input | None, drop
 
 
 # The program.
+
+
+def _without_time(body: str, first_line: int) -> tuple[str, bool]:
+    """Return the cell with an empty line in place of `%%time`, and whether it stood at the top."""
+    top = len(body) - len(body.lstrip())
+    first, newline, rest = body[top:].partition("\n")
+    if first.split(maxsplit=1)[:1] != ["%%time"]:
+        return body, False
+    if first.strip() != "%%time":
+        line = first_line + body.count("\n", 0, top)
+        raise CaptureError(f"line {line}: %%time stands alone in its line; the code to time begins in the next one")
+    return body[:top] + newline + rest, True
 
 
 def _program(body: str, filename: str, first_line: int, transform: Transform | None) -> tuple[str, ast.Module]:
@@ -388,6 +399,8 @@ def _parts(value: object) -> Iterator[object]:
     match value:
         case FunctionType():  # a library's decorator holds the notebook's function in its closure
             yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY)
+            if isinstance(registry := value.__dict__.get("registry"), MappingProxyType):  # functools.singledispatch
+                yield from registry.values()
         case MethodType():
             yield from (value.__func__, value.__self__)
         case property():

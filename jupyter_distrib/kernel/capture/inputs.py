@@ -7,6 +7,8 @@ on one of them then gives. Kernel side, in the thread that runs the cell.
 
 from __future__ import annotations
 
+import builtins
+import linecache
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from types import FunctionType
 
 from jupyter_distrib.errors import CaptureError, PayloadError
 from jupyter_distrib.kernel.capture import input_sizes
-from jupyter_distrib.kernel.capture.capture import Dropped, Input
+from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.nested_code import names_in
 
@@ -34,6 +36,12 @@ class PackedInputs:
         attributes."""
         functions = [item for item in self.packed.sent if isinstance(item, FunctionType)]
         return set().union(*(names_in(function.__code__) for function in functions))
+
+    def sources(self) -> dict[str, str]:
+        """Return the sources of the notebook's cells that define travelling functions, by file name."""
+        files = {item.__code__.co_filename for item in self.packed.sent if isinstance(item, FunctionType)}
+        entries = {file: linecache.cache.get(file, ()) for file in files}
+        return {file: "".join(entry[2]) for file, entry in entries.items() if len(entry) == 4 and entry[1] is None}
 
 
 def pack(inputs: tuple[Input, ...], namespace: dict[str, object], *, most_bytes: int | None = None) -> PackedInputs:
@@ -90,6 +98,19 @@ def absent(
     gone = dropped.keys() - namespace.keys()
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()} if gone else set()
     return {**{name: dropped[name].told(name) for name in gone & mentioned}, **packed_inputs.left_out}
+
+
+def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, object]) -> dict[str, str]:
+    """Return the names of the notebook that do not travel although the cell's text holds them, each with advice: only
+    `eval`, `exec` or an annotation in quotes may read them."""
+    inside = [name for name in namespace if name in source and name not in packed_inputs.values and name[0] != "_"]
+    words = set(re.findall(r"[^\W\d]\w*", source)) if inside else set()
+    return {
+        name: f"`{name}` is in the notebook, but the cell only reads it by eval, exec or an annotation in quotes, "
+        f"which is not seen beforehand: add --with {name}"
+        for name in inside
+        if name in words and name not in PROVIDED and not hasattr(builtins, name)
+    }
 
 
 def _sentence(problem: payload.PickleProblem, item: Input) -> str:

@@ -161,7 +161,7 @@ class DistributedFunction(Generic[P, R]):
             packed_inputs = inputs_module.pack(inputs, namespace, most_bytes=settings.max_capture(self.options))
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
-        cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent)
+        cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent, sources=packed_inputs.sources())
         return current.start(
             cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles, awaited=awaited
         )

@@ -112,9 +112,11 @@ class DistributedMagics(Magics):
             packed_inputs = inputs.pack(captured.inputs, notebook, most_bytes=settings.max_capture(options))
         if (unknown := handles_module.explain_unknown(options.keep, captured, packed_inputs, notebook)) is not None:
             raise unknown
-        absent = inputs.absent(captured.cell.source, packed_inputs, notebook, current.dropped)
+        source, sources = captured.cell.source, packed_inputs.sources()
+        absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
+        absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
         return current.start(
-            replace(captured.cell, absent=absent) if absent else captured.cell,
+            replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell,
             packed_inputs.packed,
             options,
             label=captured.cell.filename,

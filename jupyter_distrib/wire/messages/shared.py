@@ -99,6 +99,12 @@ class Cell:
     absent: dict[str, str] = field(default_factory=dict)
     """Names that the notebook has or had, each with a sentence why the ranks do not have it: a `NameError` quotes
     it."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Sources of the notebook's cells that define travelling functions, by the file name in their code."""
+    future_annotations: bool = False
+    """Whether the cell is compiled as below `from __future__ import annotations`, which an earlier cell holds."""
+    timed: bool = False
+    """Whether each rank prints the time that the cell took (`%%time`)."""
 
 
 @message

@@ -27,6 +27,7 @@ from jupyter_distrib.kernel.capture.capture import (
     global_names,
     reachable,
 )
+from jupyter_distrib.worker.cell import execute
 
 transform = TransformerManager().transform_cell
 
@@ -167,7 +168,9 @@ def test_future_imports_keep_working() -> None:
 def test_a_future_import_of_an_earlier_cell_holds_for_this_one() -> None:
     captured = taken("def f(x: Later): pass\nclass Later: pass", {"annotations": __future__.annotations})
     namespace: dict[str, Any] = {}
-    exec(compile(captured.cell.source, "x", "exec", dont_inherit=True), namespace)
+    assert captured.cell.future_annotations
+    assert "__future__" not in captured.cell.source
+    execute(captured.cell, namespace)
     assert namespace["f"].__annotations__ == {"x": "Later"}
     assert captured.defines == ("f", "Later")
     assert namespace["f"].__code__.co_firstlineno == 2
@@ -231,7 +234,8 @@ def test_indented_and_prompted_cells_are_translated() -> None:
             "%%distributed\nx",
             "line 2: %%distributed cannot stand inside a distributed cell; put it in a cell of its own",
         ),
-        ("\n%%time\nx", "line 3: %%time cannot stand inside a distributed cell; put it in a cell of its own"),
+        ("\n%%capture\nx", "line 3: %%capture cannot stand inside a distributed cell; put it in a cell of its own"),
+        ("\n%%time f()\nx", "line 3: %%time stands alone in its line; the code to time begins in the next one"),
         ("x = 1\n%%bash -e\n", "line 3: %%bash cannot stand inside a distributed cell; put it in a cell of its own"),
     ],
 )

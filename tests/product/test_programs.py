@@ -1,0 +1,204 @@
+"""Programs as people write them are cells: magics, sources of functions, spawned processes, dispatch. Real kernel, real
+ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+ON_TWO = "%%distributed --ranks 2\n"
+ON_ONE = "%%distributed --ranks 1\n"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def book(shared_notebook: Notebook) -> Iterator[Notebook]:
+    """The kernel of this module, without the names of other tests."""
+    yield shared_notebook
+    shared_notebook.forget()
+
+
+# ---------------------------------------------------------------------------------------------------- magics
+
+
+def test_run_runs_a_script_on_every_rank(book: Notebook, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, beside\n"
+        "def twice(x):\n    return beside.FACTOR * x\n"
+        "print('script', sys.argv[1:], __name__)\n"
+        "if __name__ == '__main__':\n    found = twice(int(sys.argv[2]))\n"
+    )
+    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
+
+    outcome = book.ok(f"{ON_TWO}%run {script} --x 21\nimport sys\nfound, sys.argv, twice(1), __name__")
+
+    assert "[0-1] script ['--x', '21'] __main__" in outcome.view
+    assert outcome.result == "ranks 0-1: (42, [''], 2, '__main__')"
+
+
+def test_run_ends_with_the_scripts_exit_and_tells_its_line(book: Notebook, tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    assert book.ok(f"{ON_ONE}%run {script} 0\n'went on'").result == "rank 0: 'went on'"
+    assert "line 2" in book.fails(f"{ON_ONE}%run {script} 3").traceback
+    assert book.ok(f"{ON_ONE}%run -e {script} 3\n'went on'").result == "rank 0: 'went on'"
+
+
+def test_run_takes_modules_and_refuses_other_files_and_options(book: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "tool.py").write_text("made = __name__\n")
+    assert book.ok(f"{ON_ONE}import sys\nsys.path.insert(0, {str(tmp_path)!r})\n%run -m tool\nmade").result == (
+        "rank 0: '__main__'"
+    )
+    assert "%run on a rank takes a Python file" in book.fails(ON_ONE + "%run notes.ipynb").traceback
+    assert "%run -d cannot run on a rank" in book.fails(ON_ONE + "%run -d tool.py").traceback
+    assert "there is no file missing.py" in book.fails(ON_ONE + "%run missing.py").traceback
+
+
+def test_time_of_a_whole_cell_is_told_below_the_magic_line(book: Notebook) -> None:
+    outcome = book.ok(f"{ON_TWO}%%time\ny = 40\ny + 2")
+    assert "wall time" in outcome.view
+    assert outcome.result == "ranks 0-1: 42"
+    failed = book.fails(f"{ON_ONE}\n%%time\n1 / 0")
+    assert "wall time" in failed.view
+    assert "line 4" in failed.traceback
+
+
+# ---------------------------------------------------------------------------------------------------- sources
+
+
+def test_sources_of_the_notebooks_functions_are_on_the_ranks(book: Notebook) -> None:
+    book.ok(
+        "import inspect, traceback, torch\n"
+        "def scaled(x: int) -> int:\n    return 3 * x\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x: torch.Tensor) -> torch.Tensor:\n        return x + 1\n"
+        "def broken():\n    raise ValueError('told')\n"
+    )
+    body = (
+        "scripted = torch.jit.script(Net())\n"
+        "try:\n    broken()\nexcept ValueError:\n    told = traceback.format_exc()\n"
+        'inspect.getsource(scaled).splitlines()[1].strip(), float(scripted(torch.zeros(1))), "raise ValueError" in told'
+    )
+    assert book.ok(ON_ONE + body).result == "rank 0: ('return 3 * x', 1.0, True)"
+
+
+def test_a_traceback_shows_no_line_that_nobody_wrote(book: Notebook) -> None:
+    book.ok("from __future__ import annotations\nimport inspect, sys")
+    body = "def typed(x: Nowhere) -> None: ...\ntyped.__annotations__['x'], inspect.getsource(inspect.currentframe())"
+    outcome = book.ok(ON_ONE + body)
+    assert "Nowhere" in outcome.result
+    assert "__future__" not in outcome.result
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_spawned_process_finds_what_notebook_and_cell_define(book: Notebook, method: str) -> None:
+    book.ok(
+        "import math\noffset = 100\n"
+        "class Shape:\n    def __init__(self, side): self.side = side\n"
+        "def area(shape): return offset + math.prod([shape.side, shape.side])"
+    )
+    body = f"""
+import multiprocessing
+context = multiprocessing.get_context({method!r})
+class Cube(Shape):
+    pass
+def work(queue, shape):
+    queue.put((area(shape), shape))
+queue = context.Queue()
+child = context.Process(target=work, args=(queue, Cube(3)))
+child.start()
+number, shape = queue.get()
+child.join()
+number, type(shape) is Cube, child.exitcode
+"""
+    assert book.ok(ON_ONE + body).result == "rank 0: (109, True, 0)"
+
+
+def test_workers_of_a_data_loader_may_be_spawned(book: Notebook) -> None:
+    book.ok("factor = 10")
+    body = """
+from torch.utils.data import DataLoader, Dataset
+class Numbers(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return factor * i
+[x.tolist() for x in DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="spawn")]
+"""
+    assert book.ok(ON_ONE + body).result == "rank 0: [[0, 10], [20, 30]]"
+
+
+def test_what_a_spawned_process_cannot_be_given_is_told_by_name(book: Notebook) -> None:
+    body = """
+import multiprocessing, threading
+lock = threading.Lock()
+def locked():
+    with lock:
+        print("never")
+def free():
+    print("works all the same")
+context = multiprocessing.get_context("spawn")
+children = [context.Process(target=each) for each in (free, locked)]
+for child in children: child.start()
+for child in children: child.join()
+[child.exitcode for child in children]
+"""
+    outcome = book.ok(ON_ONE + body)
+    assert outcome.result == "rank 0: [0, 1]"
+    assert "works all the same" in outcome.view
+    assert "`locked` cannot be given to a spawned process" in outcome.view
+    assert "cannot pickle '_thread.lock' object" in outcome.view
+
+
+# ---------------------------------------------------------------------------------------------------- names
+
+
+def test_functions_with_single_dispatch_travel_and_come_back(book: Notebook) -> None:
+    book.ok(
+        "from functools import singledispatch, singledispatchmethod\n"
+        "@singledispatch\ndef shown(x): return 'thing'\n"
+        "@shown.register\ndef _(x: int): return f'number {x}'\n"
+        "@shown.register(list)\ndef _(x): return [shown(each) for each in x]\n"
+        "class Printer:\n"
+        "    @singledispatchmethod\n    def show(self, x): return 'thing'\n"
+        "    @show.register\n    def _(self, x: int): return 'number'\n"
+    )
+    outcome = book.ok(
+        "%%distributed --ranks 1 --out got\nshown([1, 'a']), Printer().show(1), Printer().show('a'), shown"
+    )
+    assert outcome.result.startswith("rank 0: (['number 1', 'thing'], 'number', 'thing', <function shown")
+    assert book.ok("got[0][3] is shown").result == "True"
+    body = "@singledispatch\ndef mine(x): return 'other'\n@mine.register\ndef _(x: int): return 'number'\nmine"
+    book.ok("%%distributed --ranks 1 --out back\n" + body)
+    assert book.ok("back[0](1), back[0]('a')").result == "('number', 'other')"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "eval('hidden + 1')",
+        "import typing\ndef typed(x: 'hidden') -> None: ...\ntyping.get_type_hints(typed)",
+    ],
+)
+def test_a_name_of_the_notebook_that_only_text_reads_is_told_with_its_cure(book: Notebook, body: str) -> None:
+    book.ok("hidden = int")
+    told = book.fails(ON_ONE + body).traceback
+    assert "`hidden` is in the notebook, but the cell only reads it by eval" in told
+    assert "--with hidden" in told
+    assert "--with nowhere" not in book.fails(ON_ONE + "eval('nowhere')").traceback
+
+
+def test_a_cells_own_keyboard_interrupt_is_told_at_once(book: Notebook) -> None:
+    book.ok(ON_ONE + "rank")
+    outcome = book.fails(ON_ONE + "raise KeyboardInterrupt('by the cell itself')")
+    assert outcome.ename == "KeyboardInterrupt"
+    assert "by the cell itself" in outcome.traceback
+    assert "line 2" in outcome.traceback
+    assert "Stopped" not in outcome.text
+    assert outcome.wall_s < 1.0
