@@ -18,6 +18,7 @@ import report
 import rows_browser
 import rows_data
 import rows_ray
+import rows_ssh
 import rows_start
 import rows_training
 import rows_trouble
@@ -51,6 +52,10 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "ray-restart": rows_ray.restart,
     "ray-value": rows_ray.value,
     "ray-prints": rows_ray.prints,
+    "ssh-noop": rows_ssh.noop,
+    "ssh-first": rows_ssh.first,
+    "ssh-value": rows_ssh.value,
+    "ssh-cut": rows_ssh.cut,
     "many": rows_ray.many,
 }
 

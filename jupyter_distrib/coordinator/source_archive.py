@@ -6,15 +6,21 @@ compiled goes along, which the benchmark row of a first cell on new nodes defend
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import io
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def archive() -> bytes:
-    """Return the package's sources, with Python's bytecode if all of them are compiled."""
+def archive(distributions: Sequence[str] = ()) -> bytes:
+    """Return the package's sources, with Python's bytecode if all of them are compiled.
+
+    Args:
+        distributions: Installed packages that go along, for nodes that may not have them: pure Python only.
+    """
     root = Path(__file__).parent.parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
@@ -24,7 +30,16 @@ def archive() -> bytes:
             file.write(path, name)
         for name, code in codes.items() if all(codes.values()) else ():  # all are to be in `environment.OWN`
             file.writestr(name, code)
+        for name in distributions:
+            _add(file, importlib.metadata.distribution(name))
     return buffer.getvalue()
+
+
+def _add(file: zipfile.ZipFile, distribution: importlib.metadata.Distribution) -> None:
+    """Add a distribution's modules, and the file by which Python knows its version."""
+    for path in distribution.files or ():
+        if path.suffix == ".py" or path.name == "METADATA":
+            file.write(str(path.locate()), path.as_posix())
 
 
 def compiled(path: Path) -> bytes:

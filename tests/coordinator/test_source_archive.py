@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import importlib.metadata
 import importlib.util
 import os
 import py_compile
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.coordinator import source_archive
+from jupyter_distrib.pools.command.serve import BROUGHT
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer, RankSighting
 
@@ -81,3 +83,17 @@ def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> 
 
     os.utime(here, (0, 0))
     assert source_archive.compiled(here) == b""
+
+
+def test_packages_that_go_along_are_imported_from_the_file_and_their_versions_known(tmp_path: Path) -> None:
+    """Without site-packages: there may be none of them on a host."""
+    (tmp_path / "source.zip").write_bytes(source_archive.archive(BROUGHT))
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'source.zip')!r})\n"
+        "import cloudpickle, importlib.metadata, pynvml, threadpoolctl, jupyter_distrib.coordinator.relay\n"
+        "print(cloudpickle.__file__, importlib.metadata.version('cloudpickle'))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    path, version = done.stdout.split()
+    assert path.startswith(str(tmp_path))
+    assert version == importlib.metadata.version("cloudpickle")

@@ -207,7 +207,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def _none_left(failures: Sequence[str]) -> str:
-    more = f" Nor can the other {len(failures) - 1} hosts be used." if len(failures) > 1 else ""
+    others = len(failures) - 1
+    more = f" Nor can {others} other host{'s' * (others > 1)} be used." if others > 0 else ""
     return f"{failures[0]}{more}" if failures else "the pool has no hosts."
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from jupyter_distrib.coordinator import source_archive
@@ -18,6 +19,8 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.subprocess_future import subprocess_future
 
 DEFAULT_IDLE_S = 600.0
+BROUGHT = ("cloudpickle", "nvidia-ml-py", "threadpoolctl")
+"""Packages that hosts get with this one, so that they need nothing but torch."""
 
 
 def serve(command: HostCommand, socket_fd: int, directory: str, name: str, options: Mapping[str, str]) -> None:
@@ -25,7 +28,7 @@ def serve(command: HostCommand, socket_fd: int, directory: str, name: str, optio
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    archive = subprocess_future(source_archive.archive, socket_fd)
+    archive = subprocess_future(partial(source_archive.archive, BROUGHT), socket_fd)
     idle_s = float(options.get("idle", DEFAULT_IDLE_S))
     coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
     calls = CallSoon(coordinator.loop)

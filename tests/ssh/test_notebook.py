@@ -1,0 +1,183 @@
+"""A notebook on two hosts: what a user does there, and what is said when something of it stops or dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+from tests.processes import wait_until
+from tests.product import crash_cases
+from tests.ssh.bed import Bed, Host
+from tests.ssh.conftest import name_it
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+GOOD = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+HANGS = (
+    "%%distributed --strategy ddp\nimport time, torch.distributed as dist\nprint('in', rank, flush=True)\n"
+    "dist.barrier()\nprint('all in', flush=True)\ntime.sleep(100)"
+)
+
+
+@pytest.fixture
+def book(kernel: Notebook) -> Iterator[Notebook]:
+    assert_good(kernel)
+    yield kernel
+    kernel.forget()
+
+
+def assert_good(book: Notebook, ranks: str = "ranks 0-3: 4") -> None:
+    outcome = book.cell(GOOD, timeout_s=60)
+    assert outcome.result == ranks, outcome.text
+
+
+def test_ranks_are_on_both_hosts_and_meet(book: Notebook) -> None:
+    outcome = book.ok("%%distributed\nimport socket\n(rank, local_rank, socket.gethostname())")
+    assert "rank 1: (1, 1, 'host1')" in outcome.result, outcome.result
+    assert "rank 2: (2, 0, 'host2')" in outcome.result, outcome.result
+    status = book.ok("%distributed_status").result
+    assert "SSH to host1, host2" in status, status
+
+
+def test_the_store_listens_on_the_address_by_which_the_host_was_reached(book: Notebook) -> None:
+    cell = "%%distributed --strategy ddp\nimport os, torch.distributed\ntorch.distributed.barrier()\nos.environ['MASTER_ADDR']"
+    assert book.ok(cell).result == "ranks 0-3: '127.0.0.2'"
+
+
+def test_the_notebooks_files_are_there(book: Notebook, folder: Path) -> None:
+    """Hosts have a /tmp of their own, so this one's folder is not theirs."""
+    (folder / "helper.py").write_text("ANSWER = 42\n")
+    assert book.ok("%%distributed\nimport helper\nhelper.ANSWER").result == "ranks 0-3: 42"
+    (folder / "helper.py").write_text("ANSWER = 43  # another size, since Python goes by whole seconds\n")
+    assert book.ok("%%distributed\nimport helper\nhelper.ANSWER").result == "ranks 0-3: 43"
+
+
+def test_a_folder_that_hosts_share_is_used(bed: Bed) -> None:
+    folder = bed.folder / "shared"
+    folder.mkdir()
+    name_it(bed, folder)
+    with Notebook(folder) as shared:
+        shared.ok("%load_ext jupyter_distrib")
+        assert shared.ok("%%distributed\nimport os\nos.getcwd()").result == f"ranks 0-3: {str(folder)!r}"
+
+
+def test_big_values_go_there_and_back(book: Notebook) -> None:
+    book.ok("import numpy as np\nbig = np.arange(8_000_000)")
+    assert book.ok("%%distributed\nint(big.sum())").result == "ranks 0-3: 31999996000000"
+    book.ok("%%distributed --on 3 --out there\nbig * 2")
+    assert book.ok("print(int(there[3].sum()))").stdout == "63999992000000\n"
+
+
+@pytest.mark.parametrize(("where", "how"), [pytest.param(*case, id=" ".join(case)) for case in crash_cases.CASES])
+def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, where: str, how: str) -> None:
+    outcome = crash_cases.run(book, where, how, 3, line="%%distributed --strategy ddp")
+    assert outcome.wall_s < 15
+    assert_good(book)
+
+
+def test_an_interrupt_stops_ranks_of_all_hosts_in_a_collective(book: Notebook) -> None:
+    book.start(
+        "%%distributed --strategy ddp\nimport time, torch, torch.distributed as dist\nprint('in', flush=True)\n"
+        "time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))"
+    )
+    book.until("in")
+    book.interrupt()
+    outcome = book.finish()
+    assert outcome.ename == "KeyboardInterrupt", outcome.text
+    assert_good(book)
+
+
+def test_a_session_that_is_cut_ends_the_cell_with_the_hosts_name_and_leaves_nothing(book: Notebook, bed: Bed) -> None:
+    before = set(bed.hosts[1].processes())
+    book.start(HANGS)
+    book.until("all in")
+    for session in bed.hosts[1].sessions():
+        os.kill(session, signal.SIGKILL)
+    outcome = book.finish()
+    assert outcome.ename == "RankLost", outcome.text
+    assert "node host2 was lost: its connection has ended" in outcome.traceback, outcome.traceback
+    assert wait_until(lambda: not before & set(bed.hosts[1].processes()), 15), "what ran there has ended"
+    assert wait_until(lambda: not unused_folders(bed.hosts[1]), 15)
+    assert_good(book)
+
+
+def test_an_ssh_that_is_killed_here_is_told_and_leaves_nothing_there(book: Notebook, bed: Bed) -> None:
+    before = set(bed.hosts[0].processes())
+    book.start(HANGS)
+    book.until("all in")
+    [client] = [pid for pid, line in commands("ssh").items() if f"-- {bed.hosts[0].name}" in line]
+    os.kill(client, signal.SIGKILL)
+    outcome = book.finish()
+    assert "node host1 was lost: its connection has ended" in outcome.traceback, outcome.traceback
+    assert wait_until(lambda: not before & set(bed.hosts[0].processes()), 15)
+    assert_good(book)
+
+
+def test_a_connection_that_hangs_is_told_within_ten_seconds(book: Notebook, bed: Bed) -> None:
+    """As when the network is cut: nobody says so."""
+    book.start(HANGS)
+    book.until("all in")
+    [client] = [pid for pid, line in commands("ssh").items() if f"-- {bed.hosts[1].name}" in line]
+    os.kill(client, signal.SIGSTOP)
+    outcome = book.finish()
+    assert "node host2 was lost: nothing has come from it for 8 s" in outcome.traceback, outcome.traceback
+    assert wait_until(lambda: client not in commands("ssh"), 15), "it was stopped, and is ended all the same"
+    assert_good(book)
+
+
+def test_a_host_that_is_killed_ends_the_cell_and_the_next_is_on_what_is_left(bed: Bed, tmp_path: Path) -> None:
+    third = Host(bed.folder, 3)
+    bed.hosts.append(third)
+    bed.write_config()
+    try:
+        name_it(bed, tmp_path, hosts="host3:2,host1", nodes=1, ranks=2)
+        with Notebook(tmp_path) as book:
+            book.ok("%load_ext jupyter_distrib")
+            assert book.ok("%%distributed\nimport socket\nsocket.gethostname()").result == "ranks 0-1: 'host3'"
+            book.start(HANGS)
+            book.until("all in")
+            third.kill()
+            outcome = book.finish()
+            assert "node host3 was lost" in outcome.traceback, outcome.traceback
+            outcome = book.ok("%%distributed\nimport socket\nsocket.gethostname()")
+            assert outcome.result == "ranks 0-1: 'host1'"
+            assert "no SSH server answers on host3" in outcome.view, outcome.view
+    finally:
+        bed.hosts.remove(third)
+        third.close()
+        bed.write_config()
+
+
+def test_when_the_kernel_ends_nothing_is_left_on_the_hosts(bed: Bed, tmp_path: Path) -> None:
+    name_it(bed, tmp_path, hosts="host1:9,host2:9", ranks=2)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        pids = book.ok("%%distributed\nimport os\nos.getpid()").result
+    ranks = [int(pid) for pid in re.findall(r": (\d+)", pids)]
+    assert len(ranks) == 2
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), 15)
+
+
+def unused_folders(host: Host) -> list[str]:
+    """Folders of ours on the host that belong to no process there."""
+    lines = " ".join(host.processes().values())
+    return [name for name in host.folders() if name.startswith("jupyter_distrib") and name not in lines]
+
+
+def commands(name: str) -> dict[int, str]:
+    """The command lines of running programs of this name."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if os.path.basename(words[0]) == name:
+            found[int(path.parent.name)] = " ".join(words)
+    return found

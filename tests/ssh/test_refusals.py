@@ -1,0 +1,152 @@
+"""Hosts that cannot be used, by a real ssh: one sentence each, soon, with a command to try."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.pools.ssh.pool import SshPool
+from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.wire.messages import WorkerGroupRefused
+from tests.notebook import Notebook
+from tests.ssh.bed import PORT, Bed, Host
+from tests.ssh.conftest import name_it
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def refusal(bed: Bed, **options: str) -> str:
+    client = PoolClient(SshPool(**{**bed.options, **options}))
+    try:
+        refused = client.open(2)
+        assert isinstance(refused, WorkerGroupRefused), refused
+        assert "\n" not in refused.reason
+        return refused.reason
+    finally:
+        client.close()
+
+
+@contextmanager
+def config(bed: Bed, name: str, *lines: str) -> Iterator[str]:
+    """The ssh command with other lines before those of the bed, which win."""
+    path = bed.folder / name
+    path.write_text("\n".join(["Host *", *(f"  {line}" for line in lines), ""]) + bed.config.read_text())
+    yield f"ssh -F {path}"
+
+
+def test_no_such_host(bed: Bed) -> None:
+    said = refusal(bed, hosts="no-such-host.invalid")
+    assert said.startswith("there is no host no-such-host.invalid (ssh: Could not resolve hostname"), said
+    assert f"try `ssh -F {bed.config} no-such-host.invalid true`" in said
+
+
+def test_nobody_listens(bed: Bed) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.9", PORT))
+        with config(bed, "silent", "HostName 127.0.0.9") as ssh:
+            assert refusal(bed, hosts="host1", ssh=ssh).startswith(
+                "no SSH server answers on host1 (ssh: connect to host"
+            )
+
+
+def test_a_host_that_answers_but_not_as_a_server(bed: Bed) -> None:
+    with (
+        socket.create_server(("127.0.0.9", PORT)),
+        config(bed, "mute", "HostName 127.0.0.9", "ConnectTimeout 1") as ssh,
+    ):
+        said = refusal(bed, hosts="host1", ssh=f"{ssh} -oConnectTimeout=1")
+    assert said.startswith("host host1 does not answer ("), said
+
+
+def test_the_host_key_has_changed(bed: Bed) -> None:
+    other = (bed.folder / "user.pub").read_text().split()[:2]
+    known = bed.folder / "changed"
+    known.write_text(f"[127.0.0.2]:{PORT} {' '.join(other)}\n")
+    with config(bed, "changed.conf", f"UserKnownHostsFile {known}") as ssh:
+        said = refusal(bed, hosts="host1", ssh=ssh)
+    assert said.startswith("the host key of host1 is not the one that was known"), said
+    assert f"`ssh-keygen -R [127.0.0.2]:{PORT}`" in said
+
+
+def test_the_host_key_is_not_known(bed: Bed) -> None:
+    with config(bed, "unknown", "UserKnownHostsFile /dev/null") as ssh:
+        assert refusal(bed, hosts="host1", ssh=ssh).startswith("the host key of host1 is not known here: run `ssh -F ")
+
+
+def test_a_password_would_be_needed(bed: Bed) -> None:
+    with config(bed, "password", "IdentityFile /dev/null", "IdentityAgent none") as ssh:
+        text = Path(ssh.split()[-1]).read_text().replace(f"IdentityFile {bed.folder}/user\n", "IdentityFile none\n")
+        Path(ssh.split()[-1]).write_text(text)
+        said = refusal(bed, hosts="host1", ssh=ssh)
+    assert said.startswith("host1 takes none of your keys, and a pool cannot type passwords ("), said
+    assert "`ssh-copy-id host1`" in said
+
+
+def test_no_python_there(bed: Bed) -> None:
+    said = refusal(bed, hosts="host1", python="~/no/python")
+    assert said.startswith("there is no Python at ~/no/python on host host1: set python to one with torch there;"), said
+
+
+def test_no_such_configuration_of_ssh(bed: Bed) -> None:
+    said = refusal(bed, ssh="ssh -F /no/file")
+    assert said.startswith("ssh did not reach host host1 (Can't open user config file /no/file: No such file"), said
+    assert said.endswith(": try `ssh -F /no/file host1 true`. Nor can 1 other host be used."), said
+
+
+def test_a_disk_that_is_full(bed: Bed) -> None:
+    full = Host(bed.folder, 7, size="300k")
+    bed.hosts.append(full)
+    bed.write_config()
+    try:
+        said = refusal(bed, hosts="host7")
+        assert said.startswith("there is no room on host host7 for the files of a worker group"), said
+        assert full.folders() == []
+    finally:
+        bed.hosts.remove(full)
+        bed.write_config()
+        full.close()
+
+
+def test_more_ranks_than_slots(bed: Bed) -> None:
+    said = refusal(bed, hosts="host1:1")
+    assert said == ("2 ranks are asked for, but the hosts have room for 1 (host1: 1): ask for at most 1, or add hosts.")
+
+
+def test_a_host_that_cannot_be_used_is_left_out_and_said(bed: Bed, tmp_path: Path) -> None:
+    name_it(bed, tmp_path, hosts="host1,no-such-host.invalid", nodes=1, ranks=2)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        outcome = book.ok("%%distributed\nrank")
+        assert outcome.result == "rank 0: 0\nrank 1: 1", outcome.result
+        assert "there is no host no-such-host.invalid" in outcome.view
+
+
+def test_another_torch_there(bed: Bed, tmp_path: Path) -> None:
+    about = bed.folder / "other" / "torch-99.0.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0.0\n")
+    python = bed.folder / "other" / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={about.parent} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    name_it(bed, tmp_path, python=str(python), nodes=1, ranks=2)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        said = book.fails("%%distributed\nrank").traceback
+    assert "node host1: the notebook has torch 2." in said, said
+    assert "the SSH pool has torch 99.0.0, which cannot exchange values" in said, said
+
+
+def test_what_start_up_files_print_is_passed_over(bed: Bed, tmp_path: Path) -> None:
+    """root's ~/.bashrc runs there: it is this machine's, so a wrapper prints in its place."""
+    python = bed.folder / "chatty"
+    python.write_text(f'#!/bin/sh\nprintf "Welcome\\nto \\0 $(hostname)"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    client = PoolClient(SshPool(**{**bed.options, "python": str(python), "nodes": "2"}))
+    group = client.group(2)
+    assert client.run(group, "import socket\nsocket.gethostname()").values == {0: "host1", 1: "host2"}
+    client.close()
