@@ -16,6 +16,7 @@ from jupyter_distrib.agent.drain_reports import DrainReports
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_connections import RankConnections
+from jupyter_distrib.agent.stack_requests import StackRequests
 from jupyter_distrib.agent.stop_ladder import StopLadder
 from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.server.group_health import GroupHealth
@@ -57,6 +58,12 @@ class NodeRun:
         self.watch: Watch | None = None
         self._ranks, self._loop, self._timers = ranks, loop, Timers(loop)
         self._connections = RankConnections(command.run, ranks, tell, spans_nodes=spans_nodes)
+        self.stacks = StackRequests(
+            command.run,
+            ranks=lambda: {rank.number: rank for rank in self.running()},
+            later=self.later,
+            tell=lambda event: tell(event, ()),
+        )
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
 
     @property

@@ -45,6 +45,7 @@ from jupyter_distrib.wire.messages import (
     ProbeAnswer,
     Ready,
     Returned,
+    StackSeen,
     WorkerGroupChanged,
     WorkerGroupClosed,
     WorkerGroupOpened,
@@ -254,6 +255,10 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         elif self.run is not None:
             self.run.stop(force=force)
 
+    def ask_stacks(self) -> None:
+        if self.run is not None:
+            self.run.stacks.ask()
+
     def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
         """Cut sockets, see `NodeRun.cut_remote_sockets`."""
         if self.run is not None:
@@ -280,6 +285,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             case ProbeAnswer():
                 if self.run is not None and self.run.watch is not None and self.run.command.run == message.run:
                     self.run.watch.take_answer(message)
+            case StackSeen():
+                if self.run is not None and self.run.command.run == message.run:
+                    self.run.stacks.take_answer(message)
             case Returned() | Failed() | Interrupted():
                 self._take_end_of_cell(rank, message, tuple(fds))
             case _:

@@ -21,6 +21,7 @@ from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.messages import (
+    AskStacks,
     Command,
     Connected,
     CutRemoteSockets,
@@ -123,6 +124,11 @@ class SpreadRun:
         self._watch.close()  # where ranks were before they were stopped is what helps
         for node in self._going - {but}:
             self._nodes[node].send(Stop(run=self.command.run, force=force))
+
+    def ask_stacks(self) -> None:
+        """Ask the ranks of all nodes for their Python stacks."""
+        for node in self._going:
+            self._nodes[node].send(AskStacks(run=self.command.run))
 
     def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         """Handle an event of this run from a node."""

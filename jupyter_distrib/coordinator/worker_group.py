@@ -224,6 +224,10 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if self.run is not None:
             self.run.stop(force=force)
 
+    def ask_stacks(self) -> None:
+        if self.run is not None:
+            self.run.ask_stacks()
+
     def _run_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         run = self.run
         if run is None or getattr(event, "run", "") != run.command.run:

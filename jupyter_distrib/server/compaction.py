@@ -21,6 +21,7 @@ from jupyter_distrib.wire.messages import (
     Noted,
     Progressed,
     Sampled,
+    StackSeen,
     Stalled,
     Wrote,
 )
@@ -78,6 +79,8 @@ class _Choice:
                 return self._first(Cleared, event.rank)
             case Noted():
                 return self._number(Noted) <= NEWEST
+            case StackSeen():
+                return self._first(StackSeen, event.rank)
             case Stalled() | Moved():
                 return self._first(Stalled)
             case _:

@@ -35,6 +35,7 @@ from jupyter_distrib.wire.messages import (
     PROTOCOL,
     Answered,
     Ask,
+    AskStacks,
     Attach,
     CloseWorkerGroup,
     Event,
@@ -223,6 +224,8 @@ class Server(Generic[G]):
                 self._execute(client, command, descriptors)
             case Stop():
                 self._stop_run(command)
+            case AskStacks():
+                self._ask_stacks(command)
             case Forget():
                 if (group := client.groups.get(command.group)) is not None:
                     group.forget(command)
@@ -293,6 +296,11 @@ class Server(Generic[G]):
             if group.is_for(command.run):
                 group.stop(force=command.force)
                 self.close_if_left(group)
+
+    def _ask_stacks(self, command: AskStacks) -> None:
+        for group in self.groups:
+            if group.is_for(command.run):
+                group.ask_stacks()
 
     def run_ended(self, client: Client[G], group: G, run: Execute) -> None:
         """Close a worker group whose kernel has gone, when the detached run for which it stayed has ended."""

@@ -56,6 +56,9 @@ class ServedWorkerGroup(Protocol):
     def stop(self, *, force: bool = False) -> None:
         """Stop the current cell: step by step, or with `force` by killing its ranks."""
 
+    def ask_stacks(self) -> None:
+        """Have the ranks of the current cell report their Python stacks."""
+
     def forget(self, command: Forget) -> None:
         """Drop kept values."""
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from jupyter_distrib.system import process
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import CutSockets, Execute, Message, Probe
+from jupyter_distrib.wire.messages import AskStacks, CutSockets, Execute, Message, Probe
+from jupyter_distrib.worker import identity, stack
 from jupyter_distrib.worker.framework import Groups
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
@@ -82,6 +83,8 @@ class ControlThread:
                     self._cut(message)
                 case Probe():
                     self._answer(message)
+                case AskStacks():
+                    self._show_stack(message)
                 case Execute():
                     self._hand_on(message, fds)
                 case _:
@@ -103,6 +106,10 @@ class ControlThread:
         except Exception:  # noqa: BLE001 - it reads data that the main thread changes; the next probe will succeed
             return
         self._messenger.send(answer)
+
+    def _show_stack(self, command: AskStacks) -> None:
+        if command.run == self._running:
+            self._messenger.send(stack.seen(command.run, identity.rank()))
 
     def _cut(self, command: CutSockets) -> None:
         if command.run not in (self._running, self._left):

@@ -7,7 +7,7 @@ import itertools
 import linecache
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import payload
@@ -119,9 +119,14 @@ def frames_of(traceback: types.TracebackType | None) -> tuple[Frame, ...]:
     """Return the frames outside this package, outermost first; a very deep stack keeps both its ends."""
     tracebacks = list(_walk(traceback))
     theirs = [tb for tb in tracebacks if not file_owner.is_own(tb.tb_frame.f_code.co_filename)]
-    frames = [_frame(tb) for tb in theirs or tracebacks]  # this package's frames only for its own errors
+    # This package's frames only for its own errors.
+    return ends_of([frame_at(tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti) for tb in theirs or tracebacks])
+
+
+def ends_of(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames, of a very deep stack only those at both ends."""
     if len(frames) > _MAX_FRAMES:
-        frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]
+        return (*frames[: _MAX_FRAMES // 2], *frames[-_MAX_FRAMES // 2 :])
     return tuple(frames)
 
 
@@ -131,15 +136,15 @@ def _walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType
         traceback = traceback.tb_next
 
 
-def _frame(tb: types.TracebackType) -> Frame:
-    code = tb.tb_frame.f_code
-    line, end_line, first, last = next(itertools.islice(code.co_positions(), tb.tb_lasti // 2, None), (None,) * 4)
-    one_line = line is not None and line == end_line == tb.tb_lineno
+def frame_at(code: types.CodeType, lineno: int | None, instruction: int) -> Frame:
+    """Describe the place of an instruction (its index in bytes) in some code."""
+    line, end_line, first, last = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    one_line = line is not None and line == end_line == lineno
     return Frame(
         filename=code.co_filename,
-        line=tb.tb_lineno or 0,
+        line=lineno or 0,
         function=code.co_name,
-        text=linecache.getline(code.co_filename, tb.tb_lineno or 0).strip(),
+        text=linecache.getline(code.co_filename, lineno or 0).strip(),
         first_column=first if one_line and first is not None else -1,
         last_column=last if one_line and last is not None else -1,
     )

@@ -91,7 +91,7 @@ function activate(
     read();
   });
 
-  catchStops(doer);
+  catchRequests(doer);
   repairOutputs(doer, options);
 }
 
@@ -286,18 +286,20 @@ function goToCell(app: JupyterFrontEnd, model: Model, id: string): void {
 
 // ---------------------------------------------------------------------------------------------------- cells
 
-/** Stop of the widget in a cell: an event that bubbles up to the page; catching it says that it is dealt with. */
-function catchStops(doer: Doer): void {
+/** Requests of the widget in a cell: events that bubble up to the page; catching one says that it is dealt with. */
+function catchRequests(doer: Doer): void {
   const { model } = doer;
-  document.addEventListener('jupyter-distrib:stop', event => {
-    const { run, force } = (event as CustomEvent<{ run: string; force?: boolean }>).detail;
-    const home = model.homeOf(event.target as Node);
-    const link = home && model.linkOf(home);
-    if (link) {
-      event.preventDefault();
-      void stop(doer, link, run, force ?? false);
-    }
-  });
+  const take = (name: string, act: (link: KernelLink, detail: { run: string; force?: boolean }) => unknown): void =>
+    document.addEventListener(name, event => {
+      const home = model.homeOf(event.target as Node);
+      const link = home && model.linkOf(home);
+      if (link) {
+        event.preventDefault();
+        act(link, (event as CustomEvent<{ run: string; force?: boolean }>).detail);
+      }
+    });
+  take('jupyter-distrib:stop', (link, { run, force }) => void stop(doer, link, run, force ?? false));
+  take('jupyter-distrib:stacks', (link, { run }) => void link.request({ op: 'stacks', run }).catch(() => undefined));
 }
 
 function repairOutputs(doer: Doer, options: Options): void {

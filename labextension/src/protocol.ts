@@ -198,7 +198,7 @@ export type Request =
   | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
   | { op: 'saved'; runs: string[] }
   | { op: 'stop'; run: string; force: boolean }
-  | { op: 'view'; run: string }
+  | { op: 'view' | 'stacks'; run: string }
   | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)
   | { op: 'restart' | 'stop_ranks'; pool: string }

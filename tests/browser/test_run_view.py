@@ -111,10 +111,16 @@ def test_a_training_cell_is_watched_and_its_output_outlives_the_kernel(open_note
         assert output.locator("img").first.evaluate("image => image.naturalWidth") > 100
 
 
-def test_stop_ends_a_cell_that_is_stuck_in_a_collective(open_notebook: Open) -> None:
+def test_a_cell_that_is_stuck_in_a_collective_shows_where_its_ranks_are_and_can_be_stopped(open_notebook: Open) -> None:
     lab: Lab = open_notebook(STUCK)
     lab.run(1)
     expect(lab.page.locator(".jd-line", has_text="begun")).to_be_visible()
+    lab.page.locator(".jd-where").click()
+    stacks = lab.page.locator(".jd-stack")
+    expect(stacks).to_have_count(2)
+    expect(stacks.first).to_contain_text("time.sleep(600)")
+    expect(stacks.last).to_contain_text("dist.all_reduce(torch.ones(1))")
+    lab.shoot("stacks")
     lab.page.locator(".jd-stop").click()
 
     expect(lab.ended(1)).to_contain_text("KeyboardInterrupt")
@@ -395,6 +401,10 @@ def test_stop_is_an_event_first_and_a_message_if_nobody_takes_it(show: Show) -> 
     assert page.evaluate("window.sent") == []
     page.evaluate(FRAME)
     assert "asked to stop; all ranks still running" in page.locator(".jd-stage").inner_text()
+
+    page.locator(".jd-where").click()
+    assert page.evaluate("window.sent") == [{"op": "stacks", "run": "r-7"}]
+    page.evaluate("window.sent.length = 0")
 
     page.evaluate("document.removeEventListener('jupyter-distrib:stop', window.take)")
     assert page.locator(".jd-stop").inner_text() == "Kill"

@@ -1,4 +1,4 @@
-"""The requests of the line magics `%distributed_status`, `_logs`, `_attach` and `_pool`. Kernel side, no state.
+"""The requests of the line magics `%distributed_status`, `_logs`, `_stack`, `_attach`, `_pool`. Kernel side, no state.
 
 logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
 """
@@ -43,6 +43,12 @@ class LogsRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackRequest:
+    run: str | None = None
+    """The run's id; None for the last run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
     action: PoolAction = "list"
     name: str | None = None
@@ -72,6 +78,11 @@ def parse_logs(line: str) -> LogsRequest:
     """Parse `%distributed_logs [RUN] [--rank R]`."""
     arguments = _few(line, "%distributed_logs [RUN] [--rank R]", LOGS_OPTIONS, 1)
     return LogsRequest(run=next(iter(arguments.positionals), None), **arguments.values)
+
+
+def parse_stack(line: str) -> StackRequest:
+    """Parse `%distributed_stack [RUN]`."""
+    return StackRequest(run=next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None))
 
 
 def parse_attach(line: str) -> AttachRequest:

@@ -35,6 +35,7 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
+from jupyter_distrib.kernel.views import stacks
 from jupyter_distrib.system import formatting, interrupts
 from jupyter_distrib.worker.strategy import load as load_strategy
 
@@ -192,6 +193,18 @@ class DistributedMagics(Magics):
         print(run.logs(request.rank), end="")
 
     @line_magic
+    def distributed_stack(self, line: str) -> None:
+        """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN of the last
+        run. Ranks at the same place are shown together."""
+        run = session.current().find_run(line_magics.parse_stack(line).run)
+        if run.done():
+            raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
+        seen = run.stacks()
+        if not seen and not run.done():
+            raise PoolError(f"no rank of run {run.id} has answered; its ranks have not started the cell, perhaps.")
+        print(stacks.as_text(seen) if seen else f"run {run.id} has just ended.")
+
+    @line_magic
     def distributed_attach(self, line: str) -> Run:
         """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
         notebook, else of any notebook."""
@@ -315,10 +328,7 @@ def unload(shell: InteractiveShell) -> None:
     completion.remove(shell)
     comment_syntax.remove(shell)
     shell.events.unregister("post_run_cell", _pass_on)
-    for kind, names in {
-        "cell": _OURS,
-        "line": ("distributed_status", "distributed_logs", "distributed_attach", "distributed_pool"),
-    }.items():
+    for kind, names in {"cell": _OURS, "line": tuple(DistributedMagics.magics["line"])}.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.magics["cell"].update(_replaced)

@@ -34,6 +34,7 @@ from jupyter_distrib.wire.messages import (
     Returned,
     RunEvent,
     Sampled,
+    StackSeen,
     Stalled,
     Started,
     TimedOut,
@@ -83,6 +84,8 @@ class RankRecord:
     exit: Exited | None = None
     stopped_at: tuple[Frame, ...] = ()
     """The frames at which an interrupt met the rank, outermost first."""
+    stack: StackSeen | None = None
+    """The Python stack that somebody asked for last."""
     returned: bool = False
     value: Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
@@ -193,6 +196,8 @@ class RunRecord:
                 self.stall = event
             case Moved():
                 self.stall = None
+            case StackSeen():
+                self.ranks[event.rank].stack = event
             case Returned():
                 self._return(self.ranks[event.rank], event)
             case Failed():

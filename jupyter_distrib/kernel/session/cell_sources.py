@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jupyter_distrib.wire.messages import Exited, Failed, Failure, Frame, Interrupted, RunEvent
+from jupyter_distrib.wire.messages import Exited, Failed, Failure, Frame, Interrupted, RunEvent, StackSeen
 
 
 class CellSources:
@@ -28,7 +28,7 @@ class CellSources:
         file names that only ipykernel knows."""
         if isinstance(event, Failed):
             return replace(event, failure=self._failure(event.failure))
-        if isinstance(event, (Interrupted, Exited)) and event.frames:
+        if isinstance(event, (Interrupted, Exited, StackSeen)) and event.frames:
             return replace(event, frames=self._frames(event.frames))
         return event
 

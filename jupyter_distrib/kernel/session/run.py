@@ -24,7 +24,11 @@ from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpack_exception
 from jupyter_distrib.system import formatting, interrupts, paths
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import KILL_AFTER_S, Ended, Noted, RunEvent
+from jupyter_distrib.wire.messages import KILL_AFTER_S, Ended, Noted, RunEvent, StackSeen
+
+STACKS_S = 2.0
+"""Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
+POLL_S = 0.02
 
 
 class View(Observer, Protocol):
@@ -90,6 +94,7 @@ class Run:
     Args:
         record: The run's record, still without events.
         stop: Asks the pool to stop the run; with True, to kill it.
+        ask_stacks: Asks the pool for the Python stacks of the ranks.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
         awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
@@ -102,6 +107,7 @@ class Run:
         stop: Callable[[bool], None],
         *,
         pool: str,
+        ask_stacks: Callable[[], object] = lambda: None,
         cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
         detached: bool = False,
@@ -111,6 +117,7 @@ class Run:
     ) -> None:
         self.record = record
         self.pool = pool
+        self.ask_stacks = ask_stacks
         self.echoes_output = echoes_output
         self.detached = detached
         """Whether it outlives the kernel."""
@@ -194,6 +201,21 @@ class Run:
 
     def log_file(self, rank: int) -> Path:
         return Path(self.record.log_directory or paths.log_directory() / self.id) / f"rank{rank}.log"
+
+    def stacks(self, timeout_s: float = STACKS_S) -> dict[int, StackSeen]:
+        """Return the Python stack of each rank that executes the cell now, as soon as all have answered.
+
+        A rank is left out that ends meanwhile, or whose pool does not answer within `timeout_s` seconds."""
+        ranks = self.record.ranks
+        before = {rank: state.stack for rank, state in ranks.items() if not state.finished}
+        self.ask_stacks()
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and not self.wait_ended(POLL_S):
+            if all(ranks[rank].finished or ranks[rank].stack is not old for rank, old in before.items()):
+                break
+        return {
+            rank: stack for rank, old in before.items() if (stack := ranks[rank].stack) is not None and stack is not old
+        }
 
     def cancel(self, *, force: bool = False) -> None:
         """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""

@@ -37,7 +37,18 @@ from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import interrupts, library_settings, process, process_environment
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import Attached, Cell, Ended, Execute, NotAttached, Noted, Parcel, Setting, Stop
+from jupyter_distrib.wire.messages import (
+    AskStacks,
+    Attached,
+    Cell,
+    Ended,
+    Execute,
+    NotAttached,
+    Noted,
+    Parcel,
+    Setting,
+    Stop,
+)
 
 HISTORY = 20
 """The number of runs that are remembered; more only while more go on."""
@@ -197,6 +208,7 @@ class Session:
             record,
             lambda force: node.send(Stop(run=record.run, force=force)),
             pool=group.connection.pool,
+            ask_stacks=lambda: node.send(AskStacks(run=record.run)),
             cell=lines,
             detached=options.detach,
             awaited=awaited,
@@ -295,7 +307,8 @@ class Session:
                 workers=event.workers,
             )
             stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
-            run = Run(record, stop, pool=connection.pool, age_s=event.elapsed_s, detached=True)
+            ask = lambda: connection.node.send(AskStacks(run=event.run))  # noqa: E731
+            run = Run(record, stop, pool=connection.pool, ask_stacks=ask, age_s=event.elapsed_s, detached=True)
             self.observers.follow(_facts(run), run)
             return run
 

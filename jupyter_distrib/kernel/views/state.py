@@ -10,7 +10,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.kernel.record.traceback_text import fingerprint, innermost, where
-from jupyter_distrib.wire.messages import Failure, Stalled
+from jupyter_distrib.kernel.views import stacks
+from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.displays import Display
@@ -94,6 +95,7 @@ def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
             "reason": ended.reason,
             "out_of_memory": ended.out_of_memory,
         },
+        "stack": rank.stack and _stack_state(rank.stack, origin_s),
         "kept": dict(rank.kept),
         "rss_bytes": rank.rss_bytes,
         "peak_rss_bytes": rank.peak_rss_bytes,
@@ -140,6 +142,10 @@ def _stall_state(stall: Stalled) -> dict[str, Any]:
         for place in stall.places
     ]
     return {"text": stall.text, "places": places}
+
+
+def _stack_state(stack: StackSeen, origin_s: float) -> dict[str, Any]:
+    return {"lines": list(stacks.lines(stack.frames)), "trouble": stack.trouble, "seen_s": stack.at_s - origin_s}
 
 
 def number(value: float) -> float | str:

@@ -15,6 +15,7 @@ from jupyter_distrib.wire.messages import (
     DEFAULT_CPU_RANKS,
     Answered,
     Ask,
+    AskStacks,
     Attach,
     CloseWorkerGroup,
     Command,
@@ -61,6 +62,9 @@ class InlineNode:
             case Stop():
                 if (run := self._run) is not None and run.command.run == command.run:
                     run.stop()
+            case AskStacks():
+                if (run := self._run) is not None and run.command.run == command.run:
+                    run.show_stack()
             case Forget():
                 self._forget(command)
             case CloseWorkerGroup():

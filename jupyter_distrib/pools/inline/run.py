@@ -38,7 +38,7 @@ from jupyter_distrib.wire.messages import (
     WorkerInfo,
     WorkerOrder,
 )
-from jupyter_distrib.worker import cell, identity, rank_environment, reporting, strategy
+from jupyter_distrib.worker import cell, identity, rank_environment, reporting, stack, strategy
 from jupyter_distrib.worker.failure import interrupt_in
 from jupyter_distrib.worker.outcome import outcome
 
@@ -69,6 +69,8 @@ class InlineRun:
         self._output = RunOutput(command.run, logs / command.run, self._clock, self._tell)
         self._lock = threading.RLock()
         self._over = False
+        self._rank: int | None = None
+        """The rank that executes the cell."""
 
     def execute(self) -> None:
         """Execute the cell on every rank, one after another; start none once the run was asked to stop."""
@@ -88,6 +90,11 @@ class InlineRun:
     def stop(self) -> None:
         """Have the cell raise `KeyboardInterrupt`; from any thread."""
         self._interrupts.ask()
+
+    def show_stack(self) -> None:
+        """Report where the rank is that executes the cell; from any thread."""
+        if (rank := self._rank) is not None:
+            self._tell(stack.seen(self.command.run, rank))
 
     def end(self) -> None:
         """Report that the run has ended; later reports of its threads are dropped."""
@@ -112,8 +119,10 @@ class InlineRun:
             return self._tell(Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
         began_at_s = time.monotonic()
         self._tell(Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
+        self._rank = rank
         with identity.taken(order), self._kept_values(rank):
             event, fds = self._outcome(rank, began_at_s)
+        self._rank = None
         self._output.flush()
         self._tell(event, Descriptors(fds))
 

@@ -23,6 +23,7 @@ from jupyter_distrib.wire.messages.kernel import (
     KILL_AFTER_S,
     Answered,
     Ask,
+    AskStacks,
     Attach,
     Attached,
     Cleared,
@@ -44,6 +45,7 @@ from jupyter_distrib.wire.messages.kernel import (
     Progressed,
     Returned,
     Sampled,
+    StackSeen,
     Stalled,
     Started,
     Stop,
@@ -112,6 +114,7 @@ __all__ = [
     "PROTOCOL",
     "Answered",
     "Ask",
+    "AskStacks",
     "Attach",
     "Attached",
     "Cell",
@@ -176,6 +179,7 @@ __all__ = [
     "Sampled",
     "ServerStatus",
     "Setting",
+    "StackSeen",
     "Stalled",
     "Started",
     "Stop",
@@ -199,6 +203,7 @@ Command = (
     | OpenWorkerGroup
     | Execute
     | Stop
+    | AskStacks
     | Forget
     | CloseWorkerGroup
     | MakeStore
@@ -226,6 +231,7 @@ RunEvent = (
     | Cleared
     | Stalled
     | Moved
+    | StackSeen
     | Returned
     | Failed
     | Interrupted

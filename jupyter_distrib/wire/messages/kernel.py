@@ -96,6 +96,13 @@ class Stop:
 
 
 @message
+class AskStacks:
+    """Report where each rank of a run is now. Answered by a `StackSeen` of every rank that still executes the cell."""
+
+    run: str
+
+
+@message
 class Forget:
     """Drop kept values."""
 
@@ -310,6 +317,19 @@ class Moved:
 
     run: str
     at_s: float
+
+
+@message
+class StackSeen:
+    """The Python stack of a rank's main thread at this moment, because somebody asked for it."""
+
+    run: str
+    rank: int
+    frames: tuple[Frame, ...]
+    """Frames outside this package, outermost first; empty if they cannot be had."""
+    trouble: str = ""
+    """Reason why the rank itself did not answer: `is stopped (SIGSTOP)`; empty if it did."""
+    at_s: float = 0.0
 
 
 @message

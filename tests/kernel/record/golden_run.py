@@ -2,7 +2,7 @@
 in which ranks raise the same in different ways, in the pieces that cross.
 
 `golden_run_state.json` and `golden_failures.json` are compared from Python and from JavaScript. After a change of the
-state on purpose: `python -m tests.golden_run` writes them anew.
+state on purpose: `python -m tests.kernel.record.golden_run` writes them anew.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from jupyter_distrib.wire.messages import (
     Returned,
     RunEvent,
     Sampled,
+    StackSeen,
     Stalled,
     Started,
     WorkerInfo,
@@ -126,6 +127,8 @@ def the_end() -> Iterator[RunEvent]:
     where = RankPlace(rank=0, where="waits in all_reduce #2", line=14, waiting=True)
     yield Stalled(run=RUN, text="rank 1 has not reached all_reduce #2", places=(where,), at_s=108)
     yield Moved(run=RUN, at_s=109)
+    at = Frame(filename="Cell In[5]", line=14, function="train", text="dist.all_reduce(total)")
+    yield StackSeen(run=RUN, rank=1, frames=(at,), at_s=109.5)
     frame = Frame(filename="Cell In[5]", line=9, function="<module>", text="config['lr']")
     failure = Failure(type_name="KeyError", message="'lr'", frames=(frame,))
     yield Failed(run=RUN, rank=2, failure=failure, at_s=110)

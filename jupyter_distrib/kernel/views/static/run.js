@@ -1,7 +1,7 @@
 // The run in the page: an anywidget. Plain DOM, painted at most once per animation frame; nodes are made once and only
 // their texts change, so that focus and selection stay where they are.
 
-import { FINISHED, GLYPHS, Logs, addressed, assemble, behind, clock, failures, firstMetrics, notes, order, places, row, stopping, summary, title } from "./state.js";
+import { FINISHED, GLYPHS, Logs, addressed, assemble, behind, clock, failures, firstMetrics, notes, order, places, row, stacks, stopping, summary, title } from "./state.js";
 import { Chart, chartNames, undrawn } from "./chart.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set, setLinked } from "./dom.js";
@@ -66,6 +66,11 @@ class View {
     this.clock.setAttribute("role", "timer");
     this.chips = head.appendChild(element("span", "jd-chips"));
     this.stage = head.appendChild(element("span", "jd-stage"));
+    this.where = head.appendChild(element("button", "jd-where"));
+    this.where.type = "button";
+    this.where.title = "Show where each rank is now in its Python code";
+    set(this.where, "Where?");
+    this.where.addEventListener("click", () => this.request("stacks"));
     this.stop = head.appendChild(element("button", "jd-stop"));
     this.stop.type = "button";
     this.stop.addEventListener("click", () => this.askToStop());
@@ -75,6 +80,7 @@ class View {
     this.notes = root.appendChild(element("div", "jd-notes"));
     this.stall = root.appendChild(section("jd-stall", "Nothing moves"));
     this.failures = root.appendChild(section("jd-failures", "What went wrong"));
+    this.stacks = root.appendChild(section("jd-stacks", "Where the ranks are"));
     this.list = root.appendChild(element("ul", "jd-ranks"));
     this.list.setAttribute("aria-label", "Ranks");
     this.chartArea = root.appendChild(section("jd-charts", "Metrics over steps"));
@@ -122,10 +128,11 @@ class View {
     set(this.stage, stage);
     set(this.stop, stage ? "Kill" : "Stop");
     this.stop.title = stage ? "End the ranks that have not stopped; what they keep is lost" : "Stop all ranks; what they keep stays";
-    this.stop.disabled = gone || finished === states.length;
+    this.stop.disabled = this.where.disabled = gone || finished === states.length;
     fill(this.notes, [...(gone ? [GONE] : []), ...notes(state)], () => element("div"), (node, text) => setLinked(node, addressed(`· ${text}`)));
     this.paintStall(state.stall);
     fill(this.failures, failures(state), () => element("div", "jd-failure"), set);
+    fill(this.stacks, stacks(state), newStack, paintStack);
     this.say(gone ? GONE : summary(state, this.asked));
   }
 
@@ -203,16 +210,19 @@ class View {
     this.shown.hidden = !ranks.length;
   }
 
-  /** Whoever can reach the kernel while a cell runs takes the event; else the widget's own channel is tried. */
   askToStop() {
-    const detail = { run: this.model.get("head").run, force: Boolean(this.asked || this.model.get("head").stopping) };
-    this.asked = detail.force ? "killed" : "asked";
-    const event = new CustomEvent("jupyter-distrib:stop", { detail, bubbles: true, cancelable: true, composed: true });
-    if (this.root.dispatchEvent(event)) {
-      this.model.send({ op: "stop", ...detail });
-      set(this.hint, "If the ranks go on, press the notebook's own Stop button (■): it always works.");
-    }
+    const force = Boolean(this.asked || this.model.get("head").stopping);
+    this.asked = force ? "killed" : "asked";
+    if (!this.request("stop", { force })) set(this.hint, "If the ranks go on, press the notebook's own Stop button (■): it always works.");
     this.later();
+  }
+
+  /** Whoever can reach the kernel while a cell runs takes the event; else the widget's own channel is tried. */
+  request(op, more = {}) {
+    const detail = { run: this.model.get("head").run, ...more };
+    const taken = !this.root.dispatchEvent(new CustomEvent(`jupyter-distrib:${op}`, { detail, bubbles: true, cancelable: true, composed: true }));
+    if (!taken) this.model.send({ op, ...detail });
+    return taken;
   }
 }
 
@@ -264,6 +274,19 @@ class Row {
     this.last.title = said.trouble || said.last;
     if (this.open) this.output.paint(lines, unfinished, state);
   }
+}
+
+function newStack() {
+  const node = element("details", "jd-stack");
+  node.open = true;
+  node.append(element("summary"), element("pre"));
+  return node;
+}
+
+function paintStack(node, { title, lines }) {
+  set(node.children[0], title);
+  set(node.children[1], lines.join("\n"));
+  node.children[1].hidden = !lines.length;
 }
 
 function newBar() {

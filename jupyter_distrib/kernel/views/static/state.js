@@ -209,6 +209,21 @@ export function places(stall) {
   return [...groups].map(([text, { ranks, waiting }]) => ({ text: `${rankList(ranks)}: ${text}`, waiting }));
 }
 
+/** The stacks that somebody asked for, each once with the ranks that have it; none of ranks that have gone on to their end. */
+export function stacks(state) {
+  const groups = new Map();
+  for (const { rank, state: now, stack } of state.ranks) {
+    if (!stack || FINISHED.has(now)) continue;
+    const key = JSON.stringify([stack.trouble, stack.lines]);
+    if (!groups.has(key)) groups.set(key, { ranks: [], stack });
+    groups.get(key).ranks.push(rank);
+  }
+  return [...groups.values()].map(({ ranks, stack }) => ({
+    title: `${rankList(ranks)} at ${clock(stack.seen_s)}${stack.trouble ? `: ${stack.trouble}` : ""}`,
+    lines: stack.lines,
+  }));
+}
+
 export function trouble(rank) {
   if (rank.consequence) return "stopped because another rank was gone";
   if (rank.failure) {

@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
-import { Logs, addressed, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
+import { Logs, addressed, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stacks, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
 const failing = JSON.parse(readFileSync(new URL("../../record/golden_failures.json", import.meta.url)));
@@ -138,6 +138,15 @@ test("a stall names first those who do not wait", () => {
   assert.deepEqual(places(stall), [
     { text: "rank 1: runs load() (line 14)", waiting: false },
     { text: "ranks 0, 2: waits in all_reduce #2 (line 14)", waiting: true },
+  ]);
+});
+
+test("equal stacks are shown once, and none of a rank that has ended", () => {
+  const at = (lines, more = {}) => ({ stack: { lines, trouble: "", seen_s: 41, ...more } });
+  const run = a_run(a_rank(0, at(["a", "b"])), a_rank(1, at([], { trouble: "is stopped (SIGSTOP)" })), a_rank(2, at(["a", "b"])), a_rank(3, { ...at(["a"]), state: "done" }), a_rank(4, { stack: null }));
+  assert.deepEqual(stacks(run), [
+    { title: "ranks 0, 2 at 0:41", lines: ["a", "b"] },
+    { title: "rank 1 at 0:41: is stopped (SIGSTOP)", lines: [] },
   ]);
 });
 

@@ -1,0 +1,61 @@
+"""The Python stacks of the ranks as text: ranks at the same place together.
+
+    ranks 0-2
+      Cell In[5], line 14, in train
+        loss.backward()
+      ... 3 calls inside torch
+      File ~/env/lib/python3.11/site-packages/torch/autograd/graph.py:865, in _engine_run_backward
+        return Variable._execution_engine.run_backward(
+    rank 3 does not answer: C code holds Python's lock
+
+Kernel side; pure functions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from jupyter_distrib.kernel.record import traceback_text
+from jupyter_distrib.system.formatting import clipped, rank_list
+from jupyter_distrib.wire.messages import Frame, StackSeen
+
+TEXT_CHARACTERS = 200
+_PACKAGE = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/([^/.]+)")
+
+
+def as_text(stacks: Mapping[int, StackSeen]) -> str:
+    """Return the stacks, each once with the ranks that have it."""
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        groups.setdefault((stack.trouble, tuple(lines(stack.frames))), []).append(rank)
+    parts = []
+    for (trouble, of_stack), ranks in groups.items():
+        parts += [f"{rank_list(ranks)} {trouble}".rstrip(), *(f"  {line}" for line in of_stack)]
+    return "\n".join(parts)
+
+
+def lines(frames: Sequence[Frame]) -> Iterator[str]:
+    """Yield the lines of one stack, outermost first: all frames of the user, of a library's only both ends."""
+    for of_user, group in itertools.groupby(frames, traceback_text.is_user):
+        shown = list(group)
+        if of_user or len(shown) <= 2:
+            yield from _frames(shown)
+            continue
+        yield from _frames(shown[:1])
+        if count := len(shown) - 2:
+            yield f"... {count} call{'s' * (count != 1)} inside {_package(shown[0].filename)}"
+        yield from _frames(shown[-1:])
+
+
+def _frames(frames: Sequence[Frame]) -> Iterator[str]:
+    for frame in frames:
+        yield traceback_text.where(frame)
+        if frame.text:
+            yield f"  {clipped(frame.text, TEXT_CHARACTERS)}"
+
+
+def _package(filename: str) -> str:
+    found = _PACKAGE.match(filename)
+    return found[1] if found else "a library"
