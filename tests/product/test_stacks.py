@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 
+from jupyter_distrib.agent import usage
 from jupyter_distrib.pools.inline.pool import InlinePool
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import PoolClient
@@ -52,6 +53,8 @@ def seen_of(client: PoolClient, source: str, *, ranks: int = 1, stop: bool = Fal
     pids = [worker.pid for worker in group.workers]
     if stop:
         os.kill(pids[0], signal.SIGSTOP)
+        while (used := usage.read(pids[0])) is not None and not used.stopped:
+            time.sleep(0.001)
     client.send(AskStacks(run=run))
     try:
         stacks = [until(client, run, StackSeen) for _ in range(ranks)]
