@@ -121,7 +121,7 @@ def test_nobody_answers_for_a_run_that_is_over(client: PoolClient) -> None:
 def test_the_inline_pool_shows_the_rank_that_executes_the_cell() -> None:
     client = PoolClient(InlinePool())
     group = client.group(2)
-    source = "import time\nprint('there')\nfor _ in range(10**6):\n    time.sleep(0.001)"
+    source = "import time\nfor _ in range(10**4):\n    print('there')\n    time.sleep(0.001)"
 
     def look(run: str) -> None:
         client.send(AskStacks(run=run))
@@ -134,7 +134,7 @@ def test_the_inline_pool_shows_the_rank_that_executes_the_cell() -> None:
     client.close()
 
     assert stack.rank == 0
-    assert [frame.line for frame in stack.frames] == [4], stack
+    assert stack.frames[0].line in (3, 4), stack
 
 
 # ---------------------------------------------------------------------------------------------------- the magic

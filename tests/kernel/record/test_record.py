@@ -159,6 +159,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
     )
     state = json.loads(json.dumps(state_of(record), allow_nan=False))
     unused = {
+        "stack": None,
         "rss_bytes": 0,
         "peak_rss_bytes": 0,
         "cpu_percent": 0.0,
