@@ -13,6 +13,7 @@ import pytest
 from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
+    AskStacks,
     Cell,
     Command,
     Connected,
@@ -36,6 +37,7 @@ from jupyter_distrib.wire.messages import (
     RankSighting,
     Returned,
     Setting,
+    StackSeen,
     Stalled,
     Stop,
     TimedOut,
@@ -383,6 +385,14 @@ def test_all_nodes_look_closer_when_ranks_of_one_wait(gathering: Gathering) -> N
     for _ in range(3):
         looked(gathering, *looks)
     assert gathering.nodes[1].last(Probe) == Probe(run="r", deep=True)
+
+
+def test_all_nodes_are_asked_for_stacks_and_their_answers_are_passed_on(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.group.ask_stacks()
+    assert [node.last(AskStacks) for node in gathering.nodes] == [AskStacks(run="r")] * 2
+    gathering.group.heard(1, StackSeen(run="r", rank=2, frames=(), trouble="is stopped", at_s=0.0))
+    assert [event.trouble for event in gathering.told if isinstance(event, StackSeen)] == ["is stopped"]
 
 
 def test_a_hang_timeout_is_told_once_and_stops_all_nodes(gathering: Gathering) -> None:
