@@ -35,7 +35,6 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
-from jupyter_distrib.kernel.views import stacks
 from jupyter_distrib.system import formatting, interrupts
 from jupyter_distrib.worker.strategy import load as load_strategy
 
@@ -196,6 +195,9 @@ class DistributedMagics(Magics):
     def distributed_stack(self, line: str) -> None:
         """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN of the last
         run. Ranks at the same place are shown together."""
+        from jupyter_distrib.kernel.notebook import line_magics
+        from jupyter_distrib.kernel.views import stacks
+
         run = session.current().find_run(line_magics.parse_stack(line).run)
         if run.done():
             raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
