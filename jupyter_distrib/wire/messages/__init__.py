@@ -5,7 +5,7 @@ classes as JSON plus raw bytes, so a field may only be one of: `None`, `bool`, `
 of these, a `dict` with string keys, or another class of this folder. One file is one conversation:
 
     kernel  --commands-->  agent  --commands-->  worker (one per rank)      kernel.py, worker.py
-    kernel  <---events---  agent  <---events---  worker
+    kernel  <---events---  agent  <---events---  worker                     run_events.py
     coordinator  <------>  agents of several nodes                          node.py
     coordinator  <-pipe->  relay of a node                                  relay.py
 
@@ -26,37 +26,20 @@ from jupyter_distrib.wire.messages.kernel import (
     AskStacks,
     Attach,
     Attached,
-    Cleared,
     CloseWorkerGroup,
-    Displayed,
-    Ended,
     Execute,
-    Exited,
-    Failed,
     Forget,
     Hello,
-    Interrupted,
     Leaving,
-    Measured,
-    Moved,
     NotAttached,
-    Noted,
     OpenWorkerGroup,
-    Progressed,
-    Returned,
-    Sampled,
-    StackSeen,
-    Stalled,
-    Started,
     Stop,
-    TimedOut,
     Welcomed,
     WorkerGroupChanged,
     WorkerGroupClosed,
     WorkerGroupOpened,
     WorkerGroupQueued,
     WorkerGroupRefused,
-    Wrote,
 )
 from jupyter_distrib.wire.messages.node import (
     Connected,
@@ -75,6 +58,25 @@ from jupyter_distrib.wire.messages.relay import (
     RelayFailed,
     RelayPassed,
     RelayReturned,
+)
+from jupyter_distrib.wire.messages.run_events import (
+    Cleared,
+    Displayed,
+    Ended,
+    Exited,
+    Failed,
+    Interrupted,
+    Measured,
+    Moved,
+    Noted,
+    Progressed,
+    Returned,
+    Sampled,
+    StackSeen,
+    Stalled,
+    Started,
+    TimedOut,
+    Wrote,
 )
 from jupyter_distrib.wire.messages.shared import (
     Cell,

@@ -1,0 +1,241 @@
+"""Events of a run: what happens on its ranks, and its end. Most begin at a rank; agent and coordinator pass them on to
+the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, RankPlace, message
+
+
+@message
+class Started:
+    """A rank executes the cell. Not sent if all that comes is `Returned`, within 20 ms."""
+
+    run: str
+    rank: int
+    pid: int
+    device: str
+    at_s: float
+
+
+@message
+class Wrote:
+    """A rank wrote to its standard output or error; batched by the agent."""
+
+    run: str
+    rank: int
+    stream: str
+    """`stdout` or `stderr`."""
+    text: str
+    """Text decoded with replacement; ends anywhere, also inside a line."""
+    skipped_lines: int = 0
+    """Lines left out before `text` because there were too many to show; all of them are in the log."""
+    at_s: float = 0.0
+
+
+@message
+class Progressed:
+    """A rank moved on in a loop that it reports with `jupyter_distrib.progress`."""
+
+    run: str
+    rank: int
+    label: str
+    step: int
+    total: int | None
+    """The loop's end; None if it has no known end."""
+    at_s: float
+
+
+@message
+class Measured:
+    """A rank reported numbers with `jupyter_distrib.report`."""
+
+    run: str
+    rank: int
+    step: int
+    values: dict[str, float]
+    at_s: float
+
+
+@message
+class Noted:
+    """A sentence about a run or a rank for the view: `utils.py changed and was imported again`."""
+
+    run: str
+    rank: int | None
+    text: str
+
+
+@message
+class Sampled:
+    """A rank's process and the children it started were measured; about once a second, only while a run is on."""
+
+    run: str
+    rank: int
+    rss_bytes: int
+    cpu_percent: float
+    """Processor usage since the previous sample; 100 is one core."""
+    gpu_memory_bytes: int | None
+    """Memory used by this rank on its GPU; None for a CPU rank, and where the driver does not report it."""
+    gpu_memory_total_bytes: int | None
+    gpu_percent: float | None
+    """Utilization of the whole GPU in percent."""
+    at_s: float
+
+
+@message
+class Displayed:
+    """A rank displayed something that is more than text: a MIME bundle, as in Jupyter's `display_data`."""
+
+    run: str
+    rank: int
+    data: dict[str, str]
+    """MIME type -> content: text as it is, images as base64, JSON types as JSON text."""
+    metadata: dict[str, object]
+    display_id: str = ""
+    update: bool = False
+    """Whether it replaces what this rank displayed under the same `display_id`."""
+    at_s: float
+
+
+@message
+class Cleared:
+    """A rank called `clear_output`: its displays go, its output stays."""
+
+    run: str
+    rank: int
+    at_s: float
+
+
+@message
+class Stalled:
+    """The run has stalled, for this reason; valid until `Moved` or another `Stalled`. The run goes on."""
+
+    run: str
+    text: str
+    """One or a few sentences: `rank 0 has not reached all_reduce #2; ranks 1-3 wait there (line 14)`."""
+    places: tuple[RankPlace, ...]
+    at_s: float
+
+
+@message
+class Moved:
+    """The stall is over."""
+
+    run: str
+    at_s: float
+
+
+@message
+class StackSeen:
+    """The Python stack of a rank's main thread at this moment, because somebody asked for it."""
+
+    run: str
+    rank: int
+    frames: tuple[Frame, ...]
+    """Frames outside this package, outermost first; empty if they cannot be had."""
+    trouble: str = ""
+    """Reason why the rank itself did not answer: `is stopped (SIGSTOP)`; empty if it did."""
+    at_s: float = 0.0
+
+
+@message
+class Returned:
+    """A rank reached the end of the cell."""
+
+    run: str
+    rank: int
+    value: Parcel | None
+    """The cell's value; None if the cell does not end with an expression, or its value is None."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
+    began_at_s: float | None = None
+    """Beginning of the cell, on the clock of `at_s`."""
+    at_s: float = 0.0
+    exited_early: bool = False
+    """Whether the cell called `sys.exit()` or `sys.exit(0)`."""
+    sharded: tuple[str, ...] = ()
+    """The names among `kept` whose values are sharded over the ranks."""
+    sequence: int = -1
+    """Number of collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no
+    group."""
+
+
+@message
+class Failed:
+    """A rank raised an exception."""
+
+    run: str
+    rank: int
+    failure: Failure
+    at_s: float
+    settles: bool = False
+    """Whether the rank waits for its device before it is ready again: `DeviceDrained` follows, or its end."""
+
+
+@message
+class Interrupted:
+    """A rank stopped because it was asked to; its process and kept values live on."""
+
+    run: str
+    rank: int
+    frames: tuple[Frame, ...]
+    """The frames at which it was interrupted."""
+    at_s: float
+    settles: bool = False
+    """Whether the rank waits for its device, as in `Failed`."""
+
+
+@message
+class Exited:
+    """A rank's process ended during a run."""
+
+    run: str
+    rank: int
+    pid: int
+    exit_code: int | None
+    """Exit code as `waitpid` returns it: the status, or minus the signal's number; None if unknown."""
+    asked: bool
+    """Whether we killed it: a stop was asked for, another rank had failed first, or the `reason` holds."""
+    reason: str = ""
+    """Reason why the whole run had to end with its ranks: `its ranks were stopped`; empty if it ended for another
+    cause."""
+    last_lines: tuple[str, ...] = ()
+    """The end of its standard error (and of the crash report for a fatal signal)."""
+    frames: tuple[Frame, ...] = ()
+    """Frames at which a fatal signal came, as far as the crash report shows."""
+    loading: str = ""
+    """Variable of the notebook that it was unpickling; empty if it had finished with that."""
+    out_of_memory: bool = False
+    """Whether the system's own counter says that its out-of-memory killer was at work."""
+    memory_limit_bytes: int = 0
+    """Limit on all processes of its control group together; 0: there is none, or it had no effect."""
+    peak_rss_bytes: int = 0
+    at_s: float = 0.0
+
+
+@message
+class TimedOut:
+    """The run was given `limit_s` and is being stopped because it took longer; `Interrupted` or `Exited` follow."""
+
+    run: str
+    limit_s: float
+    at_s: float
+    stalled: bool = False
+    """Whether the limit is that for a stall; the last `Stalled` describes it."""
+
+
+@message
+class Ended:
+    """Every rank of the run has ended and all its output was read. The last event of a run."""
+
+    run: str
+    at_s: float
+    log_directory: str = ""
+    """The folder of the ranks' logs; empty if no rank wrote anything."""
+    clean: bool = True
+    """Whether the groups of these ranks are fit for another run."""
+    sequences: tuple[int, ...] = ()
+    """The numbers of `Returned.sequence`: those that differ between ranks need a new group too."""
