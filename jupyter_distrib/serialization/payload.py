@@ -222,25 +222,26 @@ def pack_value(value: object, *, by_value: bool, run: str) -> Packed:
         run: The run's id, from which ranks of one run give classes of the cell a common identity.
     """
     try:
-        return _pack_result(value, by_value, run)
+        return pack_result(value, by_value, run)
     except Exception as error:  # noqa: BLE001 - foreign code
-        replacement = _without_bad_items(value, _reason(error), by_value, run)
+        replacement = _without_bad_items(value, reason_of(error), by_value, run)
     try:
-        return _pack_result(replacement, by_value, run)
+        return pack_result(replacement, by_value, run)
     except Exception as error:  # noqa: BLE001 - each item can be pickled, together they cannot
-        return _pack_result(placeholder(value, _reason(error)), by_value, run)
+        return pack_result(placeholder(value, reason_of(error)), by_value, run)
 
 
-def _pack_result(value: object, by_value: bool, run: str) -> Packed:
+def pack_result(value: object, by_value: bool, run: str) -> Packed:
+    """Pickle a value of a rank as it is; raises what its pickling raises."""
     return _packed(partial(ResultPickler, run, by_value), value, results=True)
 
 
 def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> object:
     def checked(item: object) -> object:
         try:
-            _pack_result(item, by_value, run)
+            pack_result(item, by_value, run)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return placeholder(item, _reason(error))
+            return placeholder(item, reason_of(error))
         return item
 
     cls = type(value)
@@ -257,10 +258,11 @@ def placeholder(value: object, reason: str) -> Unreturned:
     """Return an `Unreturned` in place of this value."""
     cls = type(value)
     name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
-    return Unreturned(name, _short_repr(value), reason)
+    return Unreturned(name, short_repr(value), reason)
 
 
-def _short_repr(value: object) -> str:
+def short_repr(value: object) -> str:
+    """Return the beginning of a value's `repr`, in one line."""
     try:
         text = _SHORT.repr(value)
     except Exception:  # noqa: BLE001 - the user's `__repr__`
@@ -269,7 +271,8 @@ def _short_repr(value: object) -> str:
     return text if len(text) <= _MAX_REPR else text[: _MAX_REPR - 1] + "…"
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Return the message of an exception, or its type."""
     try:
         return (str(error) or type(error).__name__)[:_MAX_REASON]
     except Exception:  # noqa: BLE001 - the user's `__str__`
@@ -281,7 +284,7 @@ def unpack_value(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
     try:
         return _loaded(data, buffers)
     except Exception as error:  # noqa: BLE001 - foreign code; the values of other ranks must arrive all the same
-        return Unreturned("", "", f"it cannot be rebuilt in the notebook: {_reason(error)}")
+        return Unreturned("", "", f"it cannot be rebuilt in the notebook: {reason_of(error)}")
 
 
 def kept_value(key: str) -> object:
@@ -296,79 +299,6 @@ def kept_value(key: str) -> object:
         raise ValueLost(
             f"The value kept as {key} is not on this rank: its process was replaced, or another rank or kernel has it."
         ) from None
-
-
-# ------------------------------------------------------------------------------------------------ exceptions
-
-
-def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed | None:
-    """Pickle an exception in a form that unpickles as its own type; None if no form does.
-
-    Traceback, cause and context are left out. The forms are, in turn: unchanged; rebuilt without its `__init__`, whose
-    arguments may not be `args`; and the same with only the arguments and attributes that can be pickled.
-    """
-    forms: tuple[Callable[[], object], ...] = (
-        lambda: error,
-        lambda: _Rebuilt(error, strict=True),
-        lambda: _Rebuilt(error, strict=False),
-    )
-    for is_last, form in zip((False, False, True), forms, strict=True):
-        try:
-            packed = _pack_result(form(), by_value, run)
-            copy = _loaded(packed.data, packed.buffers)
-        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may work
-            continue
-        if type(copy) is type(error) and (is_last or _reason(copy) == _reason(error)):
-            return packed
-    return None
-
-
-class _Rebuilt:
-    """A wrapper that pickles as the exception, without its class's `__init__`."""
-
-    def __init__(self, error: BaseException, *, strict: bool) -> None:
-        args, state = _builtin_arguments(error), vars(error)
-        if not strict:
-            args = tuple(arg if _is_picklable(arg) else _short_repr(arg) for arg in args)
-            state = {name: value for name, value in state.items() if _is_picklable(value)}
-        self._parts = type(error), args, state
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild_exception, self._parts
-
-
-def _builtin_base(cls: type) -> Any:
-    """Return the builtin exception class that has the memory layout and the `__reduce__` of this one."""
-    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
-
-
-def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments as the builtin base reports them: `OSError` has a file name that is not in `args`."""
-    args: tuple[Any, ...] = _builtin_base(type(error)).__reduce__(error)[1]
-    return args
-
-
-def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Make an exception without its own `__init__`. Pickles name this function."""
-    base = _builtin_base(cls)
-    error: BaseException = base.__new__(cls, *args)  # without the class's own `__new__`
-    base.__init__(error, *args)
-    vars(error).update(state)
-    return error
-
-
-def _is_picklable(value: object) -> bool:
-    try:
-        _pack_result(value, False, "")
-    except Exception:  # noqa: BLE001 - foreign code
-        return False
-    return True
-
-
-def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) -> BaseException | None:
-    """Unpickle an exception and return it; None if it cannot be rebuilt in this process."""
-    found = unpack_value(data, buffers)
-    return found if isinstance(found, BaseException) else None
 
 
 # ------------------------------------------------------------------------------------------------ pickles, parcels

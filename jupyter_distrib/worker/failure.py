@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 
 from jupyter_distrib.libraries import known
-from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
@@ -53,7 +53,7 @@ def describe(
     """
     absent = absent or {}
     name, message = type_name(type(error)), _text_of(error)
-    packed = payload.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
+    packed = exceptions.pack_exception(error, by_value=by_value, run=run) if depth == 0 else None
     parcel = None
     if packed is not None:
         parcel, fd = payload.to_parcel(packed)

@@ -22,7 +22,7 @@ from jupyter_distrib.serialization import payload
 RANK_SOURCE = """
 import ast, os, pickle, socket, struct, sys, types
 sys.path[:0] = [p for p in os.environ["RANK_PATH"].split(os.pathsep) if p]
-from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization import exceptions, payload
 
 def receive(link):
     head, fds, _, _ = socket.recv_fds(link, 12, 1)
@@ -59,7 +59,7 @@ while True:
     try:
         kind, packed = "value", payload.pack_value(execute(order, fd), **how)
     except BaseException as error:
-        kind, packed = f"error {type(error).__name__}: {error}", payload.pack_exception(error, **how)
+        kind, packed = f"error {type(error).__name__}: {error}", exceptions.pack_exception(error, **how)
     parcel, fd = payload.to_parcel(packed) if packed is not None else (None, None)
     send(link, (kind, parcel), fd)
     packed = None

@@ -243,7 +243,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_distributed_data_parallel_comes_back_as_its_module(group: None) -> None:
+def test_distributed_data_parallel_comes_back_as_its_module(group: None, torch_keeps_descriptors: None) -> None:
     model = torch.nn.Linear(2, 2)
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)

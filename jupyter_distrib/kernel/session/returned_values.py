@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.kernel.session.results import Results
-from jupyter_distrib.serialization import payload
+from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Parcel, Returned, RunEvent
 
@@ -63,4 +63,4 @@ class ReturnedValues:
 
 
 def unpack_exception(parcel: Parcel) -> BaseException | None:
-    return payload.unpack_exception(*payload.from_parcel(parcel, None))
+    return exceptions.unpack_exception(*payload.from_parcel(parcel, None))

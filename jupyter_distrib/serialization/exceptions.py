@@ -1,0 +1,79 @@
+"""The pickling of exceptions that cells raise, so that the notebook raises them in their own type. Any thread, but not
+two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jupyter_distrib.serialization.payload import Packed, pack_result, reason_of, short_repr, unpack_value
+
+
+def pack_exception(error: BaseException, *, by_value: bool, run: str) -> Packed | None:
+    """Pickle an exception in a form that unpickles as its own type; None if no form does.
+
+    Traceback, cause and context are left out. The forms are, in turn: unchanged; rebuilt without its `__init__`, whose
+    arguments may not be `args`; and the same with only the arguments and attributes that can be pickled.
+    """
+    forms: tuple[Callable[[], object], ...] = (
+        lambda: error,
+        lambda: _Rebuilt(error, strict=True),
+        lambda: _Rebuilt(error, strict=False),
+    )
+    for is_last, form in zip((False, False, True), forms, strict=True):
+        try:
+            packed = pack_result(form(), by_value, run)
+            copy = unpack_value(packed.data, packed.buffers)
+        except Exception:  # noqa: BLE001, S112 - foreign code; the next form may work
+            continue
+        if type(copy) is type(error) and (is_last or reason_of(copy) == reason_of(error)):
+            return packed
+    return None
+
+
+class _Rebuilt:
+    """A wrapper that pickles as the exception, without its class's `__init__`."""
+
+    def __init__(self, error: BaseException, *, strict: bool) -> None:
+        args, state = _builtin_arguments(error), vars(error)
+        if not strict:
+            args = tuple(arg if _is_picklable(arg) else short_repr(arg) for arg in args)
+            state = {name: value for name, value in state.items() if _is_picklable(value)}
+        self._parts = type(error), args, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_exception, self._parts
+
+
+def _builtin_base(cls: type) -> Any:
+    """Return the builtin exception class that has the memory layout and the `__reduce__` of this one."""
+    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
+
+
+def _builtin_arguments(error: BaseException) -> tuple[Any, ...]:
+    """Return the arguments as the builtin base reports them: `OSError` has a file name that is not in `args`."""
+    args: tuple[Any, ...] = _builtin_base(type(error)).__reduce__(error)[1]
+    return args
+
+
+def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Make an exception without its own `__init__`. Pickles name this function."""
+    base = _builtin_base(cls)
+    error: BaseException = base.__new__(cls, *args)  # without the class's own `__new__`
+    base.__init__(error, *args)
+    vars(error).update(state)
+    return error
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        pack_result(value, False, "")
+    except Exception:  # noqa: BLE001 - foreign code
+        return False
+    return True
+
+
+def unpack_exception(data: bytes | memoryview, buffers: Sequence[memoryview]) -> BaseException | None:
+    """Unpickle an exception and return it; None if it cannot be rebuilt in this process."""
+    found = unpack_value(data, buffers)
+    return found if isinstance(found, BaseException) else None
