@@ -4,7 +4,7 @@ signal handlers. Rank's main thread.
 
 from __future__ import annotations
 
-from jupyter_distrib.system import library_settings
+from jupyter_distrib.system import library_settings, stand_ins
 from jupyter_distrib.wire.messages import Setting, WorkerOrder
 from jupyter_distrib.worker import (
     displaying,
@@ -55,4 +55,5 @@ class CellEnvironment:
             if self._variables.get("MPLBACKEND", "module:").startswith("module:"):
                 self._variables["MPLBACKEND"] = displaying.BACKEND
         rank_environment.take(setting, self._variables)
+        stand_ins.follow_environment()
         threads.use(self._order.threads, self._variables)

@@ -26,6 +26,7 @@ from jupyter_distrib.options import (
     split_words,
     switch,
 )
+from jupyter_distrib.system import stand_ins
 
 PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize", "trust"]
 
@@ -88,6 +89,16 @@ def parse_stack(line: str) -> StackRequest:
 def parse_attach(line: str) -> AttachRequest:
     """Parse `%distributed_attach [RUN]`."""
     return AttachRequest(run=next(iter(_few(line, "%distributed_attach [RUN]", (), 1).positionals), None))
+
+
+def parse_compat(line: str) -> tuple[str, ...]:
+    """Parse `%distributed_compat PLATFORM...`."""
+    platforms = split_words(line)
+    for each in platforms:
+        check_choice(each, stand_ins.PLATFORMS, f"%distributed_compat {each}")
+    if not platforms:
+        raise OptionsError(f"%distributed_compat wants the name of a platform: choose {any_of(stand_ins.PLATFORMS)}")
+    return tuple(platforms)
 
 
 def parse_status(line: str) -> StatusRequest:

@@ -11,14 +11,14 @@ import inspect
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.kernel.notebook import comment_syntax
@@ -35,7 +35,7 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
-from jupyter_distrib.system import formatting, interrupts
+from jupyter_distrib.system import formatting, interrupts, stand_ins
 from jupyter_distrib.worker.strategy import load as load_strategy
 
 if TYPE_CHECKING:  # what few cells need is imported by those
@@ -216,6 +216,22 @@ class DistributedMagics(Magics):
         return self._detached(run, Options())
 
     @line_magic
+    def distributed_compat(self, line: str) -> None:
+        """Serve the import names of other platforms by our own parts: `%distributed_compat databricks|spark|horovod`.
+
+        A package that is installed wins. docs/coming-from.md says what each platform has.
+        """
+        from jupyter_distrib.kernel.notebook import line_magics
+
+        platforms = line_magics.parse_compat(line)
+        stand_ins.enable(platforms)
+        for each in platforms:
+            real = stand_ins.real_packages(each)
+            print(f"{each}: " + ", ".join(name for name in stand_ins.PLATFORMS[each] if name.split(".")[0] not in real))
+            for name in real:
+                print(f"{name} is installed, so it is used itself.")
+
+    @line_magic
     def distributed_pool(self, line: str) -> PoolTable | None:
         """Show the pools, or change one.
 
@@ -309,6 +325,8 @@ def load(shell: InteractiveShell) -> None:
     bridge.install(shell)
     comment_syntax.install(shell)
     shell.events.register("post_run_cell", _pass_on)
+    with suppress(DistributedError):  # a settings file that is wrong: the first cell will say so
+        stand_ins.enable(session.current().settings.compat)
 
 
 def _pass_on(_: object) -> None:

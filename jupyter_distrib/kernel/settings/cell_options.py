@@ -44,6 +44,7 @@ from jupyter_distrib.options import (
     variable,
 )
 from jupyter_distrib.pools.base import DEFAULT_KIND
+from jupyter_distrib.system import stand_ins
 
 MAGIC = "%%distributed"
 DEFAULT_STRATEGY = "none"
@@ -59,6 +60,17 @@ def _trackers(name: str, text: str) -> tuple[str, ...]:
     for each in asked:
         check_choice(each, (*trackers.names(), trackers.NONE), f"{name} {each}")
     return asked
+
+
+def _platforms(name: str, text: str) -> tuple[str, ...]:
+    asked = names(name, text)
+    for each in asked:
+        check_choice(each, stand_ins.PLATFORMS, f"{name} {each}")
+    return asked
+
+
+COMPAT = Option(flag="--compat", metavar="NAMES", meaning="platforms whose import names are served", read=_platforms)
+"""The option of the settings files that `%distributed_compat` sets in a notebook."""
 
 
 # fmt: off

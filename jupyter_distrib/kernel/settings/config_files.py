@@ -3,6 +3,7 @@
     pool = "lab"                  # for cells that name none; `strategy` likewise
     remote = "cluster"            # for functions with `remote=True`
     track = ["mlflow"]            # the experiment trackers of cells that name none
+    compat = ["spark"]            # the platforms whose import names are served
 
     [pools.lab]
     kind = "local"                # and the options of that kind, spelt as their keywords
@@ -26,7 +27,7 @@ from typing import Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings import find_files
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS
+from jupyter_distrib.kernel.settings.cell_options import COMPAT, OPTIONS
 from jupyter_distrib.kernel.settings.find_files import VARIABLES, File
 from jupyter_distrib.kernel.settings.pool_definitions import check_name, field_of, for_cells, nameable, options_of
 from jupyter_distrib.kernel.settings.settings import NamedPool, ProjectFile, Settings, without_files
@@ -43,7 +44,7 @@ from jupyter_distrib.options import (
     unknown_option,
 )
 
-_TOP = ("pool", "remote", "strategy", "track", "pools")
+_TOP = ("pool", "remote", "strategy", "track", "compat", "pools")
 _TRACK = next(option for option in OPTIONS if option.name == "track")
 _HARMLESS = (at_least_zero, count, rank, seconds)
 """The readers of numbers, which name no program and no machine."""
@@ -84,12 +85,13 @@ def _over(settings: Settings, file: File) -> Settings:
             except OptionsError as error:
                 raise _wrong(shown, text, "", key, error) from None
             settings = _with_default(settings, key, str(content[key]), shown)
-    if "track" in content:
-        try:
-            asked = gather([(_TRACK, _as_text(_TRACK, content["track"]))], _as_key)
-        except OptionsError as error:
-            raise _wrong(shown, text, "", "track", error) from None
-        settings = replace(settings, track=asked["track"])
+    for option in (_TRACK, COMPAT):
+        if option.name in content:
+            try:
+                read = gather([(option, _as_text(option, content[option.name]))], _as_key)
+            except OptionsError as error:
+                raise _wrong(shown, text, "", option.name, error) from None
+            settings = replace(settings, **read)
     return settings
 
 

@@ -70,6 +70,8 @@ class Settings:
     """The pool of functions with `remote=True`; empty if only a pool of the name `remote` can be meant."""
     strategy: str = ""
     strategy_origin: str = ""
+    compat: tuple[str, ...] = ()
+    """The platforms whose import names are served: `spark`."""
     track: tuple[str, ...] = ()
     """The trackers of cells that name none."""
     ignored: tuple[str, ...] = ()

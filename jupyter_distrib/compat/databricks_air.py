@@ -1,0 +1,48 @@
+"""The stand-in for `databricks.air`, made from its public documentation alone: our decorator under its names. Kernel
+side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jupyter_distrib.compat.ray_launch import ray_launch
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
+from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
+
+__all__ = ["distributed", "ray_init", "ray_launch"]
+
+
+def distributed(
+    num_accelerators: int | None = None,
+    accelerator_type: str | None = None,
+    *,
+    timeout: float | None = None,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
+    """Give a function the method `distributed`, which runs it on this machine's accelerators and returns the value of
+    each rank, by rank.
+
+    Args:
+        num_accelerators: The number of ranks; by default one for each accelerator of this machine.
+        accelerator_type: The type, with the number on a node, as in `GPU_8xH100`; the number has no meaning here.
+        timeout: The most seconds that a call may take.
+        options: The other options of `jupyter_distrib.distributed`.
+    """
+    kind = None if accelerator_type is None else _kind_of(accelerator_type)
+    return _distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options)
+
+
+def _kind_of(accelerator_type: str) -> str:
+    """Return `H100` for `GPU_8xH100`. Raises `ValueError`."""
+    match = re.fullmatch(r"(?:GPU_(\d+)x)?([A-Za-z0-9]+)", str(getattr(accelerator_type, "value", accelerator_type)))
+    if match is None:
+        raise ValueError(f"accelerator_type is a text such as GPU_1xA10 or GPU_8xH100; got {accelerator_type!r}")
+    return match[2]
+
+
+def ray_init(*args: Any, **options: Any) -> NoReturn:
+    """Raise `DistributedError`: a cluster of Ray inside ranks is not there yet."""
+    raise DistributedError("ray_init has no stand-in: call ray.init() of Ray itself.")

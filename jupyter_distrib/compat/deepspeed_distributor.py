@@ -1,0 +1,75 @@
+"""The stand-in for `pyspark.ml.deepspeed.deepspeed_distributor`: `DeepspeedTorchDistributor` over our pools.
+
+It starts ranks and hands the configuration over, as Spark's does; DeepSpeed itself is the function's to import. Kernel
+side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jupyter_distrib.compat import launching, on_ranks
+from jupyter_distrib.compat.on_ranks import config
+
+__all__ = ["DeepspeedTorchDistributor", "config"]
+
+
+class DeepspeedTorchDistributor:
+    """Runs a function or script that trains with DeepSpeed on `numGpus * nnodes` processes.
+
+    Args:
+        numGpus: The number of ranks on each node.
+        nnodes: The number of nodes.
+        localMode: True for this machine; False for the pool named `remote` in the settings, else the one in use.
+        useGpu: Whether each rank has a GPU.
+        deepspeedConfig: The configuration of DeepSpeed, or the path of a file with it.
+
+    Raises:
+        ValueError: A number is below 1, or `localMode` is to have several nodes.
+    """
+
+    def __init__(
+        self,
+        numGpus: int = 1,  # noqa: N803 - Spark's names
+        nnodes: int = 1,
+        localMode: bool = True,  # noqa: N803
+        useGpu: bool = True,  # noqa: N803
+        deepspeedConfig: str | Mapping[str, Any] | None = None,  # noqa: N803
+    ) -> None:
+        launching.check_whole("numGpus", numGpus)
+        launching.check_whole("nnodes", nnodes)
+        if localMode and nnodes > 1:
+            raise ValueError(f"localMode=True is one node; got nnodes={nnodes}: give localMode=False")
+        self.num_processes, self.local_mode, self.use_gpu = numGpus * nnodes, localMode, useGpu
+        self._text = None if deepspeedConfig is None else _as_text(deepspeedConfig)
+
+    def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+        """Run a function and return rank 0's value; or a script, and return None.
+
+        Both find `--deepspeed`, and `--deepspeed_config PATH`, at the end of `sys.argv`; a function may also call
+        `config()`.
+        """
+        options = launching.pool_of(local=self.local_mode)
+        options["gpus" if self.use_gpu else "ranks"] = self.num_processes
+        name = type(self).__name__
+        if callable(train_object):
+            given = train_object, args, kwargs, self._text
+            return launching.launch(name, on_ranks.with_arguments, given, {}, **options)[0]
+        script = launching.check_script(name, train_object, kwargs), [str(each) for each in args]
+        launching.launch(name, on_ranks.with_arguments, (on_ranks.run_file, script, {}, self._text), {}, **options)
+        return None
+
+
+def _as_text(given: str | Mapping[str, Any]) -> str:
+    """Return the configuration as JSON. Raises `ValueError` if the file holds none."""
+    if not isinstance(given, str):
+        return json.dumps(given)
+    with open(given, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{given} is no configuration of DeepSpeed: {error}") from None
+    return text

@@ -1,0 +1,91 @@
+"""The stand-in for `horovod`: `horovod.run` over our pools. Kernel side.
+
+`horovod.torch` and the other frameworks' modules have no stand-in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.compat import launching, on_ranks
+from jupyter_distrib.kernel.session import session
+
+__all__ = ["run"]
+
+_ELASTIC = (
+    "min_num_proc", "max_num_proc", "reset_limit", "cooldown_range", "host_discovery_script", "min_np", "max_np",
+)  # fmt: skip
+
+
+def run(  # noqa: PLR0917 - Horovod's own signature
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: Any = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Run a function on `num_proc` ranks (`np` is the same) and return the value of each, by rank.
+
+    `output_filename` is a folder, in which each rank's output is written: `rank.0/stdout`, `rank.0/stderr`. What is
+    about Horovod's own launcher has no meaning here; hosts and what is about elastic runs are refused.
+
+    Raises:
+        ValueError: Arguments exclude each other, or have no counterpart.
+        RuntimeError: It failed on a rank; the rank's own exception is the cause.
+    """
+    _check({name: value for name, value in locals().items() if value is not None})
+    count = np or num_proc
+    launching.check_whole("num_proc", count)
+    options = {**launching.pool_of(local=False), "gpus": count}
+    given = func, tuple(args), dict(kwargs or {})
+    try:
+        return launching.launch("horovod.run", on_ranks.with_variables, given, {}, **options).values()
+    finally:
+        if output_filename is not None:
+            _write_output(Path(output_filename), count)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    for one, other in (("hosts", "hostfile"), ("use_gloo", "use_mpi")):
+        if given.get(one) and given.get(other):
+            raise ValueError(f"{one} and {other} exclude each other: leave both out, the pool says where ranks are")
+    if host := given.keys() & {"hosts", "hostfile"}:
+        raise ValueError(f"{min(host)} has no counterpart: choose a pool on these machines, %distributed_pool use NAME")
+    if elastic := [name for name in _ELASTIC if name in given]:
+        raise ValueError(f"{elastic[0]} is for elastic runs, which horovod.run does not have here: leave it out")
+
+
+def _write_output(folder: Path, count: int) -> None:
+    """Write the output of the last run into a folder for each rank."""
+    record = session.current().history[-1].record
+    digits = len(str(count - 1))
+    for rank in record.ranks:
+        own = folder / f"rank.{rank:0{digits}}"
+        own.mkdir(parents=True, exist_ok=True)
+        for stream in ("stdout", "stderr"):
+            lines = [line.text for line in record.lines_since() if (line.rank, line.stream) == (rank, stream)]
+            (own / stream).write_text("".join(f"{text}\n" for text in lines), "utf-8")

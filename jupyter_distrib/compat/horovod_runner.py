@@ -1,0 +1,95 @@
+"""The stand-in for `sparkdl`: `HorovodRunner` and `log_to_driver` over our pools, without Spark.
+
+Kernel side, but for `log_to_driver`, which ranks call.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from jupyter_distrib.compat import launching, on_ranks
+from jupyter_distrib.kernel.notebook.decorator import distributed
+from jupyter_distrib.kernel.record.observer import Observer
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.wire.messages import Ended, RunEvent
+
+__all__ = ["HorovodRunner", "log_to_driver"]
+
+MOST_CHARACTERS = 4000
+"""The most characters of a message, as in sparkdl."""
+_MARK = "[log_to_driver] "
+
+
+def log_to_driver(message: str) -> None:
+    """Show a message in the notebook; called on a rank."""
+    if not isinstance(message, str):
+        raise TypeError(f"log_to_driver wants a text; got {type(message).__name__}")
+    for line in message[:MOST_CHARACTERS].splitlines():
+        print(_MARK + line, flush=True)
+
+
+class HorovodRunner:
+    """Runs a function on several ranks.
+
+    Args:
+        np: The number of ranks: above 0 on the pool in use, below 0 on this machine, 0 for all that the pool has.
+        driver_log_verbosity: `all` shows the run and all its output, `log_callback_only` what `log_to_driver` is given.
+
+    Raises:
+        ValueError: A value is not one of these.
+    """
+
+    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+        if isinstance(np, bool) or not isinstance(np, int):
+            raise ValueError(f"np has to be a whole number; got {np!r}")
+        if driver_log_verbosity not in ("all", "log_callback_only"):
+            raise ValueError(f"driver_log_verbosity is all or log_callback_only; got {driver_log_verbosity!r}")
+        self.num_processor, self.driver_log_verbosity = np, driver_log_verbosity
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Run the function with these keyword arguments and return rank 0's value.
+
+        Raises:
+            RuntimeError: It failed on a rank; the rank's own exception is the cause.
+        """
+        np = self.num_processor
+        options: dict[str, Any] = launching.pool_of(local=np < 0)
+        if np:
+            options["gpus"] = abs(np)
+        given = main, (), kwargs
+        if self.driver_log_verbosity == "all":
+            return launching.launch("HorovodRunner", on_ranks.with_variables, given, {}, **options)[0]
+        run = distributed(**options)(on_ranks.with_variables).submit(*given)
+        try:
+            results = run.wait(DriverLines())
+        except Exception as error:  # noqa: BLE001 - the ranks' own
+            cause = error
+        else:
+            return None if results is None else results[0]
+        raise launching.failure("HorovodRunner", run, cause) from cause
+
+
+class DriverLines(Observer):
+    """A view of a run that shows the messages of `log_to_driver` only; drawn in the thread that waits."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+        self._entry = 0
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if isinstance(event, Ended) or record.entry_count != self._entry:
+            self._news.set()
+
+    def wait_for_news(self) -> None:
+        self._news.wait(0.2)
+        self._news.clear()
+
+    def draw(self, record: RunRecord, elapsed_s: float) -> None:
+        lines, self._entry = record.lines_since(self._entry), record.entry_count
+        for line in lines:
+            if line.text.startswith(_MARK):
+                print(line.text.removeprefix(_MARK))
+        sys.stdout.flush()

@@ -1,0 +1,31 @@
+"""The stand-in for `serverless_gpu`, its `launcher` and its `compute`: our decorator under its names. Kernel side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jupyter_distrib.gpu_types import GPUType
+from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
+from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
+
+__all__ = ["DistributedFunction", "GPUType", "distributed"]
+
+
+def distributed(
+    gpus: int | None = None,
+    gpu_type: GPUType | str | None = None,
+    remote: bool = False,
+    timeout: float | None = None,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], DistributedFunction[..., Any]]:
+    """Give a function the method `distributed`, which runs it on `gpus` ranks and returns the value of each, by rank.
+
+    Args:
+        gpus: The number of ranks; by default one for each GPU.
+        gpu_type: The type of GPUs, such as `A10`.
+        remote: True for the pool that the settings name as `remote`, False for this machine.
+        timeout: The most seconds that a call may take.
+        options: The other options of `jupyter_distrib.distributed`.
+    """
+    return _distributed(gpus=gpus, gpu_type=gpu_type, remote=remote, timeout=timeout, **options)

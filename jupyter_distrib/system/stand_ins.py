@@ -1,0 +1,164 @@
+"""The import names of other platforms, behind which our stand-ins are found once a notebook asks for them.
+
+    %distributed_compat spark    then    from pyspark.ml.torch.distributor import TorchDistributor
+
+A package that is installed always wins. Names at the top (`horovod`) are served by a finder at the end of
+`sys.meta_path`, to import statements only: a library that merely looks whether the package is there finds nothing.
+Names below a package of which we have one part (`pyspark.ml.torch.distributor`) are put into `sys.modules` alone, so
+that the package itself stays missing.
+
+Kernel and ranks, which follow the kernel by an environment variable; standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Iterable, Sequence
+
+VARIABLE = "JUPYTER_DISTRIB_COMPAT"
+"""The variable that holds the names of the platforms, joined by commas."""
+_HOME = "jupyter_distrib.compat"
+PLATFORMS: dict[str, dict[str, str]] = {
+    "databricks": {
+        "serverless_gpu": "serverless_gpu",
+        "serverless_gpu.launcher": "serverless_gpu",
+        "serverless_gpu.compute": "serverless_gpu",
+        "serverless_gpu.runtime": "serverless_gpu_runtime",
+        "serverless_gpu.ray": "ray_launch",
+        "databricks.air": "databricks_air",
+    },
+    "spark": {
+        "pyspark.ml.torch.distributor": "torch_distributor",
+        "pyspark.ml.deepspeed": "deepspeed_distributor",
+        "pyspark.ml.deepspeed.deepspeed_distributor": "deepspeed_distributor",
+        "spark_tensorflow_distributor": "mirrored_strategy_runner",
+    },
+    "horovod": {
+        "sparkdl": "horovod_runner",
+        "sparkdl.horovod": "horovod_runner",
+        "horovod": "horovod_run",
+    },
+}
+"""The names that each platform has, with the module of `compat/` behind each."""
+_on: dict[str, str] = {}
+"""The names that are served in this process."""
+_followed = ""
+
+
+def enable(platforms: Iterable[str]) -> None:
+    """Serve the names of these platforms from now on, in this process and in the ranks of later runs."""
+    chosen = [name for name in PLATFORMS if name in {*platforms, *os.environ.get(VARIABLE, "").split(",")}]
+    if chosen:
+        os.environ[VARIABLE] = ",".join(chosen)
+        follow_environment()
+
+
+def follow_environment() -> None:
+    """Serve the names of the platforms that the environment names; called before each cell of a rank."""
+    global _followed
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == _followed:
+        return
+    _followed = wanted
+    _on.clear()
+    for platform in wanted.split(","):
+        _on.update(PLATFORMS.get(platform, {}))
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+    for name in _on:
+        if "." in name and name.partition(".")[0] not in _on and not _is_installed(name):
+            sys.modules.setdefault(name, StandInModule(name))
+
+
+def real_packages(platform: str) -> list[str]:
+    """Return the packages of a platform that are installed here, so that nothing stands in for them."""
+    tops = dict.fromkeys(name.partition(".")[0] for name in PLATFORMS[platform])
+    return [top for top in tops if top != "databricks" and _is_installed(top)]
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a package has this module; of one that is installed, it has all, but for namespaces."""
+    top = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+        if spec is None or spec.origin is not None:
+            return spec is not None and not isinstance(spec.loader, StandInLoader)
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+class StandInModule(types.ModuleType):
+    """A module under a foreign name, which loads ours when a name of it is used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, f"jupyter_distrib's stand-in for {name}.")
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="jupyter_distrib")
+        if any(other.startswith(f"{name}.") for other in _on):
+            self.__path__: list[str] = []
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return importlib.import_module, (self.__name__,)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        ours = importlib.import_module(f"{_HOME}.{_on[self.__name__]}")
+        try:
+            return getattr(ours, name)
+        except AttributeError:
+            raise AttributeError(
+                f"{self.__name__}.{name} is not there: jupyter_distrib stands in for {self.__name__} "
+                f"(%distributed_compat) and has {', '.join(ours.__all__)} of it"
+            ) from None
+
+
+class StandInLoader(importlib.abc.Loader):
+    """The loader of stand-ins."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return StandInModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: the module loads ours when it is used."""
+
+
+class StandInFinder(importlib.abc.MetaPathFinder):
+    """The finder at the end of `sys.meta_path`, which is asked for what no package has."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not _is_import():
+            return None
+        if fullname in _on:
+            package = any(other.startswith(f"{fullname}.") for other in _on) or "." not in fullname
+            return importlib.machinery.ModuleSpec(
+                fullname, StandInLoader(), origin="jupyter_distrib", is_package=package
+            )
+        top = fullname.partition(".")[0]
+        ours = [name for name in _on if name == top or name.startswith(f"{top}.")]
+        if ours and (top not in sys.modules or isinstance(sys.modules[top], StandInModule)):
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: {top} is not installed, and jupyter_distrib stands in for "
+                f"{', '.join(ours)} only (%distributed_compat)",
+                name=fullname,
+            )
+        return None
+
+
+def _is_import() -> bool:
+    """Return whether the finder is asked by an import, and not by `importlib.util.find_spec`."""
+    frame: types.FrameType | None = sys._getframe(2)  # noqa: SLF001 - the standard library looks at callers so, too
+    while frame is not None and frame.f_code.co_name == "_find_spec":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_find_and_load_unlocked"
+
+
+_FINDER = StandInFinder()

@@ -1,0 +1,26 @@
+"""The examples of other platforms, with their own import lines, run in a real kernel as a person would run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.repository.test_notebooks import outputs, run
+
+pytestmark = pytest.mark.slow
+
+
+def test_s06_s28_the_example_of_the_serverless_gpu_api_trains(tmp_path: Path) -> None:
+    code, _ = run("from_databricks.ipynb", tmp_path)
+    assert outputs(code[-1]).splitlines() == ["loss falls: True", "weights are equal: True"]
+    training = outputs(code[-2])
+    assert "Total loss for epoch 2" in training
+    assert "[1] Total loss for epoch 0" in training
+
+
+def test_t01_t02_the_examples_of_torch_distributor_train_by_a_function_and_a_script(tmp_path: Path) -> None:
+    code, _ = run("from_spark.ipynb", tmp_path)
+    assert "trained: True" in outputs(code[2])
+    script = outputs(code[-1])
+    assert "rank 1 of 2: Namespace(learning_rate=0.001, batch_size=16)" in script
