@@ -380,8 +380,9 @@ def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
     requests: list[str] = []
     page = show(record)
     page.on("request", lambda request: requests.append(request.url))
-    frame = page.frame_locator(".jd-frame")
+    frame = page.frame_locator(".jd-frame").first
     assert frame.locator("b").inner_text() == "text"
+    assert page.frame_locator(".jd-frame").last.locator("b").inner_text() == "text", "of the Markdown"
     frame.locator("#a").click()
     frame.locator("#s").click()
     page.evaluate(FRAME)

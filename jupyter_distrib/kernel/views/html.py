@@ -14,7 +14,7 @@ from html import escape
 from jupyter_distrib.kernel.record.displays import Display
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
-from jupyter_distrib.kernel.views import chart, sanitize_html
+from jupyter_distrib.kernel.views import chart, markup, sanitize_html
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
@@ -87,7 +87,7 @@ def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
 
 def display_html(display: Display, alt: str) -> str:
     """Return the richest representation of a display that is harmless in every front end."""
-    data = display.data
+    data = markup.with_html(display.data)
     for kind in sanitize_html.IMAGES:
         if kind in data and sanitize_html.is_base64(data[kind]):
             return _image(kind, "".join(data[kind].split()), alt)
@@ -95,6 +95,8 @@ def display_html(display: Display, alt: str) -> str:
         return _image("image/svg+xml", base64.b64encode(data["image/svg+xml"].encode()).decode(), alt)
     if "text/html" in data and (harmless := sanitize_html.safe(data["text/html"])).strip():
         return harmless
+    if (latex := data.get("text/latex")) is not None:
+        return f"<div>{escape(clipped(latex, TEXT_CHARACTERS))}</div>"
     return f"<pre>{escape(clipped(text_view.displayed_text(data), TEXT_CHARACTERS))}</pre>"
 
 

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.kernel.record.traceback_text import fingerprint, innermost, where
-from jupyter_distrib.kernel.views import stacks
+from jupyter_distrib.kernel.views import markup, stacks
 from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def displays(rank: RankRecord) -> list[dict[str, Any]]:
 
 
 def display_state(display: Display) -> dict[str, Any]:
-    return {"data": display.data, "metadata": display.metadata, "display_id": display.display_id}
+    return {"data": markup.with_html(display.data), "metadata": display.metadata, "display_id": display.display_id}
 
 
 def _failure_state(failure: Failure) -> dict[str, Any]:

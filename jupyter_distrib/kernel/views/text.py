@@ -21,6 +21,7 @@ from jupyter_distrib.kernel.record.failures import in_brief, is_consequence, own
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
+from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
@@ -219,8 +220,8 @@ def _displays(record: RunRecord) -> list[str]:
 
 def displayed_text(data: Mapping[str, str]) -> str:
     """Return a display's text, or the names of its MIME types if it has none."""
-    kinds = [kind for kind in ("text/plain", "text/markdown", "text/latex") if kind in data]
-    return without_codes(data[kinds[0]]) if kinds else f"({', '.join(sorted(data))})"
+    text = markup.text_of(data)
+    return f"({', '.join(sorted(data))})" if text is None else without_codes(text)
 
 
 # ---------------------------------------------------------------------------------------------------- status lines

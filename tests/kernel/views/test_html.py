@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
@@ -110,6 +111,8 @@ def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
             Wrote(run="r-7", rank=0, stream="stdout", text=attack + "\n"),
             displayed(text_html=attack, text_plain=attack),
             displayed(text_plain=attack),
+            displayed(text_markdown=attack),
+            displayed(text_latex=attack),
             displayed(rank=1, **{"image_svg+xml": attack}),
             displayed(rank=1, image_png=attack),
             *(measured(step, **{attack: step}) for step in range(3)),
@@ -118,6 +121,36 @@ def test_nothing_that_a_rank_writes_or_displays_can_run(attack: str) -> None:
     )
     assert is_harmless(html)
     assert "\x1b" not in html
+
+
+def test_markdown_and_latex_are_shown_as_such_and_not_as_the_name_of_their_class() -> None:
+    no_text = "<IPython.core.display.Markdown object>"
+    record = a_record(
+        displayed(text_plain=no_text, text_markdown="# Loss\n\n| a | b |\n|---|---|\n| *1* | 2 |\n"),
+        displayed(text_plain=no_text, text_latex="$\\frac{a}{b} < 1$"),
+        displayed(text_plain="sqrt(2)", text_latex="$\\sqrt{2}$"),
+    )
+    html, text = as_html(record, 1.0), as_text(record, 1.0)
+
+    assert is_harmless(html)
+    assert "<h1>Loss</h1>" in html
+    assert "<em>1</em>" in html
+    assert "<td>" in html
+    assert "<div>$\\frac{a}{b} &lt; 1$</div>" in html
+    assert "<div>$\\sqrt{2}$</div>" in html
+    assert "[0] # Loss" in text
+    assert "[0] $\\frac{a}{b} < 1$" in text
+    assert "[0] sqrt(2)" in text
+    assert "object>" not in html + text
+
+
+def test_without_a_converter_the_source_of_markdown_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mistune", None)
+    html = as_html(
+        a_record(displayed(text_plain="<IPython.core.display.Markdown object>", text_markdown="# Only here")), 1.0
+    )
+
+    assert "<pre># Only here</pre>" in html
 
 
 @pytest.mark.parametrize(

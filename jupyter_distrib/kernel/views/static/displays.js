@@ -2,6 +2,8 @@
 
 import { element, set } from "./dom.js";
 
+const TEXTS = ["text/plain", "text/markdown", "text/latex"];
+const NO_TEXT = /^<IPython\.core\.display\.\w+ object>$/; // of IPython's own display objects
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /** What one rank displayed. */
@@ -35,7 +37,8 @@ function displayed({ data }, rank) {
   if (kind && /^[A-Za-z0-9+/=\s]*$/.test(data[kind])) return image(`data:${kind};base64,${data[kind]}`, rank);
   if (data["image/svg+xml"]) return image(`data:image/svg+xml;charset=utf-8,${encodeURIComponent(data["image/svg+xml"])}`, rank);
   if (data["text/html"]) return frame(data["text/html"], rank);
-  const text = data["text/plain"] ?? data["text/markdown"] ?? data["text/latex"] ?? `(${Object.keys(data).join(", ")})`;
+  const texts = TEXTS.filter((each) => each in data).map((each) => data[each]);
+  const text = texts.find((each) => !NO_TEXT.test(each)) ?? texts[0] ?? `(${Object.keys(data).join(", ")})`;
   const node = element("pre");
   // eslint-disable-next-line no-control-regex
   node.textContent = text.replace(/\x1b(\[[0-9;:?<=>!]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)/g, "");

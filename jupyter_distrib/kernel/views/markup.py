@@ -1,0 +1,37 @@
+"""The Markdown and LaTeX that a rank displayed, in forms that every front end shows. Kernel side; pure functions.
+
+Markdown becomes HTML by mistune, which JupyterLab brings along; without it the source is shown. LaTeX stays as it is:
+front ends typeset the formulas in a page's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+_NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>")
+"""The plain text of IPython's own display objects, which says nothing of their content."""
+TEXTS = ("text/plain", "text/markdown", "text/latex")
+
+
+def with_html(data: Mapping[str, str]) -> dict[str, str]:
+    """Return a MIME bundle in which Markdown without HTML has HTML, not sanitized yet."""
+    source = data.get("text/markdown")
+    html = _rendered(source) if source is not None and "text/html" not in data else None
+    return dict(data) if html is None else {**data, "text/html": html}
+
+
+@lru_cache(maxsize=100)
+def _rendered(source: str) -> str | None:
+    try:
+        import mistune
+    except ImportError:
+        return None
+    return str(mistune.html(source))
+
+
+def text_of(data: Mapping[str, str]) -> str | None:
+    """Return the text of a bundle that says most; None if it has none."""
+    texts = [data[kind] for kind in TEXTS if kind in data]
+    return next((text for text in texts if not _NO_TEXT.fullmatch(text)), texts[0] if texts else None)
