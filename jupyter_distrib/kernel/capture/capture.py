@@ -1,27 +1,24 @@
 """The capture of a cell: a program with the front end's line numbers, and the notebook's values that it reads.
 
-Pure: runs in the kernel's main thread, executes nothing of the cell, pickles nothing. `kernel/capture/names.py` finds
-out which names the program reads before it binds them; this file supplies the program, IPython syntax included, and
+Pure: runs in the kernel's main thread, executes nothing of the cell, pickles nothing. `kernel/capture/program.py` makes
+the program of the cell's text, `kernel/capture/names.py` finds out which names it reads before it binds them; this file
 looks them up."""
 
 from __future__ import annotations
 import __future__
 
-import ast
 import builtins
 import dis
 import functools
-import re
-import string
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import Any
 
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.names import Need, analyse
+from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, imported, program_of, without_time
 from jupyter_distrib.kernel.capture.submodules import read_submodules
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.wire.messages import Cell
@@ -32,11 +29,8 @@ MODULE_NAMES = frozenset(
 """Names that every module has for itself; the notebook's values under them never travel."""
 PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib"}
 """Names that a rank puts into the cell's namespace by itself."""
-MAGICS = frozenset({"run", "time", "cd", "env", "pwd", "matplotlib"})
-"""Line magics that a rank's `get_ipython()` knows, besides `system` and `getoutput`."""
 
 _HIDDEN_BUILTINS = frozenset({"exit", "quit"})
-Transform = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +105,11 @@ def capture(
         SyntaxError: The cell is not valid; the error has the front end's line and comes before anything is started.
         CaptureError: The cell has a magic that ranks do not have, a cell magic, or an unknown `--with` name.
     """
-    body, timed = _without_time(body, first_line)
-    source, program = _program(body, filename, first_line, transform)
+    body, timed = without_time(body, first_line)
+    source, program = program_of(body, filename, first_line, transform)
     inherited = namespace.get("annotations") is __future__.annotations  # IPython compiles all later cells that way
     if "get_ipython" in source:
-        program = _Magics(transform).visit(program)
+        program = MagicsRead(transform).visit(program)
     names = analyse(program, future_annotations=inherited)
     inputs = {need.name: _input(need, namespace) for need in names.needs if _travels(need.name, namespace, provided)}
     for name, modules in read_submodules(program, {name: each.value for name, each in inputs.items()}).items():
@@ -127,7 +121,7 @@ def capture(
         cell=Cell(source=source, filename=filename, future_annotations=inherited, timed=timed),
         inputs=tuple(inputs.values()),
         defines=names.defines,
-        imports=frozenset(_imported(program)),
+        imports=frozenset(imported(program)),
         reads=frozenset(need.name for need in names.needs),
         missing=tuple(
             (need.name, need.line)
@@ -207,178 +201,6 @@ def _named(name: str, namespace: Mapping[str, object], known: Input | None, drop
     near = get_close_matches(name, [each for each in namespace if not each.startswith("_")], n=1)
     hint = f" Did you mean `{near[0]}`?" if near else " Define it in an earlier cell, or leave it out."
     raise CaptureError(f"--with names `{name}`, which is not in this notebook.{hint}")
-
-
-# The program.
-
-
-def _without_time(body: str, first_line: int) -> tuple[str, bool]:
-    """Return the cell with an empty line in place of `%%time`, and whether it stood at the top."""
-    top = len(body) - len(body.lstrip())
-    first, newline, rest = body[top:].partition("\n")
-    if first.split(maxsplit=1)[:1] != ["%%time"]:
-        return body, False
-    if first.strip() != "%%time":
-        line = first_line + body.count("\n", 0, top)
-        raise CaptureError(f"line {line}: %%time stands alone in its line; the code to time begins in the next one")
-    return body[:top] + newline + rest, True
-
-
-def _program(body: str, filename: str, first_line: int, transform: Transform | None) -> tuple[str, ast.Module]:
-    """Return the source and its program; translate with IPython, which is slower, only if the text is not Python."""
-    padding = "\n" * (first_line - 1)
-    source = padding + body
-    program = _parse(source, filename)
-    if isinstance(program, SyntaxError):
-        top = len(body) - len(body.lstrip())
-        if body.startswith("%%", top):
-            raise _no_cell_magic(body[top + 2 :], first_line + body.count("\n", 0, top))
-        source = padding + (_translate(body, transform) if transform else body)
-        program = _parse(source, filename)
-    if isinstance(program, SyntaxError):
-        raise program
-    _compile(program, source, filename)
-    return source, program
-
-
-def _parse(source: str, filename: str) -> ast.Module | SyntaxError:
-    try:
-        return ast.parse(source, filename)
-    except SyntaxError as error:
-        return error.with_traceback(None)
-
-
-def _compile(program: ast.Module, source: str, filename: str) -> None:
-    """Raise the errors that the parser does not find, such as `return` outside a function, before anything starts."""
-    try:
-        compile(program, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except SyntaxError as error:
-        if error.text is None and error.lineno is not None:  # the compiler looks for it in a file
-            error.text = "".join(source.splitlines(keepends=True)[error.lineno - 1 : error.lineno])
-        raise
-
-
-def _translate(body: str, transform: Transform) -> str:
-    """Translate with IPython and keep each line in its place: IPython drops empty lines at the top and joins after
-    `\\`."""
-    try:
-        translated = transform(body).splitlines()
-    except SyntaxError:
-        return body
-    lines = body.splitlines()
-    top = next((index for index, line in enumerate(lines) if line.strip()), 0)
-    result, at = lines[:top], top
-    for line in translated:
-        last = at
-        if not line.endswith("\\"):
-            while last < len(lines) - 1 and lines[last].endswith("\\"):
-                last += 1
-        result += [line, *[""] * (last - at)]
-        at = last + 1
-    return "\n".join(result) + "\n"
-
-
-def _no_cell_magic(text: str, line: int) -> CaptureError:
-    name = (text.split() or [""])[0]
-    return CaptureError(f"line {line}: %%{name} cannot stand inside a distributed cell; put it in a cell of its own")
-
-
-def _imported(program: ast.AST) -> Iterator[str]:
-    """Yield the names that imports bind at module level."""
-    for node in ast.iter_child_nodes(program):
-        match node:
-            case ast.Import() | ast.ImportFrom():
-                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                continue
-            case ast.stmt() | ast.ExceptHandler() | ast.match_case():
-                yield from _imported(node)
-
-
-class _Magics(ast.NodeTransformer):
-    """A transformer that replaces `get_ipython().run_line_magic(...)` and the like by the reads and bindings of the
-    text.
-
-    Only for the analysis: the rank gets the calls, with its own `get_ipython()`.
-    """
-
-    def __init__(self, transform: Transform | None) -> None:
-        self.transform = transform
-
-    def visit_Expr(self, node: ast.Expr) -> Any:
-        if _shell_call(node.value)[:2] == ("run_line_magic", "time"):
-            return self.statements(_shell_call(node.value)[2], node.lineno)
-        return self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        method, magic, text = _shell_call(node)
-        match method:
-            case "run_cell_magic":
-                raise _no_cell_magic(magic, node.lineno)
-            case "run_line_magic" if magic not in MAGICS:
-                raise _no_magic(magic, node.lineno)
-            case "run_line_magic" if magic == "time":
-                parts: list[ast.stmt] = self.statements(text, node.lineno)
-                return _all_of([part.value for part in parts if isinstance(part, ast.Expr)], node)
-            case "run_line_magic" | "system" | "getoutput":
-                # IPython leaves the text alone if a name in it is unknown: none of them is read for certain
-                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-                return ast.copy_location(ast.Lambda(args=nothing, body=_all_of(_in_text(text), node)), node)
-            case _:
-                return self.generic_visit(node)
-
-    def statements(self, text: str, line: int) -> list[ast.stmt]:
-        try:
-            parsed = ast.parse(text if self.transform is None else self.transform(text))
-        except SyntaxError:
-            return []  # the rank will say so
-        found: list[ast.stmt] = self.visit(ast.increment_lineno(parsed, line - 1)).body
-        return found
-
-
-def _shell_call(node: ast.AST) -> tuple[str, str, str]:
-    """Return method, magic and text of a call that IPython's translation made; empty strings for any other node."""
-    match node:
-        case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=str(method)),
-            args=[*arguments],
-        ):
-            texts = [each.value for each in arguments if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-            if method in ("system", "getoutput") and len(texts) == 1:
-                return method, "", texts[0]
-            if method in ("run_line_magic", "run_cell_magic") and len(texts) >= 2:
-                return method, texts[0], texts[1]
-    return "", "", ""
-
-
-def _no_magic(name: str, line: int) -> CaptureError:
-    if name.startswith("%"):
-        return _no_cell_magic(name[1:], line)
-    shown = {"pinfo": "`?`", "pinfo2": "`??`", "psearch": "`?`"}.get(name, f"%{name}")
-    return CaptureError(f"line {line}: {shown} cannot run on a rank; run it in a cell of its own")
-
-
-def _all_of(expressions: list[ast.expr], where: ast.expr) -> ast.expr:
-    for part in (part for each in expressions for part in ast.walk(each)):
-        ast.copy_location(part, where)
-    return ast.copy_location(ast.Tuple(elts=expressions, ctx=ast.Load()), where)
-
-
-def _in_text(text: str) -> list[ast.expr]:
-    """Return the expressions that IPython evaluates in a magic's text: `{expression}` and `$name`."""
-    try:
-        pieces = list(string.Formatter().parse(text))
-    except ValueError:  # a lone brace: IPython leaves such text alone
-        return []
-    found: list[ast.expr] = []
-    for plain, field, form, _ in pieces:
-        inside = f"{field}:{form}" if form else field or ""  # `{x[1:2]}` looks like a format
-        for code in (*re.findall(r"\$([^\W\d]\w*)", plain), inside.strip()):
-            try:
-                found.append(ast.parse(code, mode="eval").body)
-            except SyntaxError:
-                continue  # `awk '{print $1}'`
-    return found
 
 
 # The names that the notebook's functions and classes lead to.

@@ -11,8 +11,16 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_distrib.kernel.capture.scope import Scope
+from jupyter_distrib.kernel.capture.syntax import (
+    arguments_of,
+    is_constant,
+    mentions_name_error,
+    suppresses_exceptions,
+)
 
 LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
 """Whether annotations are evaluated only on demand (PEP 649)."""
@@ -46,34 +54,11 @@ def analyse(program: ast.Module, *, future_annotations: bool = False) -> Names:
     return walk.result()
 
 
-@dataclass(slots=True, eq=False)
-class _Scope:
-    kind: Literal["module", "class", "function"]
-    parent: _Scope | None = None
-    settled: set[str] = field(default_factory=set)
-    bound: dict[str, None] = field(default_factory=dict)
-    """The names bound so far on any path."""
-    declared_global: set[str] = field(default_factory=set)
-    hidden: frozenset[str] = frozenset()
-    """The variables of the comprehensions around this point, and type parameters: they hide outer names."""
-    in_comprehension: bool = False
-    in_generator: bool = False
-    dead: bool = False
-    """Whether no path leads to this point."""
-    straight: bool = True
-    """Whether every call of the function reaches this point, if nothing raises."""
-    breaks: list[list[set[str]]] = field(default_factory=list)
-    """The names settled at the `break`s of each loop around this point."""
-    reads: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """The reads in a function: name -> first line, whether every call reads it. Which names are local is known only at
-    its end."""
-
-
 class _Walk:
     """One pass over a program: its findings so far, and the current scope."""
 
     def __init__(self, future_annotations: bool) -> None:
-        self.module = self.scope = _Scope("module")
+        self.module = self.scope = Scope("module")
         self.lazy_annotations = future_annotations or LAZY_ANNOTATIONS
         self.needs: dict[str, tuple[int, bool]] = {}
         self.later: list[tuple[str, int, bool, str | None]] = []
@@ -100,7 +85,7 @@ class _Walk:
     def read(self, name: str, line: int, *, later: bool = False, sure: bool = True, owner: str | None = None) -> None:
         """Find the scope of a name and record the read. `later`: the read is in a function made at this point, which
         does not see a class's names."""
-        scope: _Scope | None = self.scope
+        scope: Scope | None = self.scope
         while scope is not None and name not in scope.hidden:
             if name in scope.declared_global:
                 in_function = scope.kind == "function"
@@ -232,10 +217,10 @@ class _Walk:
 
     def visit_lambda(self, node: ast.Lambda) -> None:
         self.take(*node.args.defaults, *node.args.kw_defaults)
-        self.take_later(node.body, arguments=_arguments(node.args))
+        self.take_later(node.body, arguments=arguments_of(node.args))
 
     def visit_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        arguments = _arguments(node.args)
+        arguments = arguments_of(node.args)
         self.take(*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         outside = self.enter_type_parameters(node)
         self.annotations(*(argument.annotation for argument in arguments), node.returns)
@@ -248,7 +233,7 @@ class _Walk:
         outer, outside = self.scope, self.enter_type_parameters(node)
         self.take(*node.bases, *node.keywords)
         implicit = {"__module__", "__qualname__"}
-        self.scope = _Scope("class", outer, settled=implicit, bound=dict.fromkeys(implicit))
+        self.scope = Scope("class", outer, settled=implicit, bound=dict.fromkeys(implicit))
         self.take(*node.body)
         self.scope, outer.hidden = outer, outside
         self.bind(node.name)
@@ -256,7 +241,7 @@ class _Walk:
     def take_later(self, *nodes: ast.AST | None, arguments: Sequence[ast.arg] = (), owner: str | None = None) -> None:
         """Walk the body of a function made at this point, and pass on the reads of names that are not its own."""
         outer, guards = self.scope, self.guards
-        self.scope = inner = _Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
+        self.scope = inner = Scope("function", outer, bound=dict.fromkeys(each.arg for each in arguments))
         self.guards = 0
         self.take(*nodes)
         self.scope, self.guards = outer, guards
@@ -320,8 +305,8 @@ class _Walk:
         ends = []
         while True:  # an `elif` chain nests deeply too
             self.take(node.test)
-            always = _is(node.test, True)
-            ends.append(self.branch(*node.body, dead=_is(node.test, False)))
+            always = is_constant(node.test, True)
+            ends.append(self.branch(*node.body, dead=is_constant(node.test, False)))
             if always or len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
                 break
             node = node.orelse[0]
@@ -336,7 +321,7 @@ class _Walk:
     def visit_while(self, node: ast.While) -> None:
         self.take(node.test)
         breaks = self.loop(*node.body)
-        end = self.branch(*node.orelse, dead=_is(node.test, True), sometimes=False)
+        end = self.branch(*node.orelse, dead=is_constant(node.test, True), sometimes=False)
         self.join(end, *breaks)
 
     def loop(self, *nodes: ast.AST) -> list[set[str]]:
@@ -355,7 +340,7 @@ class _Walk:
         self.scope.dead = True
 
     def visit_try(self, node: ast.Try) -> None:
-        expects = any(_mentions_name_error(handler.type) for handler in node.handlers)
+        expects = any(mentions_name_error(handler.type) for handler in node.handlers)
         self.guards += expects
         ends = [self.branch(*node.body, *node.orelse, sometimes=False)]
         self.guards -= expects
@@ -381,7 +366,7 @@ class _Walk:
     def visit_with(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             self.take(item.context_expr, item.optional_vars)
-        if any(_suppresses(item.context_expr) for item in node.items):
+        if any(suppresses_exceptions(item.context_expr) for item in node.items):
             self.guards += 1
             self.branch(*node.body, sometimes=False)
             self.guards -= 1
@@ -415,22 +400,3 @@ def _plan(kind: type[ast.AST]) -> tuple[_Visit | None, tuple[str, ...]]:
     fields = () if kind in (ast.Constant, ast.MatchSingleton) else _ORDER.get(kind, kind._fields)
     _PLANS[kind] = plan = visit, tuple(field for field in reversed(fields) if field not in _NOT_NODES)
     return plan
-
-
-def _arguments(arguments: ast.arguments) -> list[ast.arg]:
-    starred = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *starred]
-
-
-def _is(test: ast.expr, truth: bool) -> bool:
-    return isinstance(test, ast.Constant) and bool(test.value) is truth
-
-
-def _mentions_name_error(caught: ast.expr | None) -> bool:
-    parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    return any(isinstance(part, ast.Name) and part.id == "NameError" for part in parts)
-
-
-def _suppresses(context: ast.expr) -> bool:
-    function = context.func if isinstance(context, ast.Call) else None
-    return getattr(function, "id", getattr(function, "attr", "")) == "suppress"
