@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Generic, Protocol
 
 from jupyter_distrib.server import detached_runs
+from jupyter_distrib.server.attempts import Attempts
 from jupyter_distrib.server.client import Client, G
 from jupyter_distrib.server.detached_runs import DetachedRuns
+from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
@@ -101,6 +103,8 @@ class Server(Generic[G]):
         self.loop = Loop(on_error=traceback.print_exception)  # into the process's log
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
+        self._attempts: dict[str, Attempts] = {}
+        """The runs that may be started again, by id."""
         self._detached = DetachedRuns(self.tell, directory, name)
         self._idle_timer: Timer | None = None
         self._named = True
@@ -284,14 +288,39 @@ class Server(Generic[G]):
             for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
                 self.tell(client, event)
             return
+        frame = client.link.frame
+        tell: Tell = lambda event, out: self.tell(client, event, out)  # noqa: E731
         if command.detached:
             size = group.command.world_size or group.command.size
             gpus = group.command.gpus
-            group.execute(command, descriptors, self._detached.begin(client, command, group.infos(), size, gpus=gpus))
+            tell, frame = self._detached.begin(client, command, group.infos(), size, gpus=gpus), b""
+        if command.max_restarts and not command.run_size:
+            self._attempt(group, command, descriptors, tell)
         else:
-            group.execute(command, descriptors, lambda event, out: self.tell(client, event, out), client.link.frame)
+            group.execute(command, descriptors, tell, frame)
+
+    def _attempt(self, group: G, command: Execute, descriptors: Descriptors, tell: Tell) -> None:
+        """Execute a cell that is started again when a rank is lost."""
+
+        def execute(command: Execute, descriptors: Descriptors, tell: Tell) -> bool:
+            if not group.closed:
+                group.execute(command, descriptors, tell)
+            return not group.closed
+
+        attempts = Attempts(
+            command,
+            descriptors,
+            tell,
+            execute=execute,
+            soon=self.loop.soon,
+            on_over=self._attempts.pop,
+        )
+        self._attempts[command.run] = attempts
+        attempts.start()
 
     def _stop_run(self, command: Stop) -> None:
+        if (attempts := self._attempts.get(command.run)) is not None:
+            attempts.stop()
         for group in list(self.groups):
             if group.is_for(command.run):
                 group.stop(force=command.force)
@@ -304,7 +333,7 @@ class Server(Generic[G]):
 
     def run_ended(self, client: Client[G], group: G, run: Execute) -> None:
         """Close a worker group whose kernel has gone, when the detached run for which it stayed has ended."""
-        if run.detached and client not in self.clients:
+        if run.detached and client not in self.clients and run.run not in self._attempts:
             self.loop.later(0, lambda: self.close_if_left(group))
 
     def close_if_left(self, group: G) -> None:

@@ -184,6 +184,7 @@ class CellRunner:
     def _prepare(self, command: Execute, fds: list[int], module: types.ModuleType) -> None:
         run, rank = command.run, self._order.rank
         self._framework.prepare()
+        identity.attempt, identity.max_restarts = command.attempt, command.max_restarts
         for path in self._environment.prepare(command.setting):
             self._messenger.send(Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
         self._late.begin()
@@ -195,7 +196,7 @@ class CellRunner:
         self._loading("")
         self._device.note_torn(command, namespace)
         process_reset.resume_singletons(namespace.values(), payload.kept_values.values())
-        self._groups.begin(run)
+        self._groups.begin(f"{run}/{command.attempt}" if command.attempt else run)
         self._prober.begin(run, command.cell.filename)
         reporting.current = reporting.Reporter(run, rank, self._messenger.send)
         displaying.current = displaying.Displayer(run, rank, self._messenger.send)

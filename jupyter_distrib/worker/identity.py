@@ -13,6 +13,9 @@ from jupyter_distrib.wire.messages import Execute, WorkerOrder
 from jupyter_distrib.worker import framework
 
 _order: WorkerOrder | None = None
+attempt = 0
+"""The number of restarts of the run so far (`--max-restarts`)."""
+max_restarts = 0
 strategy: Any = None
 """The strategy of the run while a cell runs."""
 
@@ -77,8 +80,8 @@ def environment() -> dict[str, str]:
         "ROLE_WORLD_SIZE": me.world_size,
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": me.group,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RESTART_COUNT": attempt,
+        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
         "JUPYTER_DISTRIB_GROUP": me.group,
         "JUPYTER_DISTRIB_WORKER": me.worker,
     }

@@ -11,7 +11,7 @@ files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from jupyter_distrib.kernel.record.displays import Displays
@@ -31,6 +31,7 @@ from jupyter_distrib.wire.messages import (
     Noted,
     Parcel,
     Progressed,
+    Restarted,
     Returned,
     RunEvent,
     Sampled,
@@ -59,6 +60,8 @@ class Sample:
     step: int
     values: dict[str, float]
     at_s: float
+    lost: bool = False
+    """Whether an earlier attempt reported it, and a later one has computed the step again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +158,10 @@ class RunRecord:
         self.log_directory = ""
         self.stall: Stalled | None = None
         """The current stall, or the one in which an ended run was stopped."""
+        self.restarts: list[Restarted] = []
+        """The restarts of the run after the loss of a rank, each with its cause."""
+        self.began_at_s: float | None = None
+        """The start of the first rank, in the first attempt."""
         self.changes = 0
         """The number of events so far, by which a view decides whether to draw."""
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -208,6 +215,8 @@ class RunRecord:
                 self._exit(self.ranks[event.rank], event)
             case TimedOut():
                 self.limit_s, self.hung = event.limit_s, event.stalled
+            case Restarted():
+                self._restart(event)
             case Ended():
                 self._end(event)
             case _:
@@ -223,8 +232,8 @@ class RunRecord:
     @property
     def elapsed_s(self) -> float:
         """Return the time from the first rank's start to the last event; a running view adds its own clock."""
-        starts = [rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None]
-        return max(0.0, self._last_at_s - min(starts)) if starts and self._last_at_s is not None else 0.0
+        began_at_s, last_at_s = self.began_at_s, self._last_at_s
+        return 0.0 if began_at_s is None or last_at_s is None else max(0.0, last_at_s - began_at_s)
 
     @property
     def peak_rss_bytes(self) -> int:
@@ -261,6 +270,8 @@ class RunRecord:
 
     def _start(self, rank: RankRecord, event: Started) -> None:
         rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
+        if not self.restarts:
+            self.began_at_s = event.at_s if self.began_at_s is None else min(event.at_s, self.began_at_s)
 
     def _write(self, rank: RankRecord, event: Wrote) -> None:
         stream = self._streams.setdefault((event.rank, event.stream), Stream())
@@ -290,6 +301,12 @@ class RunRecord:
         rank.progress = (*outer, new)[-NESTED_BARS:]
 
     def _measure(self, rank: RankRecord, event: Measured) -> None:
+        if self.restarts and not event.values.keys() <= rank.metrics.keys():
+            restarted_s = self.restarts[-1].at_s
+            rank.history = [
+                replace(old, lost=True) if old.at_s <= restarted_s and _again(old, event) else old
+                for old in rank.history
+            ]
         rank.metrics = {**rank.metrics, **event.values}
         rank.metrics_step = event.step
         rank.history.append(Sample(step=event.step, values=event.values, at_s=event.at_s))
@@ -324,12 +341,41 @@ class RunRecord:
         if rank.state != "failed" and not (rank.state == "done" and event.asked):
             rank.state, rank.ended_at_s = "lost", event.at_s
 
-    def _end(self, event: Ended) -> None:
+    def _restart(self, event: Restarted) -> None:
+        """Begin the next attempt: each rank anew, but for what it has shown and reported."""
+        self._finish_lines()
+        self._streams.clear()
+        self.restarts.append(event)
+        self.stall = None
+        for number, old in self.ranks.items():
+            self.ranks[number] = RankRecord(
+                rank=number,
+                state="starting",
+                device=old.device,
+                device_name=old.device_name,
+                history=old.history,
+                displays=old.displays,
+                last_line=old.last_line,
+                peak_rss_bytes=old.peak_rss_bytes,
+                peak_gpu_memory_bytes=old.peak_gpu_memory_bytes,
+            )
+        text = f"attempt {event.attempt + 1} of {event.max_restarts + 1}, since {event.cause}"
+        self.notes = [*self.notes, Noted(run=self.run, rank=None, text=text)][-NOTES:]
+
+    def _finish_lines(self) -> None:
         for (rank, name), stream in self._streams.items():
             self._keep(self.ranks[rank], name, stream.finish())
+
+    def _end(self, event: Ended) -> None:
+        self._finish_lines()
         self.ended, self.log_directory = True, event.log_directory
         if self.ok:
             self.stall = None
+
+
+def _again(old: Sample, event: Measured) -> bool:
+    """Return whether the first report of an attempt shows that an earlier one's step is computed again."""
+    return old.step >= event.step and not old.values.keys().isdisjoint(event.values)
 
 
 def _smoothed_rate(old: Progress, event: Progressed) -> float | None:

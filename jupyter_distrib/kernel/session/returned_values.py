@@ -10,7 +10,7 @@ from typing import Any
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.serialization import exceptions, payload
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Parcel, Returned, RunEvent
+from jupyter_distrib.wire.messages import Parcel, Restarted, Returned, RunEvent
 
 
 class ReturnedValues:
@@ -32,6 +32,8 @@ class ReturnedValues:
         if isinstance(event, Returned) and event.value is not None:
             self._parcels[event.rank] = event.value, descriptors
             return replace(event, value=None)
+        if isinstance(event, Restarted):
+            self._close_parcels()
         descriptors.close()
         return event
 

@@ -167,6 +167,8 @@ class Session:
             detached=options.detach,
             timeout_s=options.timeout_s,
             hang_timeout_s=options.hang_timeout_s,
+            max_restarts=options.max_restarts or 0,
+            restart_on_error=options.restart_on == "error",
             label=run.record.label,
         )
 

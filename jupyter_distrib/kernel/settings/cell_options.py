@@ -110,6 +110,12 @@ class Options:
     hang_timeout_s: float | None = _declared(
         None, "--hang-timeout", "S", "stop when ranks have waited S seconds for others in one place", read=seconds,
         default="only say so", keyword="hang_timeout_s")
+    max_restarts: int | None = _declared(
+        None, "--max-restarts", "N", "start the cell again when a rank is lost, at most N times", read=count,
+        default="end with the first loss", synonyms=("max-retries",))
+    restart_on: str | None = _declared(
+        None, "--restart-on", "WHAT", "with `error`, an exception of a rank is a reason, too", default="lost",
+        choices=("lost", "error"))
     check: bool = _declared(
         False, "--check", "", "fail at once when ranks call different collectives, or with different shapes",
         read=switch)
@@ -360,6 +366,8 @@ def _refuse_nonsense(options: Options, say: Say) -> None:
         raise OptionsError(
             f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
         )
+    if options.restart_on and not options.max_restarts:
+        raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the number of restarts at most")
     size = options.gpus or options.ranks
     if size and options.on and options.on[-1] >= size:
         raise OptionsError(f"{named('on')} names rank {options.on[-1]}, but {size} ranks count from 0 to {size - 1}")

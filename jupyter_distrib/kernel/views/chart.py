@@ -36,7 +36,8 @@ def chart_of(record: RunRecord) -> str:
     rows = -(-len(shown) // COLUMNS)
     width, height = WIDTH * min(COLUMNS, len(shown)), HEIGHT * rows
     parts = [
-        f'<g transform="translate({WIDTH * (index % COLUMNS)} {HEIGHT * (index // COLUMNS)})">{_chart(name, drawn)}</g>'
+        f'<g transform="translate({WIDTH * (index % COLUMNS)} {HEIGHT * (index // COLUMNS)})">'
+        f"{_chart(name, drawn, _lost(record, name))}</g>"
         for index, (name, drawn) in enumerate(shown)
     ]
     svg = (
@@ -67,17 +68,28 @@ def _lines(record: RunRecord, name: str) -> list[tuple[int, list[Point]]]:
     return [(rank, points) for rank, points in reversed(lines) if points]
 
 
+def _lost(record: RunRecord, name: str) -> list[list[Point]]:
+    lines = (_reported(rank, name, lost=True) for rank in record.ranks.values())
+    return [points for points in lines if points]
+
+
 def _points(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
-    points = [(float(sample.step), sample.values[name]) for sample in rank.history if name in sample.values]
-    points = [point for point in points if isfinite(point[1])]
+    points = _reported(rank, name, lost=False)
     yield from points[:: -(-len(points) // most) or 1][:-1]
     yield from points[-1:]
 
 
-def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
-    """Draw the title, the lines, and at the right the highest value, the lowest, and the first rank's last one."""
-    xs = [x for _, points in lines for x, _ in points]
-    ys = [y for _, points in lines for _, y in points]
+def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
+    """Return the reported values; those that count, or those of steps that a later attempt has computed again."""
+    points = ((sample.step, sample.values.get(name)) for sample in rank.history if sample.lost == lost)
+    return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
+
+
+def _chart(name: str, lines: Sequence[tuple[int, list[Point]]], lost: Sequence[list[Point]]) -> str:
+    """Draw the title, the lines, and at the right the highest value, the lowest, and the first rank's last one; dashed
+    what later attempts have computed again."""
+    xs = [x for points in (*(points for _, points in lines), *lost) for x, _ in points]
+    ys = [y for points in (*(points for _, points in lines), *lost) for _, y in points]
     low, high = min(ys), max(ys)
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     across = width / ((max(xs) - min(xs)) or 1)
@@ -87,12 +99,16 @@ def _chart(name: str, lines: Sequence[tuple[int, list[Point]]]) -> str:
         f'<text x="{LEFT + width}" y="{HEIGHT - 3}" fill="{TEXT}" text-anchor="end">step {max(xs):g}</text>',
     ]
     first, start = min(rank for rank, _ in lines), min(xs)
+
+    def spots(points: Sequence[Point]) -> str:
+        places = ((LEFT + (x - start) * across, TOP + (1 - _share(y, low, high)) * height) for x, y in points)
+        return "L".join(f"{x:.0f} {y:.1f}" for x, y in places)
+
+    for points in lost:
+        parts.append(f'<path d="M{spots(points)}" stroke="{TEXT}" stroke-dasharray="3 3" stroke-linejoin="round"/>')
     for rank, points in lines:
-        spots = [
-            f"{LEFT + (x - start) * across:.0f} {TOP + (1 - _share(y, low, high)) * height:.1f}" for x, y in points
-        ]
         style = f'stroke="{FIRST}" stroke-width="1.8"' if rank == first else f'stroke="{OTHERS}" stroke-opacity=".55"'
-        parts.append(f'<path d="M{"L".join(spots)}" {style} stroke-linejoin="round"/>')
+        parts.append(f'<path d="M{spots(points)}" {style} stroke-linejoin="round"/>')
     for y, value in ((TOP + 4, high), (TOP + height, low)):
         parts.append(f'<text x="{LEFT + width + 6}" y="{y}" fill="{TEXT}">{value:.3g}</text>')
     last = dict(lines)[first][-1][1]

@@ -34,7 +34,7 @@ def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:
 
 def origin(record: RunRecord) -> float:
     """Return the time from which the times of a state are counted."""
-    return min((rank.started_at_s for rank in record.ranks.values() if rank.started_at_s is not None), default=0.0)
+    return record.began_at_s or 0.0
 
 
 def head(record: RunRecord) -> dict[str, Any]:
@@ -112,8 +112,10 @@ def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
 
 
 def history(rank: RankRecord) -> list[dict[str, Any]]:
+    """Return the reported numbers, with a mark at steps that a later attempt has computed again."""
     return [
         {"step": sample.step, "values": {name: number(value) for name, value in sample.values.items()}}
+        | ({"lost": True} if sample.lost else {})
         for sample in rank.history
     ]
 

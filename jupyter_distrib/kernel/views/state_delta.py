@@ -122,13 +122,15 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
 
 def columns(rank: RankRecord, points: int) -> dict[str, Any]:
     """Return a history as columns, `{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about `points` points of all
-    metrics together, evenly spaced and always with the last ones, and the number of metrics left out."""
+    metrics together, evenly spaced and always with the last ones, and the number of metrics left out. Steps that a
+    later attempt has computed again are not among them."""
     most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
     names = list(rank.metrics)[:most]
-    stride = -(-len(rank.history) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
-    samples = rank.history[::stride]
-    if samples[-1] is not rank.history[-1]:
-        samples.append(rank.history[-1])
+    kept = [sample for sample in rank.history if not sample.lost]
+    stride = -(-len(kept) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
+    samples = kept[::stride]
+    if samples[-1] is not kept[-1]:
+        samples.append(kept[-1])
     values: dict[str, Any] = {"step": [sample.step for sample in samples], "left": len(rank.metrics) - len(names)}
     for name in names:
         values[f"={name}"] = [_short(sample.values.get(name)) for sample in samples]

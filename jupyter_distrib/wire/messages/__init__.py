@@ -70,6 +70,7 @@ from jupyter_distrib.wire.messages.run_events import (
     Moved,
     Noted,
     Progressed,
+    Restarted,
     Returned,
     Sampled,
     StackSeen,
@@ -176,6 +177,7 @@ __all__ = [
     "RelayReturned",
     "ReplaceStreams",
     "ResetGroups",
+    "Restarted",
     "Returned",
     "RunEvent",
     "Sampled",
@@ -239,6 +241,7 @@ RunEvent = (
     | Interrupted
     | Exited
     | TimedOut
+    | Restarted
     | Ended
 )
 """Events that a `RunRecord` folds."""

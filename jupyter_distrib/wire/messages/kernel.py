@@ -83,6 +83,12 @@ class Execute:
     """Seconds of waiting in one place for other ranks after which the agent stops the run."""
     label: str = ""
     """The run's name in lists: `Cell In[5]`."""
+    max_restarts: int = 0
+    """Number of times that the run is started again after the loss of a rank, see `Restarted`."""
+    restart_on_error: bool = False
+    """Whether an exception of a rank is a reason for that, too."""
+    attempt: int = 0
+    """Number of restarts so far."""
 
 
 @message

@@ -228,6 +228,20 @@ class TimedOut:
 
 
 @message
+class Restarted:
+    """The run has ended for this cause and begins again: what its ranks have returned is void, and every rank that was
+    lost is replaced. The events that follow are of the next attempt."""
+
+    run: str
+    attempt: int
+    """Number of this restart, from 1."""
+    max_restarts: int
+    cause: str
+    """`rank 1 was lost (killed by SIGKILL)`."""
+    at_s: float
+
+
+@message
 class Ended:
     """Every rank of the run has ended and all its output was read. The last event of a run."""
 

@@ -1,0 +1,85 @@
+"""One run that is started again when a rank is lost (`--max-restarts`): keeps the command and the parcel until the last
+attempt has ended. Runs in the loop of the agent, or of the coordinator.
+
+    Execute --> attempt 0 --> events --> client      its end is told as Restarted, and the run begins again as soon as
+                                                     the worker group has replaced its ranks
+            --> attempt 1 --> events --> client      the end of the last attempt is told as it is
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from jupyter_distrib.server.pending_cell import PendingCell, Tell
+from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
+from jupyter_distrib.wire.descriptors import Descriptors
+from jupyter_distrib.wire.messages import Ended, Event, Execute, Noted, Restarted
+
+
+class Attempts:
+    """The attempts of one run.
+
+    Args:
+        command: The command to execute.
+        parcel: The descriptors of its inputs.
+        tell: Sends events of the run.
+        execute: Executes a command on the worker group, now or when its ranks are ready; returns whether there is one.
+        soon: Calls a function when what has happened by now is handled: the worker group repairs itself meanwhile.
+        on_over: Called with the run's id when the last attempt has ended.
+    """
+
+    def __init__(
+        self,
+        command: Execute,
+        parcel: Descriptors,
+        tell: Tell,
+        *,
+        execute: Callable[[Execute, Descriptors, Tell], bool],
+        soon: Callable[[Callable[[], None]], None],
+        on_over: Callable[[str], object],
+    ) -> None:
+        self.command = command
+        self._parcel = Descriptors(parcel.take())
+        self._tell, self._execute, self._soon, self._on_over = tell, execute, soon, on_over
+        self._policy = RestartPolicy(command.max_restarts, on_error=command.restart_on_error)
+        self._began_s = time.monotonic()
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin the next attempt; if the run was stopped meanwhile, or has no ranks any more, it ends here."""
+        command = replace(self.command, attempt=self._policy.attempt, timeout_s=self._time_left_s())
+        copies = Descriptors.duplicates(self._parcel)
+        if self._stopped or not self._execute(command, copies, self.tell):
+            PendingCell(command=command, descriptors=copies, tell=self.tell).cancel()
+
+    def stop(self) -> None:
+        """Record that the user stops the run."""
+        self._stopped = True
+        self._policy.stop()
+
+    def tell(self, event: Event, fds: tuple[int, ...]) -> None:
+        """Send an event of the run, unless it is the end of an attempt that is not the last."""
+        self._policy.take(event)
+        if not isinstance(event, Ended):
+            return self._tell(event, fds)
+        decision = self._policy.decide()
+        if isinstance(decision, Restart):
+            self._tell(self._restarted(decision.cause), ())
+            return self._soon(self.start)
+        if decision.reason:
+            self._tell(Noted(run=self.command.run, rank=None, text=decision.reason), ())
+        self._parcel.close()
+        self._on_over(self.command.run)
+        self._tell(event, fds)
+
+    def _restarted(self, cause: str) -> Restarted:
+        attempt, command = self._policy.attempt, self.command
+        return Restarted(
+            run=command.run, attempt=attempt, max_restarts=command.max_restarts, cause=cause, at_s=time.monotonic()
+        )
+
+    def _time_left_s(self) -> float | None:
+        limit_s = self.command.timeout_s
+        return None if limit_s is None else max(0.001, limit_s - (time.monotonic() - self._began_s))

@@ -1,0 +1,145 @@
+"""Decides whether a run that has ended is started again (`--max-restarts`). Pure; runs in the loop of the agent, or of
+the coordinator.
+
+a rank was lost                                   started again
+a rank raised                                     only with `--restart-on error`
+it was stopped, or ran into a time limit          never
+ended twice at one place, with no step between    not again: it would go on like that
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from jupyter_distrib.wire.messages import Event, Exited, Failed, Interrupted, Measured, Progressed, TimedOut
+
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, None)
+"""The exit codes of ranks that have met their end at any place: these ends tell nothing of the cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """The decision to start the run again."""
+
+    cause: str
+    """`rank 1 was lost (killed by SIGKILL)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRestart:
+    """The decision that the run has ended."""
+
+    reason: str = ""
+    """A sentence on why it is not started again, if that was asked for and could be expected."""
+
+
+Decision: TypeAlias = Restart | NoRestart
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """What is known of one attempt."""
+
+    lost: Exited | None = None
+    """The first rank that was lost."""
+    failed: Failed | None = None
+    """The first rank that raised."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """The highest step that was reported, by the name of the loop or number."""
+
+
+class RestartPolicy:
+    """The attempts of one run.
+
+    Args:
+        max_restarts: How often it may be started again.
+        on_error: Whether an exception of the user's is a reason, too.
+    """
+
+    def __init__(self, max_restarts: int, *, on_error: bool) -> None:
+        self._max_restarts, self._on_error = max_restarts, on_error
+        self.attempt = 0
+        """The number of restarts so far."""
+        self._now, self._before = _Attempt(), _Attempt()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Record that the user, or a limit, has ended the run."""
+        self._stopped = True
+
+    def take(self, event: Event) -> None:
+        """Take an event of the run."""
+        now = self._now
+        match event:
+            case Exited() if not event.asked:
+                now.lost = now.lost or event
+            case Failed():
+                now.failed = now.failed or event
+            case Progressed():
+                now.steps[event.label] = max(event.step, now.steps.get(event.label, event.step))
+            case Measured():
+                for name in event.values:
+                    now.steps[f"report {name}"] = max(event.step, now.steps.get(f"report {name}", event.step))
+            case TimedOut():
+                self.stop()
+            case Interrupted() if now.lost is None and now.failed is None:
+                self.stop()  # by somebody else: the others are interrupted after the first that ended
+
+    def decide(self) -> Decision:
+        """Decide at the end of an attempt; with `Restart`, the next one begins."""
+        now, before = self._now, self._before
+        cause = _loss(now.lost) if now.lost else _error(now.failed) if now.failed and self._on_error else ""
+        if self._stopped or not cause:
+            return NoRestart()
+        if self.attempt >= self._max_restarts:
+            return NoRestart(reason=f"{cause}; not started again, since --max-restarts {self._max_restarts} is used up")
+        if self.attempt and _place(now) is not None and _place(now) == _place(before) and not _goes_on(now, before):
+            return NoRestart(
+                reason=f"{cause}, at the same place as before and with no step in between: not started again, since it "
+                "would end there each time"
+            )
+        self.attempt += 1
+        self._now, self._before = _Attempt(), now
+        return Restart(cause=cause)
+
+
+def _loss(event: Exited) -> str:
+    return f"rank {event.rank} was lost ({_end(event)})"
+
+
+def _end(event: Exited) -> str:
+    if event.out_of_memory:
+        return "killed, because memory ran out"
+    if event.exit_code is None:
+        return event.last_lines[-1] if event.last_lines else "its process is gone"
+    if event.exit_code >= 0:
+        return f"exit code {event.exit_code}"
+    try:
+        return f"killed by {signal.Signals(-event.exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-event.exit_code}"
+
+
+def _error(event: Failed) -> str:
+    frames = event.failure.frames
+    line = f", line {frames[-1].line}" if frames else ""
+    return f"rank {event.rank} raised {event.failure.type_name.rpartition('.')[2]}{line}"
+
+
+def _place(attempt: _Attempt) -> object:
+    """Return where an attempt has ended; None if that is not known."""
+    if (lost := attempt.lost) is not None:
+        if lost.exit_code in _FROM_OUTSIDE and not lost.out_of_memory:
+            return None
+        return lost.exit_code, lost.out_of_memory, tuple((each.filename, each.line) for each in lost.frames)
+    if attempt.failed is None:
+        return None
+    failure = attempt.failed.failure
+    return failure.type_name, tuple((each.filename, each.line) for each in failure.frames)
+
+
+def _goes_on(now: _Attempt, before: _Attempt) -> bool:
+    """Return whether an attempt has come further than the one before it."""
+    return any(step > before.steps.get(name, -1) for name, step in now.steps.items())

@@ -1,0 +1,185 @@
+"""`--max-restarts`: a rank that is killed costs the steps since the last checkpoint, and nothing else. Real kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+LINE = "%%distributed --ranks 2 --strategy ddp --max-restarts {}\n"
+DIE = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+TRAIN = """
+import os, time, torch, jupyter_distrib
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from sklearn.datasets import load_digits
+
+def train(folder, pause_s=0.0):
+    digits = load_digits()
+    x, y = torch.tensor(digits.data[:640], dtype=torch.float32) / 16, torch.tensor(digits.target[:640])
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    plain = jupyter_distrib.resume(folder, model=model, optimizer=optimizer, loader=loader)
+    for epoch in range(plain.get("epoch", 0), 4):
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            time.sleep(pause_s)
+            jupyter_distrib.save(
+                folder, every_s=0.02, keep=2, model=model, optimizer=optimizer, loader=loader, epoch=epoch)
+    jupyter_distrib.save(folder, keep=2, model=model, optimizer=optimizer, loader=loader, epoch=4)
+"""
+
+KILL = """
+import random, signal
+
+def kill(run, times, seed):
+    chance = random.Random(seed)
+    for number in range(times):
+        time.sleep(chance.uniform(0.2, 0.8))
+        while len(run.record.restarts) < number or any(
+                rank.state != "running" for rank in run.record.ranks.values()):
+            assert not run.done(), "it has ended before it was killed"
+            time.sleep(0.01)
+        os.kill(run.record.ranks[chance.randrange(2)].pid, signal.SIGKILL)
+        while len(run.record.restarts) == number and not run.done():
+            time.sleep(0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def book(shared_notebook: Notebook) -> Notebook:
+    shared_notebook.ok(TRAIN)
+    return shared_notebook
+
+
+def test_g10_a_rank_that_is_lost_once_is_started_again_and_knows_it(book: Notebook) -> None:
+    ended = book.ok(
+        f"{LINE.format(3)}import os\ncount = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        f"if count == '0' and rank == 1:\n    print('dies')\n    {DIE.replace(chr(10), chr(10) + '    ')}\n"
+        "import torch.distributed as dist\ndist.barrier()\n"
+        "(int(count), int(os.environ['TORCHELASTIC_MAX_RESTARTS']))"
+    )
+
+    assert ended.result == "ranks 0-1: (1, 3)"
+    assert "attempt 2 of 4, since rank 1 was lost (killed by SIGKILL)" in ended.text
+    assert "dies" in ended.text
+
+
+def test_g10_results_are_those_of_the_last_attempt(book: Notebook) -> None:
+    ended = book.ok(
+        "%%distributed --ranks 2 --max-restarts 1\nimport os, time\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        f"if first and rank == 1:\n    time.sleep(0.3)\n    {DIE.replace(chr(10), chr(10) + '    ')}\n"
+        "'stale' if first else rank"
+    )
+
+    assert ended.result == "rank 0: 0\nrank 1: 1"
+
+
+def test_g10_an_exception_is_no_reason_unless_asked(book: Notebook) -> None:
+    body = "import os\ncount = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nif not count: 1 / 0\ncount"
+
+    failed = book.fails(f"{LINE.format(2)}{body}")
+    again = book.ok(f"{LINE.format('2 --restart-on error')}{body}")
+
+    assert failed.ename == "ZeroDivisionError"
+    assert "attempt" not in failed.text
+    assert again.result == "ranks 0-1: 1"
+    assert "attempt 2 of 3, since rank" in again.text
+
+
+def test_g10_a_crash_loop_ends_and_says_so(book: Notebook) -> None:
+    failed = book.fails(
+        f"{LINE.format(9)}import ctypes\nif rank == 0:\n    ctypes.string_at(0)\nimport time\ntime.sleep(60)"
+    )
+
+    assert "RankLost" in failed.ename
+    assert "at the same place as before and with no step in between: not started again" in failed.text
+    assert "attempt 3" not in failed.text
+    assert book.ok(f"{LINE.format(1)}rank").result == "rank 0: 0\nrank 1: 1"
+
+
+def test_g10_restarts_that_are_used_up_are_said(book: Notebook) -> None:
+    failed = book.fails(
+        f"{LINE.format(1)}import time\nif rank == 1:\n    {DIE.replace(chr(10), chr(10) + '    ')}\ntime.sleep(60)"
+    )
+
+    assert "not started again, since --max-restarts 1 is used up" in failed.text
+
+
+def test_g10_stop_is_no_reason(book: Notebook) -> None:
+    book.start(f"{LINE.format(5)}import time\nprint('sleeps')\ntime.sleep(60)")
+    book.until("sleeps")
+    book.interrupt()
+    ended = book.finish()
+
+    assert ended.ename == "KeyboardInterrupt"
+    assert "attempt" not in ended.text
+
+
+def test_g10_steps_that_are_computed_again_are_marked(book: Notebook) -> None:
+    book.ok(
+        "%%distributed --ranks 1 --max-restarts 1 --detach\nimport os, time, jupyter_distrib\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "for step in range(10 if first else 13, 20):\n"
+        "    jupyter_distrib.report(loss=100. / (step + 1), step=step)\n    time.sleep(0.02)\n"
+        f"    if first and step == 14:\n        time.sleep(0.5)\n        {DIE.replace(chr(10), chr(10) + '        ')}"
+    )
+
+    book.ok("run = _\nrun.result()")
+
+    lost = book.ok("[sample.step for sample in run.record.ranks[0].history if sample.lost]")
+    assert lost.result == "[13, 14]"
+    assert book.ok("[each.cause for each in run.record.restarts]").result == "['rank 0 was lost (killed by SIGKILL)']"
+    assert (
+        book.ok(
+            "import base64, re\nfrom jupyter_distrib.kernel.views.chart import chart_of\n"
+            "'dasharray' in base64.b64decode(re.search('base64,([^\"]+)', chart_of(run.record))[1]).decode()"
+        ).result
+        == "True"
+    )
+
+
+def test_g10_a_detached_run_is_started_again_without_its_kernel(book: Notebook) -> None:
+    folder = Path(book.ok("os.getcwd()").result.strip("'"))
+    with Notebook(folder) as other:
+        other.ok("%load_ext jupyter_distrib")
+        other.ok(
+            "%%distributed --ranks 2 --max-restarts 1 --detach\nimport os, time\n"
+            "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+            "while not os.path.exists('go'):\n    time.sleep(0.05)\n"
+            f"if first and rank == 1:\n    {DIE.replace(chr(10), chr(10) + '    ')}\nif first: time.sleep(60)\nrank + 10"
+        )
+    (folder / "go").touch()
+
+    ended = book.ok("job = get_ipython().run_line_magic('distributed_attach', '')\njob.result(timeout_s=60)")
+    assert book.ok("job.record.restarts[0].cause").result == "'rank 1 was lost (killed by SIGKILL)'"
+    assert ended.result == "rank 0: 10\nrank 1: 11"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_g10_h10_a_training_killed_at_three_random_moments_ends_with_the_weights_of_an_undisturbed_one(
+    book: Notebook, strategy: str
+) -> None:
+    seed = int.from_bytes(os.urandom(3))
+    line = f"%%distributed --ranks 2 --strategy {strategy} --max-restarts 9"
+    book.ok(f"{line}\ntrain('calm-{strategy}')")
+    book.ok(f"{line} --detach\ntrain('wild-{strategy}', 0.03)")
+    killed = book.ok(f"run = _\n{KILL}\nkill(run, 3, {seed})\nrun.result()\nlen(run.record.restarts)")
+
+    assert killed.result == "3", seed
+    same = book.ok(
+        f"calm, wild = (jupyter_distrib.load(name)['model'] for name in ('calm-{strategy}', 'wild-{strategy}'))\n"
+        "all(torch.equal(calm[name], wild[name]) for name in calm)"
+    )
+    assert same.result == "True", seed
