@@ -40,7 +40,7 @@ Decision: TypeAlias = Restart | NoRestart
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """What is known of one attempt."""
+    """The facts about one attempt."""
 
     lost: Exited | None = None
     """The first rank that was lost."""

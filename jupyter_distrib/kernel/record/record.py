@@ -160,8 +160,8 @@ class RunRecord:
         """The current stall, or the one in which an ended run was stopped."""
         self.restarts: list[Restarted] = []
         """The restarts of the run after the loss of a rank, each with its cause."""
-        self.began_at_s: float | None = None
-        """The start of the first rank, in the first attempt."""
+        self._first_began_at_s: float | None = None
+        """The start of the first attempt, if there is a second one."""
         self.changes = 0
         """The number of events so far, by which a view decides whether to draw."""
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -230,6 +230,13 @@ class RunRecord:
         return all(rank.state == "done" for rank in self.ranks.values())
 
     @property
+    def began_at_s(self) -> float | None:
+        """Return the start of the first rank, in the first attempt; None as long as none has started."""
+        if self.restarts:
+            return self._first_began_at_s
+        return min((rank.started_at_s for rank in self.ranks.values() if rank.started_at_s is not None), default=None)
+
+    @property
     def elapsed_s(self) -> float:
         """Return the time from the first rank's start to the last event; a running view adds its own clock."""
         began_at_s, last_at_s = self.began_at_s, self._last_at_s
@@ -270,8 +277,6 @@ class RunRecord:
 
     def _start(self, rank: RankRecord, event: Started) -> None:
         rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
-        if not self.restarts:
-            self.began_at_s = event.at_s if self.began_at_s is None else min(event.at_s, self.began_at_s)
 
     def _write(self, rank: RankRecord, event: Wrote) -> None:
         stream = self._streams.setdefault((event.rank, event.stream), Stream())
@@ -345,6 +350,7 @@ class RunRecord:
         """Begin the next attempt: each rank anew, but for what it has shown and reported."""
         self._finish_lines()
         self._streams.clear()
+        self._first_began_at_s = self.began_at_s
         self.restarts.append(event)
         self.stall = None
         for number, old in self.ranks.items():

@@ -164,7 +164,7 @@ REFUSED_LINES = [
     ("--timeout_s 3", "unknown option --timeout_s: did you mean --timeout?"),
     ("--nproc_per_node 2", "unknown option --nproc_per_node: did you mean --gpus?"),
     ("--restart-on error", "--restart-on needs --max-restarts, the number of restarts at most"),
-    ("--max-restarts 2 --restart-on all", "--restart-on must be lost or error; got 'all'"),
+    ("--max-restarts 2 --restart-on all", "--restart-on all is not known: choose lost or error"),
     ("--max-restarts 0", "--max-restarts wants a whole number, at least 1; got '0'"),
     ("--async", "unknown option --async: did you mean --detach?"),
     ("--xyz", f"unknown option --xyz: choose {EVERY}"),
