@@ -160,9 +160,10 @@ def test_g10_a_detached_run_is_started_again_without_its_kernel(book: Notebook) 
             "while not os.path.exists('go'):\n    time.sleep(0.05)\n"
             f"if first and rank == 1:\n    {DIE.replace(chr(10), chr(10) + '    ')}\nif first: time.sleep(60)\nrank + 10"
         )
+        name = other.ok("_.id").result.strip("'")
     (folder / "go").touch()
 
-    ended = book.ok("job = get_ipython().run_line_magic('distributed_attach', '')\njob.result(timeout_s=60)")
+    ended = book.ok(f"job = get_ipython().run_line_magic('distributed_attach', '{name}')\njob.result(timeout_s=60)")
     assert book.ok("job.record.restarts[0].cause").result == "'rank 1 was lost (killed by SIGKILL)'"
     assert ended.result == "rank 0: 10\nrank 1: 11"
 
