@@ -68,20 +68,7 @@ class Leases:
         free."""
         if gpu.uuid in self._held:
             return _sentence(self._held[gpu.uuid][1])
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.setblocking(False)
-            try:
-                sock.connect(_address(gpu))
-            except BlockingIOError:  # it has stopped answering
-                return _NOBODY
-            except OSError:
-                return ""
-            user = _user_of(sock)
-            sock.settimeout(ANSWER_S)
-            with suppress(OSError):
-                if told := sock.recv(4096).decode(errors="replace"):
-                    return _sentence(told, user)
-            return user or _NOBODY
+        return holder_elsewhere(gpu)
 
     def _answer(self, uuid: str) -> None:
         """Send a process that has connected the time since which the GPU is taken, and to the same user the notebook's
@@ -94,6 +81,24 @@ class Leases:
                     about = json.dumps({"since": json.loads(about)["since"]})
                 sock.setblocking(False)
                 sock.send(about.encode())
+
+
+def holder_elsewhere(gpu: Gpu) -> str:
+    """Return the holder of a GPU that another process has leased, as `Leases.holder` does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(_address(gpu))
+        except BlockingIOError:  # it has stopped answering
+            return _NOBODY
+        except OSError:
+            return ""
+        user = _user_of(sock)
+        sock.settimeout(ANSWER_S)
+        with suppress(OSError):
+            if told := sock.recv(4096).decode(errors="replace"):
+                return _sentence(told, user)
+        return user or _NOBODY
 
 
 def _address(gpu: Gpu) -> str:

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
-    "pools/command": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
+    "pools/command": {"agent", "coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
     "pools/ssh": {"errors", "options", "pools", "pools/command", "wire"},
     "pools/ray": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
     # the notebook's kernel

@@ -56,7 +56,7 @@ def become(folder):
     os.execv(sys.executable, [sys.executable, "-c", run, folder] + [str(fd) for fd in ends])
 
 try:
-    os.write(1, ("\0@MARK@ %d.%d\n" % sys.version_info[:2]).encode())
+    os.write(1, ("\0:@MARK@ %d.%d\n" % sys.version_info[:2]).encode())
     become(put())
 except BaseException as error:
     os.write(2, ("\n%s\n" % error).encode())
@@ -80,7 +80,7 @@ def line(mark: str, kind: str, module: str) -> bytes:
 
 def found(mark: str, heard: bytes) -> tuple[int, int] | None:
     """Return the version of the Python that runs the program, once its mark has come; else None."""
-    match = re.search(rb"\0" + mark.encode() + rb" (\d+)\.(\d+)\n", heard)
+    match = re.search(rb"\0:" + mark.encode() + rb" (\d+)\.(\d+)\n", heard)
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -28,7 +28,7 @@ from jupyter_distrib.wire.messages import (
     RelayReturned,
 )
 
-SILENT_ALIVES = 4
+SILENT_ALIVES = 8
 """Number of keep-alives that may be missing before the host is taken to be lost."""
 
 
@@ -174,7 +174,7 @@ class PipeChannel:
         if self._lost is not None:
             return
         self._silent += 1
-        if self._silent > SILENT_ALIVES:
+        if self._silent >= SILENT_ALIVES:
             return self.lose(f"nothing has come from it for {SILENT_ALIVES * ALIVE_S:g} s")
         self._send(RelayAlive())
         self._loop.later(ALIVE_S, self._keep_alive)

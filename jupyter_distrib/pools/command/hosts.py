@@ -23,12 +23,18 @@ class Host:
 
 
 def read_hosts(name: str, text: str) -> tuple[Host, ...]:
-    """Read hosts such as `a,b:2`; the reader of the option."""
+    """Read hosts such as `a,b:2`."""
     hosts = tuple(_host(name, part.strip()) for part in text.split(","))
     names = [host.name for host in hosts]
     if twice := next((each for each in names if names.count(each) > 1), ""):
         raise OptionsError(f"{name} names {twice} twice: write {twice}:N for N ranks there")
     return hosts
+
+
+def checked_hosts(name: str, text: str) -> str:
+    """Return the text if `read_hosts` can read it; the reader of the option, whose value the pool gets as text."""
+    read_hosts(name, text)
+    return text
 
 
 def _host(name: str, text: str) -> Host:

@@ -18,6 +18,7 @@ from typing import Any
 
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.coordinator.relay_inbox import RelayInbox
+from jupyter_distrib.pools.command import host_gpus
 from jupyter_distrib.system import control_groups, network_interfaces
 from jupyter_distrib.wire.messages import (
     Message,
@@ -31,9 +32,9 @@ from jupyter_distrib.wire.messages import (
 )
 from jupyter_distrib.wire.pipe_link import PipeLink
 
-ALIVE_S = 2.0
+ALIVE_S = 1.0
 """Seconds between keep-alives."""
-SILENT_ALIVES = 6
+SILENT_ALIVES = 12
 """Number of keep-alives that may be missing before the other side is taken to be gone."""
 PART_BYTES = 1 << 20
 END_S = 5.0
@@ -120,6 +121,8 @@ class PipedRelay:
             case "use_address":
                 self._started.address = str(arguments[0])
                 return None
+            case "gpus":
+                return host_gpus.look(*arguments)
             case "logs":
                 return self._started.logs(*arguments)
             case "end":
@@ -133,9 +136,7 @@ class PipedRelay:
         assert self._relay is not None, "it has not been started"
         return self._relay
 
-    def _start(
-        self, label: str, session: str, interface: str, env: Mapping[str, str], *, count_gpus: bool
-    ) -> dict[str, Any]:
+    def _start(self, label: str, session: str, interface: str, env: Mapping[str, str]) -> dict[str, Any]:
         """Start the agent; return what the plan of the worker group needs."""
         address, outer = own_address(interface)
         self._relay = relay.Relay(
@@ -147,7 +148,6 @@ class PipedRelay:
             "machine": relay.machine(),
             "cpus": control_groups.cores(),
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "gpus": tuple(relay.gpu_names()) if count_gpus else (),
         }
 
     # ------------------------------------------------------------------------------------------------ ending

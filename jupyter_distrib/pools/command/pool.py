@@ -10,11 +10,11 @@ from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option, count
 from jupyter_distrib.pools.base import IDLE, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.command import lacking
-from jupyter_distrib.pools.command.hosts import read_hosts
+from jupyter_distrib.pools.command.hosts import checked_hosts
 from jupyter_distrib.pools.local import Home, LocalNode, fingerprint, greeted
 from jupyter_distrib.wire.messages import Hello
 
-HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=read_hosts)
+HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=checked_hosts)
 PYTHON_THERE = Option(
     flag="--python", metavar="COMMAND", meaning="the interpreter there, with torch", default="python3"
 )

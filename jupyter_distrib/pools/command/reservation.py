@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
-from jupyter_distrib.pools.command.connect import HostConnection, connect
+from jupyter_distrib.pools.command.connect import connect
+from jupyter_distrib.pools.command.host_gpus import HostGpus
 from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
 from jupyter_distrib.pools.command.transfer import PipeTransfer
 from jupyter_distrib.system.call_soon import CallSoon
@@ -24,6 +26,12 @@ from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, Hello, NodeStatus, 
 
 CONNECTING = 64
 """Number of hosts that are connected to at a time."""
+LEAVING_S = 3.0
+"""Seconds to wait for GPUs even if the command does not wait: a worker group that was just closed may have them."""
+AGAIN_S = 0.5
+GPUS_S = 30.0
+"""Seconds in which the driver of a host has to answer."""
+_GIVEN_UP = "the ranks were given up while they were waited for."
 Facts = Mapping[str, Any]
 
 
@@ -56,7 +64,7 @@ class Hosts:
 
     def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> HostsReservation:
         """See `coordinator.engine.Reserve`."""
-        return HostsReservation(self, command, hello)
+        return HostsReservation(self, command, hello, say)
 
     def ask(self, tell: Callable[[tuple[NodeStatus, ...] | None], None]) -> None:
         """Report the hosts that have been connected to; see `Coordinator.ask_nodes`."""
@@ -68,11 +76,14 @@ class HostsReservation:
 
     address_advice = "name the network interface that leads to them by --interface (interface = ...)"
 
-    def __init__(self, of: Hosts, command: OpenWorkerGroup, hello: Hello) -> None:
-        self._of, self._command, self._hello = of, command, hello
+    def __init__(self, of: Hosts, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+        self._of, self._command, self._hello, self._say = of, command, hello, say
         self.engine = of.command.engine
         self._given_up = threading.Event()
         self._channels: list[PipeChannel] = []
+        self._gpus: dict[str, tuple[str, ...]] = {}
+        """Names of the GPUs of each host."""
+        self._said = ""
 
     def acquire(self) -> ReservedNodes:
         wanted = self._first_choice()
@@ -80,30 +91,35 @@ class HostsReservation:
         if failures:
             more, further = self._connect([host for host in self._of.options.hosts if host not in wanted])
             found, failures = {**found, **more}, {**failures, **further}
-        hosts = [host for host in self._of.options.hosts if host.name in found]
+        candidates = [
+            _Candidate(host=host, channel=found[host.name]) for host in self._of.options.hosts if host.name in found
+        ]
         try:
-            if not hosts:
+            if not candidates:
                 raise PoolError(_none_left(list(failures.values())))
-            gpus, shape = self._shape(hosts, [found[host.name].facts for host in hosts], failures)
-        except PoolError:
+            gpus, shape = self._shape(candidates, failures)
+        except Exception:
             _end_all(list(found.values()))
             raise
-        _end_all([found[host.name] for host, size in zip(hosts, shape, strict=True) if not size])
-        chosen = [(host, found[host.name], size) for host, size in zip(hosts, shape, strict=True) if size]
-        self._channels = [PipeChannel(each, self._of.loop, self._of.calls) for _, each, _ in chosen]
-        for channel in self._channels:
-            self._of.calls.put(channel.open)
-        addresses = _addresses([each.facts for _, each, _ in chosen])
+        _end_all([each.channel for each, size in zip(candidates, shape, strict=True) if not size])
+        return self._reserved(
+            [(each, size) for each, size in zip(candidates, shape, strict=True) if size],
+            gpus=gpus,
+            engine_has_gpus=any(self._gpus.values()),
+            remark=" ".join(failures.values()),
+        )
+
+    def _reserved(self, chosen: Sequence[tuple[_Candidate, int]], **more: Any) -> ReservedNodes:
+        self._channels = [each.channel for each, _ in chosen]
+        addresses = _addresses([channel.connection.facts for channel in self._channels])
         for channel, address in zip(self._channels, addresses, strict=True):
             channel.order("use_address", address)
         return ReservedNodes(
             channels=self._channels,
             addresses=addresses,
-            sizes=[size for _, _, size in chosen],
-            gpus=gpus,
-            engine_has_gpus=any(each.facts["gpus"] for each in found.values()),
-            names=[host.name for host, _, _ in chosen],
-            remark=" ".join(failures.values()),
+            sizes=[size for _, size in chosen],
+            names=[each.host.name for each, _ in chosen],
+            **more,
         )
 
     def give_up(self) -> None:
@@ -111,10 +127,7 @@ class HostsReservation:
 
     def release(self) -> None:
         self._given_up.set()
-        for channel in self._channels:
-            channel.order("end")
-            channel.close()
-        _end_all([channel.connection for channel in self._channels])
+        _end_all(self._channels)
 
     def is_room_wanted(self) -> bool:
         return False  # hosts are not reserved for anybody
@@ -142,8 +155,8 @@ class HostsReservation:
             return hosts
         return [host for host, ranks in zip(hosts, shape, strict=True) if ranks]
 
-    def _connect(self, hosts: Sequence[Host]) -> tuple[dict[str, HostConnection], dict[str, str]]:
-        """Connect to hosts side by side; return the connections and the reasons for hosts that have none, by name.
+    def _connect(self, hosts: Sequence[Host]) -> tuple[dict[str, PipeChannel], dict[str, str]]:
+        """Connect to hosts side by side; return the channels and the reasons for hosts that have none, by name.
 
         Raises:
             PoolError: It was given up.
@@ -157,41 +170,96 @@ class HostsReservation:
         failures = {name: str(error) for name, future in futures.items() if (error := future.exception()) is not None}
         if self._given_up.is_set():
             _end_all(list(found.values()))
-            raise PoolError("the ranks were given up while they were waited for.")
-        for name, connection in found.items():
-            self._of.facts[name] = connection.facts
+            raise PoolError(_GIVEN_UP)
         return found, failures
 
-    def _connect_to(self, host: str, archive: bytes) -> HostConnection:
+    def _connect_to(self, host: str, archive: bytes) -> PipeChannel:
         start = {
             "label": self._hello.label,
             "session": self._hello.session,
             "interface": self._of.options.interface,
             "env": dict(self._of.options.env),
-            "count_gpus": self._command.gpus,
         }
-        return connect(self._of.command, host, archive, start, self._given_up)
+        connection = connect(self._of.command, host, archive, start, self._given_up)
+        channel = PipeChannel(connection, self._of.loop, self._of.calls)
+        self._of.calls.put(channel.open)  # now, since it would take silence for our end
+        return channel
 
     # ------------------------------------------------------------------------------------------------ planning
 
-    def _shape(
-        self, hosts: Sequence[Host], facts: Sequence[Facts], failures: Mapping[str, str]
-    ) -> tuple[bool, list[int]]:
-        """Return whether the ranks have GPUs, and the number of ranks of each host."""
-        gpus = self._command.gpus and any(each["gpus"] for each in facts)
-        rooms = [_room(host, each, gpus=gpus) for host, each in zip(hosts, facts, strict=True)]
+    def _shape(self, candidates: Sequence[_Candidate], failures: Mapping[str, str]) -> tuple[bool, list[int]]:
+        """Return whether the ranks have GPUs, and the number of ranks of each host; waits for GPUs that are busy."""
+        until_s = time.monotonic() + max(self._command.wait_s, LEAVING_S)
+        while True:
+            found = self._look(candidates)
+            gpus = any(each.names for each in found)
+            try:
+                return gpus, self._plan(candidates, found, gpus=gpus, free=True)
+            except PoolError as error:
+                reason = self._shortage(candidates, found, error, gpus=gpus)
+                if reason is None or time.monotonic() > until_s:
+                    raise PoolError(" ".join((reason or str(error), *failures.values()))) from None
+            if self._command.wait_s and reason != self._said:
+                self._said = reason
+                self._say(reason)
+            if self._given_up.wait(AGAIN_S):
+                raise PoolError(_GIVEN_UP)
+
+    def _look(self, candidates: Sequence[_Candidate]) -> list[HostGpus]:
+        """Return the GPUs of the hosts, if the ranks may have some."""
+        asked = [each.channel.ask("gpus", self._command.gpu_type or "") for each in candidates if self._command.gpus]
+        found = [HostGpus(**answer.result(GPUS_S)) for answer in asked] or [HostGpus()] * len(candidates)
+        self._gpus = {each.host.name: gpus.names for each, gpus in zip(candidates, found, strict=True)}
+        for each in candidates:
+            facts = each.channel.connection.facts
+            self._of.facts[each.host.name] = {**facts, "gpus": self._gpus[each.host.name]}
+        return found
+
+    def _plan(
+        self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], *, gpus: bool, free: bool
+    ) -> list[int]:
+        rooms = [each.room(has, gpus=gpus, free=free) for each, has in zip(candidates, found, strict=True)]
         size = self._command.size or (sum(room.ranks for room in rooms) if gpus else DEFAULT_CPU_RANKS)
+        return plan(max(size, int(gpus)), rooms, self._of.options.nodes)
+
+    def _shortage(
+        self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], error: PoolError, *, gpus: bool
+    ) -> str | None:
+        """Return who has GPUs that would be enough; None if there are not enough at all."""
+        if not gpus:
+            return None
+        kind = self._command.gpu_type
+        if kind and not any(each.holders for each in found):
+            there = ", ".join(dict.fromkeys(name for each in found for name in each.names))
+            raise PoolError(f"--gpu-type {kind}, but the hosts have {there}; leave it out, or use another pool.")
         try:
-            return gpus, plan(size, rooms, self._of.options.nodes)
-        except PoolError as error:
-            raise PoolError(" ".join((str(error), *failures.values()))) from None
+            self._plan(candidates, found, gpus=True, free=False)
+        except PoolError:
+            return None
+        held = [
+            f"{each.host.name}: {holder}"
+            for each, has in zip(candidates, found, strict=True)
+            for holder in dict.fromkeys(filter(None, has.holders))
+        ]
+        return f"{error} Others have GPUs there ({'; '.join(held)}): wait for them by --wait S."
 
 
-def _room(host: Host, facts: Facts, *, gpus: bool) -> Room:
-    there = len(facts["gpus"]) if gpus else int(facts["cpus"])
-    if host.slots is None:
-        return Room(host=host.name, ranks=max(1, min(there, MAX_RANKS)) if not gpus else there, elastic=not gpus)
-    return Room(host=host.name, ranks=min(host.slots, there) if gpus else host.slots)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A host that is within reach."""
+
+    host: Host
+    channel: PipeChannel
+
+    def room(self, found: HostGpus, *, gpus: bool, free: bool) -> Room:
+        """Return how many ranks fit there, of those without GPUs one for each core if nothing is said."""
+        slots, name = self.host.slots, self.host.name
+        if gpus:
+            count = found.free if free else len(found.holders)
+            return Room(host=name, ranks=count if slots is None else min(slots, count))
+        if slots is not None:
+            return Room(host=name, ranks=slots)
+        return Room(host=name, ranks=min(MAX_RANKS, max(1, int(self.channel.connection.facts["cpus"]))), elastic=True)
 
 
 def _addresses(facts: Sequence[Facts]) -> list[str]:
@@ -212,13 +280,19 @@ def _none_left(failures: Sequence[str]) -> str:
     return f"{failures[0]}{more}" if failures else "the pool has no hosts."
 
 
-def _end_all(connections: Sequence[HostConnection]) -> None:
-    """End connections side by side."""
-    threads = [threading.Thread(target=each.end, name="jupyter_distrib-end") for each in connections]
+def _end_all(channels: Sequence[PipeChannel]) -> None:
+    """End relays and connections, side by side."""
+    threads = [threading.Thread(target=_end, args=(each,), name="jupyter_distrib-end") for each in channels]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _end(channel: PipeChannel) -> None:
+    channel.order("end")
+    channel.close()
+    channel.connection.end()
 
 
 def _status(name: str, facts: Facts) -> NodeStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command import channel as channels
 from jupyter_distrib.pools.command import connect as connecting
 from jupyter_distrib.pools.command.channel import PipeChannel
@@ -26,7 +28,7 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from tests.processes import wait_until
 
-START = {"label": "a test", "session": "s", "interface": "lo", "env": {}, "count_gpus": False}
+START = {"label": "a test", "session": "s", "interface": "lo", "env": {}}
 
 
 archive = cache(source_archive.archive)
@@ -87,7 +89,7 @@ def relays(kind: str) -> list[int]:
     "start",
     [
         "env HOST={host} {python}",
-        "sh -c 'echo Welcome to {host}; printf \"\\000 motd 3.11\"; exec {python}'",
+        "sh -c 'echo Welcome to {host}; printf \"\\000:motd 3.11\"; exec {python}'",
     ],
     ids=["no banner", "a banner"],
 )
@@ -139,6 +141,15 @@ def test_calls_are_answered_and_refusals_of_a_method_are_its_own() -> None:
         assert channel.ask("logs", "no run").result(30) == []
 
 
+@pytest.mark.parametrize("mark", ["7282406c729c2fdc", "fa82406c729c2fdc"])
+def test_a_mark_is_found_whatever_its_digits_are(mark: str) -> None:
+    """Digits behind a zero must not become one escape with it."""
+    code = bootstrap.line(mark, "command", "no_module").decode()
+    done = subprocess.run([sys.executable, "-I", "-m", "code"], input=code, capture_output=True, text=True, check=False)
+    assert f"\0:{mark} 3." in done.stdout
+    assert bootstrap.found(mark, done.stdout.encode()) == sys.version_info[:2]
+
+
 def test_no_such_command() -> None:
     with pytest.raises(PoolError, match="no-such-program cannot be started: No such file or directory"):
         reach("no-such-program {host} {python}")
@@ -152,8 +163,8 @@ def test_no_python_there() -> None:
 def test_a_python_that_is_too_old_is_told(tmp_path: Path) -> None:
     old = tmp_path / "python"
     old.write_text(
-        f"#!{sys.executable}\nimport re, sys\nmark = re.search(r'0([0-9a-f]{{16}}) ', sys.stdin.readline())[1]\n"
-        "sys.stdout.write('\\0' + mark + ' 3.9\\n'); sys.stdout.flush(); sys.stdin.read()\n"
+        f"#!{sys.executable}\nimport re, sys\nmark = re.search(r'0:([0-9a-f]{{16}}) ', sys.stdin.readline())[1]\n"
+        "sys.stdout.write('\\0:' + mark + ' 3.9\\n'); sys.stdout.flush(); sys.stdin.read()\n"
     )
     old.chmod(old.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(PoolError, match=r"host here has Python 3\.9, which is too old: set python to 3\.11 or newer"):
