@@ -26,6 +26,10 @@ class GpuUsage:
     percent: float | None
     """Utilization of the GPU in percent; None where the driver does not measure it."""
 
+    def lists(self, pid: int) -> bool:
+        """Return whether the driver reports this process."""
+        return pid in self.by_pid
+
     def of(self, pid: int) -> int | None:
         """Return the bytes of one process; if the driver does not list its pid, the memory used since the lease."""
         return self.by_pid.get(pid, self.own_bytes)

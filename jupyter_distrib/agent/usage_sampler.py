@@ -9,7 +9,7 @@ from jupyter_distrib.agent import usage
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.gpu_usage import GpuReader
 from jupyter_distrib.agent.rank import Rank
-from jupyter_distrib.wire.messages import Sampled
+from jupyter_distrib.wire.messages import ProbeAnswer, Sampled
 
 
 class UsageSampler:
@@ -31,8 +31,8 @@ class UsageSampler:
         if self._reader is not None:
             self._reader.close()
 
-    def sample(self, number: int, rank: Rank) -> Sampled | None:
-        """Return what a rank uses now; None if its process is gone."""
+    def sample(self, number: int, rank: Rank, seen: ProbeAnswer | None = None) -> Sampled | None:
+        """Return what a rank uses now; None if its process is gone. `seen` is its last answer to a probe."""
         used, now_s = usage.read(rank.pid), time.monotonic()
         if used is None:
             return None
@@ -45,14 +45,19 @@ class UsageSampler:
         if self._gpus and self._reader is None:
             self._reader = GpuReader(tuple(self._gpus.values()))
         gpu = self._reader.latest().get(self._gpus[number].uuid) if self._reader else None
+        tensors, reserved = (None, None) if seen is None else (seen.tensor_bytes, seen.reserved_bytes)
+        told = None if gpu is None else gpu.of(rank.pid)
         return Sampled(
             run=self._run,
             rank=number,
             rss_bytes=used.rss_bytes,
             cpu_percent=100 * (used.cpu_s - before.cpu_s) / (now_s - before_s) if now_s > before_s else 0.0,
-            gpu_memory_bytes=None if gpu is None else gpu.of(rank.pid),
+            gpu_memory_bytes=reserved if told is None else told,
             gpu_memory_total_bytes=None if gpu is None else gpu.total_bytes,
             gpu_percent=None if gpu is None else gpu.percent,
+            gpu_tensor_bytes=tensors,
+            gpu_reserved_bytes=reserved,
+            gpu_memory_of_all=gpu is not None and told is not None and not gpu.lists(rank.pid),
             at_s=now_s,
         )
 

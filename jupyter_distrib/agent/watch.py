@@ -88,7 +88,7 @@ class Watch:
         self._ticks += 1
         ranks = self._ranks()
         for number, rank in ranks.items():
-            if (sampled := self._sampler.sample(number, rank)) is not None:
+            if (sampled := self._sampler.sample(number, rank, self._seen.get(number))) is not None:
                 self._tell(sampled)
         looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
         if self._command.run_size:

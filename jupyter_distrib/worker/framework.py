@@ -121,6 +121,10 @@ class Framework(Protocol):
     def drain(self, limit_s: float) -> DeviceState:
         """Wait for the device, but no longer than this limit."""
 
+    def device_memory(self) -> tuple[int, int] | None:
+        """Return the bytes of tensors on the device, and the bytes that the allocator holds for them; None if unknown.
+        Called in the control thread."""
+
     def is_of_device(self, error: BaseException) -> bool:
         """Return whether an exception may come from a broken device."""
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer
@@ -28,8 +28,10 @@ BUSY_S = 0.01
 class Prober:
     """The prober, which records its last findings, so that it can report the time since the last change."""
 
-    def __init__(self, rank: int, sightings: Sightings) -> None:
-        self._rank, self._sightings = rank, sightings
+    def __init__(
+        self, rank: int, sightings: Sightings, device_memory: Callable[[], tuple[int, int] | None] = lambda: None
+    ) -> None:
+        self._rank, self._sightings, self._device_memory = rank, sightings, device_memory
         self._main = threading.main_thread().ident or 0
         self._begin("", "")
 
@@ -52,6 +54,7 @@ class Prober:
         unmoved_s = now_s - self._moved_s
         if deep or (unmoved_s >= DEEP_AFTER_S and self._groups is None):
             self._groups = self._sightings.look()
+        tensor_bytes, reserved_bytes = self._device_memory() or (None, None)
         return ProbeAnswer(
             run=self._run,
             rank=self._rank,
@@ -61,6 +64,8 @@ class Prober:
             unmoved_s=unmoved_s,
             idle_s=now_s - self._busy_s,
             groups=self._groups,
+            tensor_bytes=tensor_bytes,
+            reserved_bytes=reserved_bytes,
         )
 
     def _compare(self, frames: list[types.FrameType], now_s: float) -> None:

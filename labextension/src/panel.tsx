@@ -381,7 +381,9 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
                   <th scope="row">{t('rank %1', member.rank)}</th>
                   <td>{view.stateName(member.state, t)}</td>
                   <td>{member.device}</td>
-                  <td className="jp-Distributed-number">{view.size(member.gpu_memory_bytes ?? member.rss_bytes)}</td>
+                  <td className="jp-Distributed-number" title={view.memoryOf(member, t)}>
+                    {view.size(member.gpu_memory_bytes ?? member.rss_bytes)}
+                  </td>
                   <td className="jp-Distributed-number">{Math.round(member.gpu_percent ?? member.cpu_percent)} %</td>
                 </tr>
               ))}

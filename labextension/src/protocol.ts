@@ -158,6 +158,11 @@ export interface Member {
   gpu_memory_bytes: number | null;
   gpu_memory_total_bytes: number | null;
   gpu_percent: number | null;
+  /** Memory of the rank's tensors, as its framework counts; null if unknown. */
+  gpu_tensor_bytes: number | null;
+  gpu_reserved_bytes: number | null;
+  /** Whether the GPU memory is what all processes have taken since the rank began. */
+  gpu_memory_of_all: boolean;
 }
 
 /** What a cell shows when its runs have ended; outputs as a notebook file holds them. */

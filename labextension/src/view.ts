@@ -22,6 +22,22 @@ export function size(bytes: number): string {
   return `${bytes} B`;
 }
 
+/** What a rank's memory is made of, for a tooltip; empty without a GPU. */
+export function memoryOf(member: Member, t: Say): string {
+  if (member.gpu_memory_bytes === null) {
+    return '';
+  }
+  const parts = [
+    member.gpu_memory_of_all
+      ? t('GPU memory that all processes have taken since the rank began: the driver lists no processes here')
+      : t("GPU memory of the rank's process, as the driver counts")
+  ];
+  if (member.gpu_tensor_bytes !== null && member.gpu_reserved_bytes !== null) {
+    parts.push(t('tensors %1, reserved for them %2', size(member.gpu_tensor_bytes), size(member.gpu_reserved_bytes)));
+  }
+  return parts.join('; ');
+}
+
 /** `0:41`, `12:05`, `1:02:03`. */
 export function clock(seconds: number): string {
   const whole = Math.max(0, Math.floor(seconds));

@@ -124,13 +124,28 @@ def test_cpu_ranks_do_not_hide_gpus(bed: GpuBed, book: Notebook) -> None:
     assert book.ok("%%distributed\nworld_size").result == "ranks 0-7: 8"
 
 
-def test_memory_of_a_rank_in_a_container_is_what_came_with_it(bed: GpuBed, book: Notebook) -> None:
-    """There the driver tells no processes; others use the GPU, too."""
-    bed.state["pids"] = False
+HOLDS = "%%distributed --gpus 1\nimport feigned_cuda, signal\nfeigned_cuda.hold(10 << 30)\nsignal.pause()"
+
+
+@pytest.mark.parametrize("pids", [True, False])
+def test_memory_of_a_rank_is_told_by_the_driver_and_by_its_allocator(bed: GpuBed, book: Notebook, pids: bool) -> None:
+    """In a container the driver lists no processes: its figure is what came with the rank, others' included."""
+    bed.state["pids"] = pids
     bed.use(0, used_bytes=GIB // 2)
-    book.start(
-        "%%distributed --gpus 1\nimport feigned_cuda, signal\nfeigned_cuda.hold(10 << 30)\nsignal.pause()", "c-1"
-    )
+    book.start(HOLDS, "c-1")
     book.until(f"{10 * GIB + bed.state['context_bytes']}")
+    book.until(f"'gpu_tensor_bytes': {10 * GIB}")
+    book.until(f"'gpu_memory_of_all': {not pids}")
+    book.interrupt()
+    book.finish()
+
+
+def test_where_the_driver_tells_no_memory_the_allocator_does(bed: GpuBed, book: Notebook) -> None:
+    bed.use(0, memory="NO_PERMISSION")
+    book.ok("import os; os.environ['CUDA_VISIBLE_DEVICES'] = '0'")
+    bed.state["pids"] = False
+    bed.write()
+    book.start(HOLDS, "c-1")
+    book.until(f"'gpu_memory_bytes': {10 * GIB}")
     book.interrupt()
     book.finish()

@@ -39,6 +39,7 @@ class MadeUp:
     def drain(self, limit_s): raise AssertionError("CPU ranks have nothing to drain")
     def is_of_device(self, error): return False
     def release_memory(self): pass
+    def device_memory(self): return None
 
 class Spread(Strategy):
     framework = MadeUp.name

@@ -154,13 +154,15 @@ def _rank_row(rank: RankStatus) -> tuple[str, ...]:
 
 
 def _load(usage: RankUsage | None) -> str:
-    """Format a rank's usage: `98 % cpu, 6.4 GB and 75 % gpu`."""
+    """Format a rank's usage: `98 % cpu, 6.4 GB and 75 % gpu, tensors 5 GB`."""
     if usage is None:
         return ""
     parts = [f"{usage.cpu_percent:.0f} % cpu"]
     if usage.gpu_memory_bytes is not None:
         percent = "" if usage.gpu_percent is None else f" and {usage.gpu_percent:.0f} %"
-        parts.append(f"{size(usage.gpu_memory_bytes)}{percent} gpu")
+        parts.append(f"{size(usage.gpu_memory_bytes)}{percent} gpu{' (all processes)' * usage.gpu_memory_of_all}")
+    if usage.gpu_tensor_bytes is not None:
+        parts.append(f"tensors {size(usage.gpu_tensor_bytes)}")
     return ", ".join(parts)
 
 

@@ -105,6 +105,10 @@ class RankRecord:
     peak_gpu_memory_bytes: int | None = None
     gpu_memory_total_bytes: int | None = None
     gpu_percent: float | None = None
+    gpu_tensor_bytes: int | None = None
+    gpu_reserved_bytes: int | None = None
+    gpu_memory_of_all: bool = False
+    """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
     displays: Displays = field(default_factory=Displays)
     started_at_s: float | None = None
     ended_at_s: float | None = None
@@ -322,7 +326,8 @@ class RunRecord:
         rank.rss_bytes, rank.cpu_percent = event.rss_bytes, event.cpu_percent
         rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.rss_bytes)
         rank.gpu_memory_total_bytes, rank.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
-        rank.gpu_memory_bytes = event.gpu_memory_bytes
+        rank.gpu_memory_bytes, rank.gpu_memory_of_all = event.gpu_memory_bytes, event.gpu_memory_of_all
+        rank.gpu_tensor_bytes, rank.gpu_reserved_bytes = event.gpu_tensor_bytes, event.gpu_reserved_bytes
         if event.gpu_memory_bytes is not None:
             rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
 

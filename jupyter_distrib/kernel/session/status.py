@@ -28,6 +28,12 @@ class RankUsage:
     """Memory used by the rank on its GPU; None for a CPU rank, and where the driver does not report it."""
     gpu_memory_total_bytes: int | None
     gpu_percent: float | None
+    gpu_tensor_bytes: int | None
+    """Memory of the rank's tensors there, as its framework counts; None if unknown."""
+    gpu_reserved_bytes: int | None
+    """Memory that the framework holds for them, the reserve included."""
+    gpu_memory_of_all: bool
+    """Whether `gpu_memory_bytes` is the growth of the whole GPU's use since the rank's start, as in containers."""
 
     @classmethod
     def of(cls, rank: RankRecord) -> RankUsage:
@@ -36,6 +42,9 @@ class RankUsage:
             gpu_memory_bytes=rank.gpu_memory_bytes,
             gpu_memory_total_bytes=rank.gpu_memory_total_bytes,
             gpu_percent=rank.gpu_percent,
+            gpu_tensor_bytes=rank.gpu_tensor_bytes,
+            gpu_reserved_bytes=rank.gpu_reserved_bytes,
+            gpu_memory_of_all=rank.gpu_memory_of_all,
         )
 
 

@@ -82,6 +82,13 @@ class Sampled:
     gpu_memory_total_bytes: int | None
     gpu_percent: float | None
     """Utilization of the whole GPU in percent."""
+    gpu_tensor_bytes: int | None = None
+    """Memory of the rank's tensors on its GPU, as its framework counts, about a second ago; None if unknown."""
+    gpu_reserved_bytes: int | None = None
+    """Memory that the framework holds for them, the reserve included."""
+    gpu_memory_of_all: bool = False
+    """Whether `gpu_memory_bytes` is what the whole GPU's use has grown by since the rank's start, because the driver
+    does not list its processes, as in containers."""
     at_s: float
 
 

@@ -116,6 +116,10 @@ class ProbeAnswer:
     """Seconds for which the main thread has used no processor time."""
     groups: tuple[GroupSighting, ...] | None
     """The process groups; None if it has not looked."""
+    tensor_bytes: int | None = None
+    """Memory of its tensors on its device, as the framework's allocator counts; None without a device."""
+    reserved_bytes: int | None = None
+    """Memory that the allocator holds for them, the reserve included."""
 
 
 @message

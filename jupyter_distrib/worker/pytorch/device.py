@@ -47,6 +47,10 @@ class Device:
         except Exception as error:  # noqa: BLE001 - after any error of the driver the context is unusable
             errors.append(str(error).partition("\n")[0] or type(error).__name__)
 
+    def memory(self) -> tuple[int, int] | None:
+        """Return the bytes of tensors, and those that the allocator holds for them; None for a CPU rank."""
+        return (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) if self._name else None
+
     def release_memory(self) -> None:
         """Give back the memory that the allocator holds in reserve, if it is large."""
         if self._name and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > RELEASE_BYTES:

@@ -58,6 +58,9 @@ class PyTorch:
     def drain(self, limit_s: float) -> DeviceState:
         return self._device.drain(limit_s)
 
+    def device_memory(self) -> tuple[int, int] | None:
+        return self._device.memory()
+
     def is_of_device(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 

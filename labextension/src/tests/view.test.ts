@@ -17,7 +17,10 @@ const member = (rank: number, state: string): Member => ({
   cpu_percent: 50,
   gpu_memory_bytes: null,
   gpu_memory_total_bytes: null,
-  gpu_percent: null
+  gpu_percent: null,
+  gpu_tensor_bytes: null,
+  gpu_reserved_bytes: null,
+  gpu_memory_of_all: false
 });
 
 const run = (more: Partial<Run> = {}): Run => ({
@@ -47,6 +50,13 @@ const run = (more: Partial<Run> = {}): Run => ({
 });
 
 const gpu = (more: Partial<Gpu>): Gpu => ({ index: 2, number: '2', name: 'NVIDIA A100', memory_bytes: 80e9, used_bytes: 1e6, holder: '', ...more });
+
+test('memory on a GPU is told with what the tensors take of it', () => {
+  assert.equal(view.memoryOf(member(0, 'running'), t), '');
+  const onGpu = { ...member(0, 'running'), gpu_memory_bytes: 9e9, gpu_tensor_bytes: 5e9, gpu_reserved_bytes: 8e9 };
+  assert.equal(view.memoryOf(onGpu, t), "GPU memory of the rank's process, as the driver counts; tensors 5.0 GB, reserved for them 8.0 GB");
+  assert.match(view.memoryOf({ ...onGpu, gpu_memory_of_all: true }, t), /all processes .* lists no processes here; tensors 5/);
+});
 
 test('sizes, clocks and ranks read as people write them', () => {
   assert.equal(view.size(31_400_000_000), '31.4 GB');

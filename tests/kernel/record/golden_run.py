@@ -119,6 +119,8 @@ def sampled(rank: int, *, at_s: float, rss_bytes: int, gpu_memory_bytes: int) ->
         gpu_memory_bytes=gpu_memory_bytes,
         gpu_memory_total_bytes=80 * GIB,
         gpu_percent=None if rank == 3 else 75.0,
+        gpu_tensor_bytes=gpu_memory_bytes - GIB // 2,
+        gpu_reserved_bytes=gpu_memory_bytes - GIB // 4,
         at_s=at_s,
     )
 

@@ -167,6 +167,9 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
         "peak_gpu_memory_bytes": None,
         "gpu_memory_total_bytes": None,
         "gpu_percent": None,
+        "gpu_tensor_bytes": None,
+        "gpu_reserved_bytes": None,
+        "gpu_memory_of_all": False,
         "displays": [],
         "skipped_displays": 0,
     }

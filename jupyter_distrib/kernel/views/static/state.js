@@ -321,6 +321,13 @@ export function firstMetrics({ metrics, bars, unsent }, most) {
   return more ? [...all.slice(0, most), ["", `${more} more`]] : all;
 }
 
+/** What the rank's tensors take, as its framework counts, and how far the driver's figure is the rank's own. */
+function ofTensors(rank) {
+  const tensors = rank.gpu_tensor_bytes ?? null;
+  const counted = tensors === null ? "" : `, tensors ${size(tensors)}, reserved for them ${size(rank.gpu_reserved_bytes)}`;
+  return counted + (rank.gpu_memory_of_all ? "; the driver lists no processes here, so GPU memory is what all have taken since the rank began" : "");
+}
+
 /** `6.4 GB` of `86 GB`, 75 % of the GPU; without one, resident memory and CPU. */
 function usage(rank) {
   if (rank.gpu_memory_bytes !== null) {
@@ -330,7 +337,7 @@ function usage(rank) {
       memory: size(rank.gpu_memory_bytes),
       memoryFraction: total ? rank.gpu_memory_bytes / total : null,
       busy: rank.gpu_percent === null ? "" : `${Math.round(rank.gpu_percent)} %`,
-      usage: `GPU memory ${size(rank.gpu_memory_bytes)}${of}${rank.gpu_percent === null ? "" : `, GPU ${Math.round(rank.gpu_percent)} % busy`}`,
+      usage: `GPU memory ${size(rank.gpu_memory_bytes)}${of}${rank.gpu_percent === null ? "" : `, GPU ${Math.round(rank.gpu_percent)} % busy`}${ofTensors(rank)}`,
     };
   }
   if (!rank.rss_bytes) return { memory: "", memoryFraction: null, busy: "", usage: "" };

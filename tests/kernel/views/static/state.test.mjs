@@ -194,7 +194,9 @@ test("failed ranks come first, then those behind, then the others by number", ()
 test("a row says what a rank does", () => {
   const said = row(golden.ranks[0], null);
   assert.equal(said.device, "GPU 0");
-  assert.equal(said.usage, "GPU memory 6.4 GB of 85.9 GB, GPU 75 % busy");
+  assert.equal(said.usage, "GPU memory 6.4 GB of 85.9 GB, GPU 75 % busy, tensors 5.9 GB, reserved for them 6.2 GB");
+  const contained = row({ ...golden.ranks[0], gpu_memory_of_all: true }, null);
+  assert.match(contained.usage, /reserved for them 6.2 GB; the driver lists no processes here/);
   assert.deepEqual(said.bars[0], { label: "train", steps: "25/100", fraction: 0.25, percent: "25 %", rate: "", left: "", detail: "loss=0.31" });
   assert.deepEqual(said.metrics[0], ["loss", "0.6667"]);
   const moving = row(a_rank(1, { progress: [a_bar(3, { total: 4 }), a_bar(25)] }), { steps: 7, seconds: 0.7 });
