@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Literal, assert_never
 
 from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.output_lines import Line, Lines
 from jupyter_distrib.kernel.record.terminal_stream import Progress, Stream
+from jupyter_distrib.system.formatting import short
 from jupyter_distrib.wire.messages import (
     Cleared,
     Displayed,
@@ -48,6 +50,8 @@ RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", 
 HISTORY = 1000
 NESTED_BARS = 3
 NOTES = 100
+NOT_FINITE = 5
+"""The number of values that are named when they become nan or infinite."""
 
 
 # ---------------------------------------------------------------------------------------------------- what is kept
@@ -154,6 +158,8 @@ class RunRecord:
         self.remark = remark
         self.ranks: dict[int, RankRecord] = {rank: RankRecord(rank=rank) for rank in sorted(ranks)}
         self.notes: list[Noted] = []
+        self.not_finite: dict[str, list[int]] = {}
+        """A sentence for each of the first reported values that became nan or infinite, with its ranks."""
         self.ended = False
         self.limit_s: float | None = None
         """The time limit that ended the run; None if none did."""
@@ -310,6 +316,9 @@ class RunRecord:
         rank.progress = (*outer, new)[-NESTED_BARS:]
 
     def _measure(self, rank: RankRecord, event: Measured) -> None:
+        for name, value in event.values.items():
+            if not isfinite(value) and isfinite(rank.metrics.get(name, 0.0)):
+                self._note_not_finite(rank.rank, f"{short(name)} is {value} at step {event.step}")
         if self.restarts and not event.values.keys() <= rank.metrics.keys():
             restarted_s = self.restarts[-1].at_s
             rank.history = [
@@ -321,6 +330,10 @@ class RunRecord:
         rank.history.append(Sample(step=event.step, values=event.values, at_s=event.at_s))
         if len(rank.history) > HISTORY:
             del rank.history[-2::-2]
+
+    def _note_not_finite(self, rank: int, text: str) -> None:
+        if text in self.not_finite or len(self.not_finite) < NOT_FINITE:
+            self.not_finite = {**self.not_finite, text: [*self.not_finite.get(text, ()), rank]}
 
     def _sample(self, rank: RankRecord, event: Sampled) -> None:
         rank.rss_bytes, rank.cpu_percent = event.rss_bytes, event.cpu_percent

@@ -56,7 +56,10 @@ def head(record: RunRecord) -> dict[str, Any]:
         "peak_rss_bytes": record.peak_rss_bytes,
         "peak_gpu_memory_bytes": record.peak_gpu_memory_bytes,
         "stall": record.stall and _stall_state(record.stall),
-        "notes": [{"rank": note.rank, "text": note.text} for note in record.notes],
+        "notes": [
+            *({"rank": note.rank, "text": note.text} for note in record.notes),
+            *({"rank": rank, "text": text} for text, ranks in record.not_finite.items() for rank in ranks),
+        ],
     }
 
 

@@ -42,7 +42,7 @@ TROUBLE_CHARACTERS = 100
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
     """Return whether there is anything to show: a quick run without output or failure needs no view but its values."""
     ranks = record.ranks.values()
-    texts = record.line_count or record.notes or record.stall
+    texts = record.line_count or record.notes or record.not_finite or record.stall
     if texts or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):
         return True
     if _troubled(record) or any(rank.exited_early for rank in ranks):
@@ -114,6 +114,7 @@ def remarks(record: RunRecord) -> list[str]:
     about: dict[str, list[int]] = {record.remark: []} if record.remark else {}
     for note in record.notes:
         about.setdefault(note.text, []).extend([] if note.rank is None else [note.rank])
+    about |= record.not_finite
     early = [rank.rank for rank in record.ranks.values() if rank.exited_early]
     if early:
         about["left the cell early with sys.exit()"] = early

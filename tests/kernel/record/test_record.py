@@ -6,14 +6,16 @@ import io
 import json
 import time
 from collections.abc import Iterator
+from math import inf, nan
 
 import pytest
 
 from jupyter_distrib.kernel.record.displays import KEPT, KEPT_BYTES
-from jupyter_distrib.kernel.record.record import HISTORY, RunRecord
+from jupyter_distrib.kernel.record.record import HISTORY, NOT_FINITE, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import LINE_CHARACTERS, Progress, parse_bar
 from jupyter_distrib.kernel.record.traceback_text import fingerprint
 from jupyter_distrib.kernel.views.state import state_of
+from jupyter_distrib.kernel.views.text import remarks
 from jupyter_distrib.wire.messages import (
     Cleared,
     Displayed,
@@ -145,6 +147,24 @@ def test_metric_history_is_thinned_but_spans_the_whole_run() -> None:
     assert (history[0].step < HISTORY // 10, history[-1].step) == (True, 5 * HISTORY - 1)
 
 
+def reported(step: int, rank: int = 0, **values: float) -> Measured:
+    return Measured(run="r-7", rank=rank, step=step, values=values, at_s=1.0 + step)
+
+
+def test_a_value_that_becomes_nan_or_infinite_is_named_once_with_its_step_and_ranks() -> None:
+    record = a_record(
+        *(reported(step, rank, loss=nan if step >= 2 else 0.5, norm=-inf) for step in range(4) for rank in (0, 1))
+    )
+    assert record.not_finite == {"norm is -inf at step 0": [0, 1], "loss is nan at step 2": [0, 1]}
+    assert [line for line in remarks(record) if "loss" in line] == ["· ranks 0-1: loss is nan at step 2"]
+    assert {"rank": 1, "text": "loss is nan at step 2"} in state_of(record)["notes"]
+
+
+def test_only_the_first_values_that_are_not_finite_are_named() -> None:
+    record = a_record(*(reported(step, **{f"loss{step}": nan}) for step in range(50)))
+    assert len(record.not_finite) == NOT_FINITE
+
+
 def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
     failure = Failure(type_name="E", message="m")
     record = a_record(
@@ -230,7 +250,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
         "peak_rss_bytes": 0,
         "peak_gpu_memory_bytes": None,
         "stall": None,
-        "notes": [{"rank": None, "text": "utils.py changed"}],
+        "notes": [{"rank": None, "text": "utils.py changed"}, {"rank": 0, "text": "loss is nan at step 1"}],
         "lines": [{"rank": 0, "stream": "stdout", "text": "hello", "skipped": 0}],
     }
 
