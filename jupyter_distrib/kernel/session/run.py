@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.observer import Observer
@@ -25,6 +25,9 @@ from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpac
 from jupyter_distrib.system import formatting, interrupts, paths
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import KILL_AFTER_S, Ended, Noted, RunEvent, StackSeen
+
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.record.metrics import Metrics
 
 STACKS_S = 2.0
 """Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
@@ -216,6 +219,14 @@ class Run:
         return {
             rank: stack for rank, old in before.items() if (stack := ranks[rank].stack) is not None and stack is not old
         }
+
+    @property
+    def metrics(self) -> Metrics:
+        """The numbers that ranks have reported so far: rows, points by name, or a `pandas.DataFrame`."""
+        from jupyter_distrib.kernel.record.metrics import Metrics
+
+        with self._lock:
+            return Metrics.of(self.record)
 
     def cancel(self, *, force: bool = False) -> None:
         """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""
