@@ -12,7 +12,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -43,6 +43,13 @@ SIDEBAR = "jupyter-distrib"
 """The folder of the JupyterLab extension."""
 SHM = Path("/dev/shm")  # noqa: S108 - only its size is read
 SMALL_SHM_BYTES = 256 << 20
+SLOW_BYTES_PER_S = 125e6
+"""The bandwidth, 1 Gbit/s, below which the report warns."""
+SLOW_LATENCY_S = 2e-3
+GRADIENT_BYTES = 400e6
+"""The gradients of 100 million parameters."""
+PROBE = "from jupyter_distrib.worker import network_probe\nnetwork_probe.measure()"
+"""The source with which ranks measure the network between them."""
 _OURS = "JUPYTER_DISTRIB_"
 
 
@@ -173,6 +180,7 @@ def _pool(session: Session) -> Iterator[Finding]:
         holder = "this notebook" if group.session == session.identity.name else group.holder
         yield Finding(topic="ranks", text=f"{len(group.workers)} of {holder}, {group.label or 'idle'}")
     yield from _devices(status)
+    yield from _network(session)
 
 
 def _devices(status: ServerStatus) -> Iterator[Finding]:
@@ -182,6 +190,38 @@ def _devices(status: ServerStatus) -> Iterator[Finding]:
     modes = [f"GPU {gpu.number}: {gpu.modes}" for gpu in status.gpus if gpu.modes]
     if modes:
         yield Finding(topic="GPU modes", text="; ".join(modes))
+
+
+def _network(session: Session) -> Iterator[Finding]:
+    """Yield what the ranks of a group on several nodes measure between them, in about a second."""
+    several = [group for group in session.pools.groups() if len({worker.node for worker in group.workers}) > 1]
+    for group in several:
+        if group.busy:
+            yield Finding(topic="network", text=f"of {group.connection.pool} is not measured: its ranks are busy")
+            continue
+        try:
+            results = session.ask_ranks(group, PROBE, "the network between nodes")
+        except DistributedError as error:
+            yield Finding(topic="network", text=f"of {group.connection.pool} was not measured", advice=str(error))
+            continue
+        yield from (_way(group.connection.pool, found) for found in results or () if found is not None)
+
+
+def _way(pool: str, found: Mapping[str, Any]) -> Finding:
+    topic, where = "network", f"{pool}, node {found['node']} to {found['to']}"
+    if "error" in found:
+        advice = "let the nodes reach one another at all ports; NCCL and gloo need that as well"
+        return Finding(topic=topic, text=f"{where}: {found['error']}", advice=advice)
+    per_s, latency_s = found["bytes_per_s"], found["latency_s"]
+    text = f"{where}: {1e6 * latency_s:.0f} µs, {8 * per_s / 1e9:.1f} Gbit/s"
+    advice = ""
+    if per_s < SLOW_BYTES_PER_S or latency_s > SLOW_LATENCY_S:
+        step_s = 2 * GRADIENT_BYTES / per_s
+        advice = (
+            f"too slow for training: to average the gradients of 100 million parameters takes about {step_s:.0f} s in "
+            "each step. Use ranks of one node, or a faster network (--interface or NCCL_SOCKET_IFNAME choose one)"
+        )
+    return Finding(topic=topic, text=text, advice=advice)
 
 
 def _gpus() -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.observers import Observers
 from jupyter_distrib.kernel.session.pool_manager import PoolManager
-from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
@@ -272,13 +272,24 @@ class Session:
         on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
         options = Options(on=on, pool=connection.pool, strategy="none", pool_options=dict(connection.options))
         label = f"{handle.name}[{rank}]"
-        packed = payload.pack_inputs({"__kept__": handle}, {})
-        cell = Cell(source=source, filename=label)
-        run = self.start(cell, packed, options, label=label, handles=[handle], observed=False)
+        results = self._ask(source, options, label, {"__kept__": handle}, [handle])
+        return None if results is None else results[home]
+
+    def ask_ranks(self, group: WorkerGroup, source: str, label: str) -> Results | None:
+        """Return the values of a source that all ranks of an idle group execute, in a run that leaves no trace."""
+        own = group.connection
+        options = Options(pool=own.pool, strategy="none", pool_options=dict(own.options)).resized(group.asked.size)
+        return self._ask(source, options, label, {}, ())
+
+    def _ask(
+        self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
+    ) -> Results | None:
+        cell, packed = Cell(source=source, filename=label), payload.pack_inputs(values, {})
+        run = self.start(cell, packed, options, label=label, handles=handles, observed=False)
         with self._lock:
             self.history = tuple(each for each in self.history if each is not run)
-        results = run.wait()
-        return None if results is None else results[home]
+        found: Results | None = run.wait()
+        return found
 
     def find_run(self, name: str | None) -> Run:
         """Return the run with this id or number, or the last one for None. Raises `PoolError`."""

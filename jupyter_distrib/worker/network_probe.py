@@ -1,0 +1,99 @@
+"""The measurement of the network between the nodes of a worker group, for the doctor. In each rank, in the thread that
+executes cells and one that answers.
+
+The first rank of each node measures the way to the next node; all at the same time, as in a ring of collectives.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from jupyter_distrib.worker import framework
+
+PINGS = 20
+SEND_S = 0.4
+"""The seconds of sending at full speed."""
+WAIT_S = 3.0
+"""The most seconds to wait for a node that does not answer."""
+_CHUNK = bytes(1 << 20)
+_PING = b"p"
+
+
+def measure() -> dict[str, object] | None:
+    """Return the latency in seconds and the bytes a second from this rank's node to the next one, or why there are
+    none; None on a rank that is not the first of its node, and if there is one node. All ranks of a group call it."""
+    assert framework.current is not None
+    exchange = framework.current.groups.exchange
+    first = int(os.environ["GROUP_WORLD_SIZE"]) > 1 and os.environ["LOCAL_RANK"] == "0"
+    with _listening() if first else socket.socket() as server:
+        token = secrets.token_hex(16)
+        told = exchange(f"{server.getsockname()[0]} {server.getsockname()[1]} {token}" if first else "")
+        nodes = [text.split() for text in told if text]
+        if not first:
+            exchange("")
+            return None
+        answering = threading.Thread(target=_answer, args=(server, token), daemon=True)
+        answering.start()
+        own = [node[2] for node in nodes].index(token)
+        address, port, theirs = nodes[(own + 1) % len(nodes)]
+        try:
+            latency_s, per_s = _measure(address, int(port), theirs)
+            found: dict[str, object] = {"latency_s": latency_s, "bytes_per_s": per_s}
+        except OSError as error:
+            found = {"error": f"{address} cannot be reached ({error})"}
+        exchange("")  # no rank closes its socket while another one measures
+    return {"node": own, "to": (own + 1) % len(nodes), **found}
+
+
+def _listening() -> socket.socket:
+    """Return a socket at the address by which the other nodes reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        return socket.create_server((probe.getsockname()[0], 0))
+
+
+def _answer(server: socket.socket, token: str) -> None:
+    """Answer the one caller that knows the token: each ping, then the end of what it sends."""
+    server.settimeout(WAIT_S)
+    with suppress(OSError):
+        while True:
+            peer, _ = server.accept()
+            with peer:
+                peer.settimeout(WAIT_S)
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if peer.recv(len(token), socket.MSG_WAITALL) != token.encode():
+                    continue
+                for _ in range(PINGS):
+                    peer.sendall(peer.recv(1))
+                buffer = bytearray(len(_CHUNK))
+                while peer.recv_into(buffer):
+                    continue
+                peer.sendall(_PING)
+                return
+
+
+def _measure(address: str, port: int, token: str) -> tuple[float, float]:
+    """Return half the quickest way there and back, and the bytes a second."""
+    with socket.create_connection((address, port), WAIT_S) as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.sendall(token.encode())
+        trips = []
+        for _ in range(PINGS):
+            began_s = time.perf_counter()
+            peer.sendall(_PING)
+            if not peer.recv(1):
+                raise ConnectionError("the connection was closed")
+            trips.append(time.perf_counter() - began_s)
+        began_s, sent = time.perf_counter(), 0
+        while time.perf_counter() < began_s + SEND_S:
+            peer.sendall(_CHUNK)
+            sent += len(_CHUNK)
+        peer.shutdown(socket.SHUT_WR)
+        peer.recv(1)
+        return min(trips) / 2, sent / (time.perf_counter() - began_s)

@@ -1,0 +1,66 @@
+"""What the doctor says of the network between the nodes of a pool."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.kernel.notebook import doctor
+from tests.notebook import Notebook
+
+
+def way(**found: object) -> doctor.Finding:
+    return doctor._way("lab", {"node": 0, "to": 1, **found})
+
+
+def test_g09_a_fast_network_is_a_line() -> None:
+    finding = way(latency_s=40e-6, bytes_per_s=1.25e9)
+    assert (finding.text, finding.advice) == ("lab, node 0 to 1: 40 µs, 10.0 Gbit/s", "")
+
+
+@pytest.mark.parametrize(("latency_s", "bytes_per_s", "seconds"), [(40e-6, 100e6, 8), (5e-3, 1.25e9, 1)])
+def test_g09_a_slow_network_is_warned_of(latency_s: float, bytes_per_s: float, seconds: int) -> None:
+    finding = way(latency_s=latency_s, bytes_per_s=bytes_per_s)
+    assert "too slow for training: to average the gradients of 100 million parameters takes about" in finding.advice
+    assert f"about {seconds} s in each step" in finding.advice
+
+
+def test_g09_a_node_that_cannot_be_reached_is_named() -> None:
+    finding = way(error="10.0.0.7 cannot be reached (timed out)")
+    assert finding.text == "lab, node 0 to 1: 10.0.0.7 cannot be reached (timed out)"
+    assert finding.advice.startswith("let the nodes reach one another at all ports")
+
+
+@pytest.mark.slow
+def test_g09_the_doctor_measures_between_the_nodes_of_a_pool(tmp_path: Path) -> None:
+    """Two nodes that are both this machine, behind loopback."""
+    (tmp_path / "jupyter_distrib.toml").write_text(
+        f"""
+[pools.lab]
+kind = "command"
+hosts = "a,b"
+start = "env HOST={{host}} {{python}}"
+python = "{sys.executable}"
+interface = "lo"
+nodes = 2
+"""
+    )
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib\n%distributed_pool use lab")
+        book.ok("%%distributed --ranks 4 --keep kept\nkept = rank")
+        before = book.ok("from jupyter_distrib.kernel.session import session\nlen(session.current().history)").result
+        report = book.ok("%distributed_status --doctor").result
+        ways = re.findall(r"network +lab, node (\d) to (\d): (\d+) µs, ([\d.]+) Gbit/s", report)
+        assert [(one, other) for one, other, _, _ in ways] == [("0", "1"), ("1", "0")], report
+        assert all(float(speed) > 0 for *_, speed in ways)
+        assert book.ok("kept[3]").result == "3"
+        assert book.ok("len(session.current().history)").result == before
+        began = "%%distributed --ranks 4 --detach --out run\nimport os\nwhile not os.path.exists('go'):\n    pass"
+        book.ok(began)
+        assert "of lab is not measured: its ranks are busy" in book.ok("%distributed_status --doctor").result
+        (tmp_path / "go").touch()
+        book.ok("run.result()")
+        assert book.ok("%%distributed --ranks 4\nrank").result.endswith("rank 3: 3")
