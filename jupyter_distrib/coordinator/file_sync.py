@@ -37,18 +37,18 @@ class FileSync:
     def __init__(self) -> None:
         self._known: dict[str, Stamp] = {}
 
-    def changes(self, found: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
+    def changes(self, folder: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
         """Return files that are new or changed, and names of those that are gone."""
         files, unread = [], []
-        for name, (full, stamp) in found.files.items():
+        for name, (full, stamp) in folder.files.items():
             if self._known.get(name) != stamp:
                 try:
                     with open(full, "rb") as file:
                         files.append((name, stamp[0], file.read()))
                 except OSError:  # gone or not readable: the rank will say so if it needs it
                     unread.append(name)
-        gone = [name for name in self._known if name not in found.files]
-        self._known = {name: stamp for name, (_, stamp) in found.files.items()}
+        gone = [name for name in self._known if name not in folder.files]
+        self._known = {name: stamp for name, (_, stamp) in folder.files.items()}
         self.forget(unread)
         return files, gone
 
@@ -66,12 +66,12 @@ def directory(hello: Hello) -> str:
         return os.getcwd()
 
 
-def is_shared(there: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+def is_shared(on_node: Sequence[int] | None, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
     """Return whether a node's folder is the notebook's, by its `stamp` on the node and its stamps on this machine
     before and after that: something, if only the notebook, may have been written into it meanwhile."""
-    if there is None or before is None or after is None:
+    if on_node is None or before is None or after is None:
         return False
-    return there[0] == before[0] == after[0] and before[1] <= there[1] <= after[1]
+    return on_node[0] == before[0] == after[0] and before[1] <= on_node[1] <= after[1]
 
 
 def look(directory: str, path: Sequence[str]) -> Found:

@@ -108,7 +108,7 @@ def _is_deserted(path: Path) -> bool:
 
 def _expanded(env: Mapping[str, str]) -> dict[str, str]:
     """Expand `${NAME}` in the values by this process's variables, one after another."""
-    known = dict(os.environ)
+    variables = dict(os.environ)
     for name, value in env.items():
-        known[name] = re.sub(r"\$\{(\w+)\}", lambda match: known.get(match[1], ""), value)
-    return {name: known[name] for name in env}
+        variables[name] = re.sub(r"\$\{(\w+)\}", lambda match: variables.get(match[1], ""), value)
+    return {name: variables[name] for name in env}

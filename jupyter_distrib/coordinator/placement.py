@@ -106,9 +106,9 @@ class Placement:
 
     # ------------------------------------------------------------------------------------------------ for nodes
 
-    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+    def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
         """Pass on what came from a node; `fds` stay the caller's."""
-        self.group.heard(node, event, fds)
+        self.group.handle_event(node, event, fds)
 
     def tell(self, event: Event) -> None:
         """Tell the kernel something about a run."""
@@ -211,10 +211,10 @@ class Placement:
 
     def _check_versions(self, name: str, about: Mapping[str, Any]) -> str:
         """Return a remark on versions that differ and mostly work. Raises `PoolError` if they do not work."""
-        there = Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
-        if refusal := versions.refusal(self._hello, there, self._reservation.engine):
+        node_versions = Welcomed(pid=0, **{name: about[name] for name in ("python", "torch", "cloudpickle")})
+        if refusal := versions.refusal(self._hello, node_versions, self._reservation.engine):
             raise PoolError(f"node {name}: {refusal}")
-        remark = versions.remark(self._hello, there)
+        remark = versions.remark(self._hello, node_versions)
         return f"node {name} has {remark}." if remark else ""
 
     def _say(self, reason: str) -> None:

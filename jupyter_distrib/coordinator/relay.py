@@ -187,13 +187,13 @@ class Relay:
 
     def logs(self, run: str) -> list[tuple[str, Any]]:
         """Return the name and content of each rank's log."""
-        found = []
+        contents = []
         for path in sorted((self._folder / "logs" / run).glob("rank*.log")):
             with path.open("rb") as file:
                 if path.stat().st_size:
-                    found.append((path.name, self._content_of(file.fileno())))
+                    contents.append((path.name, self._content_of(file.fileno())))
             path.unlink()
-        return found
+        return contents
 
     def end(self) -> None:
         """End the agent and its ranks, and have the folder removed."""

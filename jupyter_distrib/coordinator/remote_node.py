@@ -41,7 +41,7 @@ class Holder(Protocol):
     delivery: Delivery
     ended: bool
 
-    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None: ...
+    def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None: ...
     def tell(self, event: Event) -> None: ...
     def lost(self, node: int, reason: str) -> None: ...
 
@@ -146,17 +146,17 @@ class RemoteNode:
 
     def _tell_all(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._holder.heard(self._number, event)
+            self._holder.handle_event(self._number, event)
 
     def _bring(self, command: Execute, file_sync: FileSync) -> None:
         """Bring the notebook's files that are new or changed, before the first cell even if there are none; report what
         was left out."""
-        found = self._delivery.files_for(command)
-        files, gone = file_sync.changes(found)
+        folder = self._delivery.files_for(command)
+        files, gone = file_sync.changes(folder)
         first, self._has_files = not self._has_files, True
         if first or files or gone:
             self._call("bring", files, gone, then=lambda future: self._brought(command.run, file_sync, files, future))
-        self._delivery.tell_once(command.run, found.left_out, self._holder.tell)
+        self._delivery.tell_once(command.run, folder.left_out, self._holder.tell)
 
     def _brought(self, run: str, file_sync: FileSync, files: Sequence[tuple[str, int, bytes]], future: Any) -> None:
         try:
@@ -193,25 +193,25 @@ class RemoteNode:
 
     def _take(self, answer: Answer | None) -> bool:
         """Handle what has come, in its order; return whether there was anything."""
-        there = False
+        has_entries = False
         if answer is not None:
             number, self._answers[number] = opened(answer)
-            there = bool(self._answers[number])
+            has_entries = bool(self._answers[number])
         while not self._holder.ended and (entries := self._answers.pop(self._heard, None)) is not None:
             self._heard += 1
             if not entries:
                 self._holder.lost(self._number, "its agent has ended")
             for frame, content in entries:
-                self._hear(frame, content)
-        return there
+                self._handle_frame(frame, content)
+        return has_entries
 
-    def _hear(self, frame: bytes, content: Any) -> None:
+    def _handle_frame(self, frame: bytes, content: Any) -> None:
         event, _ = decode_frame(frame)
         if content is None:
-            return self._holder.heard(self._number, event)  # type: ignore[arg-type]
+            return self._holder.handle_event(self._number, event)  # type: ignore[arg-type]
         fd = shared_memory.write([memoryview(content).cast("B")])
         try:
-            self._holder.heard(self._number, event, (fd,))  # type: ignore[arg-type]
+            self._holder.handle_event(self._number, event, (fd,))  # type: ignore[arg-type]
         finally:
             os.close(fd)
 

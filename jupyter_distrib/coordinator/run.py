@@ -104,8 +104,8 @@ class SpreadRun:
     def start(self, fds: Sequence[int]) -> None:
         """Hand the cell to the nodes of its ranks."""
         whole = replace(self.command, run_size=len(self.command.ranks), detached=False, timeout_s=None)
-        for node, mine in self.ranks.items():
-            part = replace(whole, ranks=tuple(sorted(mine)))
+        for node, node_ranks in self.ranks.items():
+            part = replace(whole, ranks=tuple(sorted(node_ranks)))
             self._nodes[node].send(part, fds)
         if self.command.timeout_s is not None:
             self._timers.later(self.command.timeout_s, self._time_out)
@@ -130,7 +130,7 @@ class SpreadRun:
         for node in self._going:
             self._nodes[node].send(AskStacks(run=self.command.run))
 
-    def heard(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
+    def handle_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         """Handle an event of this run from a node."""
         event = _on_our_clock(event)
         match event:
@@ -138,7 +138,7 @@ class SpreadRun:
                 for other in self._going - {node}:
                     self._nodes[other].send(CutRemoteSockets(run=event.run, ends=event.ends))
             case NodeSawRanks():
-                self._watch.heard(event)
+                self._watch.handle_event(event)
             case Ended():
                 self._ended(node, event)
             case Returned() | Failed() | Interrupted() | Exited():

@@ -48,7 +48,7 @@ class SpreadWatch:
         """Stop watching, because the run is over or being stopped."""
         self._timer.cancel()
 
-    def heard(self, event: NodeSawRanks) -> None:
+    def handle_event(self, event: NodeSawRanks) -> None:
         self._looks |= {look.rank: look for look in event.looks}
 
     def _tick(self) -> None:

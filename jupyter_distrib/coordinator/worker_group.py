@@ -56,8 +56,8 @@ class NodeSource(Protocol):
     """The source of the nodes of one worker group."""
 
     def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
-        """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later `group.heard` and
-        `group.lost`."""
+        """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later
+        `group.handle_event` and `group.lost`."""
 
     def give_back(self, *, useless: bool, killed: bool) -> None:
         """Let the nodes go, even during the search for them.
@@ -137,7 +137,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self.on_closed()
         self.tell(WorkerGroupRefused(group=self.name, reason=reason), ())
 
-    def heard(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
+    def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
         """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
         if self.closed or getattr(event, "group", self.name) != self.name:
             return
@@ -234,7 +234,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             return
         if isinstance(event, Returned):
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
-        run.heard(node, event, fds)
+        run.handle_event(node, event, fds)
 
     def _over(self, run: SpreadRun) -> None:
         self.run = None

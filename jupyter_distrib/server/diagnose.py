@@ -66,16 +66,16 @@ def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | 
         source: The cell's source, with the ranks' line numbers.
     """
     scene = _Scene(looks=looks, source=source)
-    told = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
-    told += [sentence for ranks in scene.consensus() for sentence in scene.tell(ranks)]
+    sentences = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
+    sentences += [sentence for ranks in scene.consensus() for sentence in scene.tell(ranks)]
     if not scene.waits:  # else it is told beside those that wait for it
-        told += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
-    if not told:
+        sentences += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
+    if not sentences:
         return None
     if scene.is_circle():
-        told.append("They wait for one another: collectives match by order, not by name.")
+        sentences.append("They wait for one another: collectives match by order, not by name.")
     return Diagnosis(
-        text=" ".join(dict.fromkeys(told)),
+        text=" ".join(dict.fromkeys(sentences)),
         places=tuple(scene.place(look) for look in looks),
         waited_s=max(
             [*(_unmoved_s(scene.by_rank[rank]) for rank in scene.waits), *(look.silent_s for look in looks)],
@@ -135,10 +135,10 @@ class _Scene:
 
     def consensus(self) -> list[list[int]]:
         """Return groups of ranks that wait in the same place, the earliest place first."""
-        found: dict[tuple[str, tuple[int, ...], int, str], list[int]] = {}
+        by_place: dict[tuple[str, tuple[int, ...], int, str], list[int]] = {}
         for rank, wait in self.waits.items():
-            found.setdefault(wait.meeting, []).append(rank)
-        return sorted(found.values(), key=lambda ranks: self.waits[ranks[0]].number)
+            by_place.setdefault(wait.meeting, []).append(rank)
+        return sorted(by_place.values(), key=lambda ranks: self.waits[ranks[0]].number)
 
     def is_circle(self) -> bool:
         """Return whether ranks wait in different places, and no other rank is left that could come."""
@@ -155,17 +155,17 @@ class _Scene:
         missing = [rank for rank in members if rank not in ranks and not _has_been(self.by_rank[rank], wait)]
         name, where = self._name(wait), self._where(ranks)
         if wait.op in _PAIRWISE and not wait.number:
-            told = f"{rank_list(ranks, sentence=True)} {_verb('waits', ranks)} in {name}{where} for another rank."
+            text = f"{rank_list(ranks, sentence=True)} {_verb('waits', ranks)} in {name}{where} for another rank."
         elif not missing:
             return self._all_there(ranks, waited_s)
         elif self._is_alone(ranks, missing):
-            told = f"Only {rank_list(ranks)} called {name}{where}."
+            text = f"Only {rank_list(ranks)} called {name}{where}."
         else:
-            told = (
+            text = (
                 f"{rank_list(missing, sentence=True)} {_verb('has', missing)} not reached {name}; "
                 f"{rank_list(ranks)} {_verb('waits', ranks)} there{where}."
             )
-        return [told, *self._elsewhere(missing)]
+        return [text, *self._elsewhere(missing)]
 
     def place(self, look: RankSighting) -> RankPlace:
         return RankPlace(rank=look.rank, where=self._doing(look), line=_at(look), waiting=look.rank in self.waits)
@@ -178,11 +178,11 @@ class _Scene:
     def _all_there(self, ranks: Sequence[int], waited_s: float) -> list[str]:
         wait = self.waits[ranks[0]]
         if len(calls := self._calls(ranks)) > 1:
-            told = " and ".join(
-                f"{rank_list(theirs)} {_verb('calls', theirs)} {call}{self._where(theirs)}"
-                for call, theirs in calls.items()
+            different_calls = " and ".join(
+                f"{rank_list(callers)} {_verb('calls', callers)} {call}{self._where(callers)}"
+                for call, callers in calls.items()
             )
-            return [f"As collective #{wait.number} {told}: collectives match by order, not by name."]
+            return [f"As collective #{wait.number} {different_calls}: collectives match by order, not by name."]
         if waited_s < ALL_THERE_S or not wait.number:
             return []
         return [f"All of its ranks are in {self._name(wait)}{self._where(ranks)}, and it does not end."]
@@ -194,7 +194,7 @@ class _Scene:
             wait = self.waits[rank]
             same = wait.op in _SAME_TENSORS and wait.tensors
             calls.setdefault(f"{wait.op} of {wait.tensors}" if same else wait.op, []).append(rank)
-        kinds = {call.partition(" ")[0]: theirs for call, theirs in calls.items()}
+        kinds = {call.partition(" ")[0]: callers for call, callers in calls.items()}
         return kinds if len(kinds) == len(calls) else calls  # shapes only where they are what differs
 
     def _elsewhere(self, missing: Sequence[int]) -> list[str]:
@@ -267,13 +267,13 @@ def _condition(line: int | None, source: str) -> str:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    found = ""
+    innermost = ""
     for node in ast.walk(tree):  # outer nodes before those inside them
         if isinstance(node, ast.If) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             test = ast.unparse(node.test)
             if len(test) <= 60 and any(word in test.lower() for word in _RANK_WORDS):
-                found = f"if {test}"
-    return found
+                innermost = f"if {test}"
+    return innermost
 
 
 def _verb(phrase: str, ranks: Sequence[int]) -> str:

@@ -26,17 +26,17 @@ class Stalls:
     def judge(self, looks: Sequence[RankSighting]) -> None:
         """Report a new stall, a changed one, or its end; `looks` has a sighting of each rank of the run."""
         run, now_s = self._command.run, time.monotonic()
-        found = diagnose(looks, source=self._command.cell.source)
-        if found is None:
+        diagnosis = diagnose(looks, source=self._command.cell.source)
+        if diagnosis is None:
             if self._last.text:
                 self._tell(Moved(run=run, at_s=now_s))
             self._last = Diagnosis(text="", places=(), waited_s=0.0)
             return
-        if (found.text, found.places) != (self._last.text, self._last.places):
-            self._tell(Stalled(run=run, text=found.text, places=found.places, at_s=now_s))
-        self._last = found
-        if self.limit_s is not None and found.waited_s >= self.limit_s:
+        if (diagnosis.text, diagnosis.places) != (self._last.text, self._last.places):
+            self._tell(Stalled(run=run, text=diagnosis.text, places=diagnosis.places, at_s=now_s))
+        self._last = diagnosis
+        if self.limit_s is not None and diagnosis.waited_s >= self.limit_s:
             self._tell(
-                TimedOut(run=run, limit_s=self._command.hang_timeout_s or found.waited_s, stalled=True, at_s=now_s)
+                TimedOut(run=run, limit_s=self._command.hang_timeout_s or diagnosis.waited_s, stalled=True, at_s=now_s)
             )
             self._stop()

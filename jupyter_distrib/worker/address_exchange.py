@@ -81,12 +81,12 @@ class PlainGroups:
         try:
             while len(texts) < self._world_size:
                 sock, _ = self._listener.accept()
-                told = _first_word(sock)
-                if told is None or told[0] != occasion or not 0 < told[1] < self._world_size:
+                greeting = _first_word(sock)
+                if greeting is None or greeting[0] != occasion or not 0 < greeting[1] < self._world_size:
                     sock.close()
                     continue
                 peers.append(sock)
-                texts[told[1]] = told[2]
+                texts[greeting[1]] = greeting[2]
             answer = (json.dumps([texts[rank] for rank in range(self._world_size)]) + "\n").encode()
             for sock in peers:
                 with suppress(OSError):

@@ -142,13 +142,13 @@ def _cannot_fork(error: OSError) -> str:
 def _become_rank(order: WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:
     """Run as this rank, and never return. The pipe `gone` is at its end when the helper has ended."""
     try:
-        mine = fds[4 * index : 4 * index + 4]
+        own_fds = fds[4 * index : 4 * index + 4]
         for fd in fds:
-            if fd not in mine:
+            if fd not in own_fds:
                 os.close(fd)
         from jupyter_distrib.worker.main import run_worker  # loaded long ago
 
-        run_worker(order, *mine, early=early, gone=gone)
+        run_worker(order, *own_fds, early=early, gone=gone)
     except BaseException:  # noqa: BLE001 - a rank must never fall back into the forkserver's loop
         sys.excepthook(*sys.exc_info())
         os._exit(1)

@@ -30,9 +30,9 @@ class HostCopy:
     def has_come(self, within_s: float) -> bool:
         """Wait for the copy at most this long, and return whether it has come; an interrupt is noticed meanwhile."""
         until_s = time.monotonic() + within_s
-        while not (there := self.is_there()) and time.monotonic() < until_s:
+        while not (arrived := self.is_there()) and time.monotonic() < until_s:
             time.sleep(_LOOK_UP_S)
-        return there
+        return arrived
 
     def read(self) -> torch.Tensor:
         """Wait for the device and return the contents."""

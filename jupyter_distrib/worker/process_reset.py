@@ -68,8 +68,8 @@ def close_libraries() -> None:
 
 
 def _singletons() -> list[Any]:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in _SHARED_STATES)
-    return [cls for cls in found if isinstance(getattr(cls, "_shared_state", None), dict)]
+    classes = (getattr(sys.modules.get(module), name, None) for module, name in _SHARED_STATES)
+    return [cls for cls in classes if isinstance(getattr(cls, "_shared_state", None), dict)]
 
 
 def _held(value: object, classes: tuple[type, ...], depth: int) -> Iterator[Any]:

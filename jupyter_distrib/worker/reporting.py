@@ -47,15 +47,15 @@ class _Report:
         return True
 
     def numbers(self) -> dict[str, float]:
-        found = {}
+        values = {}
         for name, value in self.values.items():
             if isinstance(value, (float, int)):
-                found[name] = value
+                values[name] = value
                 continue
             with suppress(Exception):
                 if value.is_there():
-                    found[name] = float(value.read())
-        return found
+                    values[name] = float(value.read())
+        return values
 
 
 class Reporter:

@@ -175,14 +175,14 @@ def load_built_in() -> None:
 
 def declared() -> Declared:
     """Return every strategy with its own options, `none` first; one that cannot be loaded has none, and fails later."""
-    found = {name: load(name).options for name in _built_in()}
+    options = {name: load(name).options for name in _built_in()}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if point.name not in found:
+        if point.name not in options:
             try:
-                found[point.name] = load(point.name).options
+                options[point.name] = load(point.name).options
             except DistributedError:
-                found[point.name] = ()
-    return found
+                options[point.name] = ()
+    return options
 
 
 @cache
@@ -200,11 +200,13 @@ def _built_in() -> Sequence[str]:
 @cache
 def _class_of(built_in: str) -> type[Strategy]:
     module = importlib.import_module(f"{BUILT_IN}.{built_in}")
-    here = (value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__)
-    return next(value for value in here if issubclass(value, Strategy))
+    own_classes = (
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+    )
+    return next(value for value in own_classes if issubclass(value, Strategy))
 
 
-def _checked(found: object) -> type[Strategy]:
-    if isinstance(found, type) and issubclass(found, Strategy):
-        return found
-    raise TypeError(f"{found!r} is not a subclass of {Strategy.__module__}.Strategy")
+def _checked(loaded: object) -> type[Strategy]:
+    if isinstance(loaded, type) and issubclass(loaded, Strategy):
+        return loaded
+    raise TypeError(f"{loaded!r} is not a subclass of {Strategy.__module__}.Strategy")

@@ -48,9 +48,9 @@ def use(count: int, given: Mapping[str, str]) -> None:
     if framework.current is not None:
         framework.current.use_threads(count)
     for library in _found:
-        mine = _number(given.get(f"{library.internal_api.upper()}_NUM_THREADS")) or count
-        if library.num_threads != mine:
-            library.set_num_threads(mine)
+        wanted = _number(given.get(f"{library.internal_api.upper()}_NUM_THREADS")) or count
+        if library.num_threads != wanted:
+            library.set_num_threads(wanted)
 
 
 def _number(text: str | None) -> int:

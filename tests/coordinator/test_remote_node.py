@@ -40,7 +40,7 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
     holder = SimpleNamespace(
         delivery=None,
         ended=False,
-        heard=lambda number, event, fds=(): heard.append(event.run),
+        handle_event=lambda number, event, fds=(): heard.append(event.run),
         lost=lambda number, why: lost.append(why),
     )
     node = RemoteNode(holder, 0, None, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ class Sending:
             delivery=self.delivery,
             ended=False,
             tell=self.heard.append,
-            heard=lambda number, event, fds=(): self.heard.append(event),
+            handle_event=lambda number, event, fds=(): self.heard.append(event),
         )
         self.node = RemoteNode(holder, 0, self.channel, ABOUT, name="10.0.0.1", shared=True)  # type: ignore[arg-type]
         cell, inputs = Cell(source="", filename="cell"), Parcel(data=b"", sizes=())

@@ -134,7 +134,7 @@ class Gathering:
         self.group.placed([Share(node=node, size=2, gpus=False) for node in self.nodes])
         for number in range(2):
             infos = tuple(WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
-            self.group.heard(number, WorkerGroupOpened(group="c", workers=infos, gpus=False))
+            self.group.handle_event(number, WorkerGroupOpened(group="c", workers=infos, gpus=False))
 
     def run(self, **more: Any) -> None:
         command = Execute(
@@ -149,7 +149,7 @@ class Gathering:
         self.group.execute(command, Descriptors(), lambda event, fds: self.told.append(event))
 
     def end(self, node: int, **more: Any) -> None:
-        self.group.heard(node, Ended(run="r", at_s=0.0, **more))
+        self.group.handle_event(node, Ended(run="r", at_s=0.0, **more))
 
     def ends(self) -> list[Ended]:
         return [event for event in self.told if isinstance(event, Ended)]
@@ -178,7 +178,7 @@ def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:
 def test_a_node_has_another_clock_but_seconds_are_as_long(gathering: Gathering) -> None:
     gathering.run()
     before_s = time.monotonic()
-    gathering.group.heard(0, Returned(run="r", rank=0, value=None, began_at_s=5000.0, at_s=5000.25))
+    gathering.group.handle_event(0, Returned(run="r", rank=0, value=None, began_at_s=5000.0, at_s=5000.25))
     returned = next(event for event in gathering.told if isinstance(event, Returned))
     assert before_s <= returned.at_s <= time.monotonic()
     assert returned.began_at_s == pytest.approx(returned.at_s - 0.25)
@@ -188,7 +188,7 @@ def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gath
     gathering.run()
     assert [node.last(Execute).ranks for node in gathering.nodes] == [(0, 1), (2, 3)]
     assert [node.last(Execute).run_size for node in gathering.nodes] == [4, 4], "nobody is left out"
-    gathering.group.heard(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
+    gathering.group.handle_event(0, Returned(run="r", rank=0, value=None, kept={"model": "Net"}))
     gathering.end(0, log_directory="/there")
     gathering.end(1)
     assert gathering.ends() == []
@@ -201,7 +201,7 @@ def test_a_run_ends_once_when_all_nodes_have_ended_it_and_its_logs_are_here(gath
 def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Gathering) -> None:
     gathering.run()
     failure = Failure(type_name="ValueError", message="", frames=())
-    gathering.group.heard(1, Failed(run="r", rank=2, failure=failure, at_s=0.0))
+    gathering.group.handle_event(1, Failed(run="r", rank=2, failure=failure, at_s=0.0))
     assert not any(isinstance(command, Stop) for command in gathering.nodes[0].got)
     gathering.loop.pass_s(0.5)
     assert gathering.nodes[0].last(Stop) == Stop(run="r")
@@ -211,15 +211,15 @@ def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Ga
 def test_the_far_ends_of_cut_connections_are_cut(gathering: Gathering) -> None:
     gathering.run()
     ends = (("10.0.0.1:1", "10.0.0.2:2"),)
-    gathering.group.heard(0, Connected(run="r", ends=ends))
+    gathering.group.handle_event(0, Connected(run="r", ends=ends))
     assert gathering.nodes[1].last(CutRemoteSockets) == CutRemoteSockets(run="r", ends=ends)
     assert not any(isinstance(command, CutRemoteSockets) for command in gathering.nodes[0].got)
 
 
 def test_what_a_node_says_of_the_group_it_had_before_is_not_for_this_one(gathering: Gathering) -> None:
     before = list(gathering.told)
-    gathering.group.heard(0, WorkerGroupClosed(group="b", reason="it was stopped"))
-    gathering.group.heard(0, WorkerGroupChanged(group="b", workers=(), lost=(0,)))
+    gathering.group.handle_event(0, WorkerGroupClosed(group="b", reason="it was stopped"))
+    gathering.group.handle_event(0, WorkerGroupChanged(group="b", workers=(), lost=(0,)))
     assert gathering.told == before
     assert len(gathering.group.infos()) == 4
 
@@ -231,7 +231,7 @@ def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gat
     assert gathering.nodes[0].last(MakeStore) == MakeStore(group="c")
     gathering.run()
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [1, 1]
-    gathering.group.heard(0, GroupsReset(group="c", host="10.0.0.1", port=7))
+    gathering.group.handle_event(0, GroupsReset(group="c", host="10.0.0.1", port=7))
     assert gathering.nodes[1].last(UseStore) == UseStore(group="c", host="10.0.0.1", port=7)
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
 
@@ -239,7 +239,7 @@ def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gat
 def test_a_rank_that_is_replaced_in_mid_run_does_not_take_the_store_away_from_the_others(gathering: Gathering) -> None:
     gathering.run()
     infos = tuple(WorkerInfo(rank=rank, pid=200 + rank, device="cpu") for rank in (2, 3))
-    gathering.group.heard(1, WorkerGroupChanged(group="c", workers=infos, lost=(3,)))
+    gathering.group.handle_event(1, WorkerGroupChanged(group="c", workers=infos, lost=(3,)))
     assert not any(isinstance(command, MakeStore) for command in gathering.nodes[0].got)
     gathering.end(0)
     gathering.end(1)
@@ -268,7 +268,7 @@ def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brou
     assert told.last_lines == ("node b was lost: it was switched off",)
     assert gathering.nodes[0].last(Stop) == Stop(run="r", force=True)
     for rank in range(2):
-        gathering.group.heard(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
+        gathering.group.handle_event(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))
     gathering.end(0, log_directory="/there")
     gathering.nodes[0].answer("rank0.log")
     assert gathering.ends() == [], "only its agent may have gone"
@@ -340,7 +340,7 @@ def look(rank: int, line: int, *, waits_s: float = 0.0) -> RankSighting:
 
 def looked(gathering: Gathering, *looks: RankSighting) -> None:
     for node in range(2):
-        gathering.group.heard(
+        gathering.group.handle_event(
             node, NodeSawRanks(run="r", looks=tuple(each for each in looks if each.rank // 2 == node))
         )
     gathering.loop.pass_s(1.0)
@@ -368,8 +368,8 @@ def test_ranks_of_which_nothing_was_heard_yet_have_not_come_and_those_that_have_
     gathering: Gathering,
 ) -> None:
     gathering.run()
-    gathering.group.heard(1, Returned(run="r", rank=2, value=None))
-    gathering.group.heard(1, Returned(run="r", rank=3, value=None))
+    gathering.group.handle_event(1, Returned(run="r", rank=2, value=None))
+    gathering.group.handle_event(1, Returned(run="r", rank=3, value=None))
     gathering.end(1)
     looked(gathering, look(0, 4, waits_s=6.0))
     (told,) = stalls(gathering)
@@ -391,7 +391,7 @@ def test_all_nodes_are_asked_for_stacks_and_their_answers_are_passed_on(gatherin
     gathering.run()
     gathering.group.ask_stacks()
     assert [node.last(AskStacks) for node in gathering.nodes] == [AskStacks(run="r")] * 2
-    gathering.group.heard(1, StackSeen(run="r", rank=2, frames=(), trouble="is stopped", at_s=0.0))
+    gathering.group.handle_event(1, StackSeen(run="r", rank=2, frames=(), trouble="is stopped", at_s=0.0))
     assert [event.trouble for event in gathering.told if isinstance(event, StackSeen)] == ["is stopped"]
 
 

@@ -24,8 +24,8 @@ def choose(name: str | None, identity: KernelIdentity) -> ListedRun | None:
     Raises:
         PoolError: Several runs have this number, or a process of another version holds the run.
     """
-    known, notebook = runs(), identity.notebook
-    matching = [run for run in known if name is None or run.run == name or run.run.endswith(f"-{name}")]
+    listed, notebook = runs(), identity.notebook
+    matching = [run for run in listed if name is None or run.run == name or run.run.endswith(f"-{name}")]
     own = [run for run in matching if notebook and run.notebook == notebook]
     if name is not None and len(matching) > 1 and len(own) != 1:
         raise PoolError(f"several detached runs end in {name}: name one of {', '.join(run.run for run in matching)}.")

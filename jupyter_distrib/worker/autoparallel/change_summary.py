@@ -32,32 +32,32 @@ class ChangeSummary:
     def moved(self, names: str, device: object) -> None:
         self._add(f"{names} and its batches moved to {device}")
 
-    def divided(self, loader: DataLoader[Any], mine: DataLoader[Any], place: str) -> None:
-        self._add(_how(loader, mine, self._size) + (f" (loader of {place})" if place else ""))
-        if mine.batch_size:
-            self._add(f"global batch {self._size * mine.batch_size} = {self._size} x {mine.batch_size}")
+    def divided(self, loader: DataLoader[Any], share: DataLoader[Any], place: str) -> None:
+        self._add(_how(loader, share, self._size) + (f" (loader of {place})" if place else ""))
+        if share.batch_size:
+            self._add(f"global batch {self._size * share.batch_size} = {self._size} x {share.batch_size}")
 
     def news(self) -> str:
         """Return the new changes: `Net wrapped (optimizer of line 12), sampler added (loader of line 14), global batch
         256 = 8 x 32`; empty if there are none."""
         if not self._new:
             return ""
-        told = ", ".join(self._new)
+        text = ", ".join(self._new)
         self._told |= self._new.keys()
         self._new = {}
-        return told
+        return text
 
     def _add(self, text: str) -> None:
         if text not in self._told:
             self._new[text] = None
 
 
-def _how(loader: DataLoader[Any], mine: DataLoader[Any], size: int) -> str:
-    if isinstance(mine.dataset, EveryNth):
+def _how(loader: DataLoader[Any], share: DataLoader[Any], size: int) -> str:
+    if isinstance(share.dataset, EveryNth):
         return f"samples of {type(loader.dataset).__name__} dealt to {size} ranks"
-    if isinstance(mine.batch_sampler, BatchShare):
+    if isinstance(share.batch_sampler, BatchShare):
         return f"batches of {type(loader.batch_sampler).__name__} dealt to {size} ranks"
-    if isinstance(mine.sampler, SampleShare):
+    if isinstance(share.sampler, SampleShare):
         return f"indices of {type(loader.sampler).__name__} dealt to {size} ranks"
-    assert isinstance(mine.sampler, EpochSampler)
+    assert isinstance(share.sampler, EpochSampler)
     return "sampler added"

@@ -71,16 +71,16 @@ class DataConsensus:
         self._begun = 0
         """The number of our own collectives, which every rank begins in the same order."""
 
-    def compare(self, place: str, mine: str) -> bool:
+    def compare(self, place: str, data: str) -> bool:
         """Return whether the rank that came first to this place holds other data; without waiting for any rank."""
         if (board := process_group.current.board()) is None:
             return False
         stop = self._next(place)
-        first = board.put_first(stop.key, mine)
+        first = board.put_first(stop.key, data)
         _leave(board, stop, [stop.key], all_come=False)
-        return first != mine
+        return first != data
 
-    def decide(self, place: str, mine: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
+    def decide(self, place: str, data_text: str, decided: Callable[[list[str]], str]) -> tuple[str, list[str]]:
         """Return the decision about the data of the ranks, the same on each of them, and the texts that describe the
         data.
 
@@ -89,7 +89,7 @@ class DataConsensus:
         if (board := process_group.current.board()) is None:
             return "", []
         stop = self._next(place)
-        board.put(stop.of(identity.rank()), mine)
+        board.put(stop.of(identity.rank()), data_text)
         every = self._wait(board, stop)
         if every:
             self._met.add(place)
@@ -98,14 +98,14 @@ class DataConsensus:
         _leave(board, stop, [*stop.everyones, stop.verdict], all_come=bool(every))
         return ("", []) if verdict == _NOTHING else (verdict, every)
 
-    def meets(self, *, told: bool) -> None:
+    def meets(self, *, to_others: bool) -> None:
         """Record that a collective of all ranks begins; in any thread.
 
         Args:
-            told: Whether to tell the other ranks, since one of them may wait for this one.
+            to_others: Whether to tell the other ranks, since one of them may wait for this one.
         """
         self._begun += 1
-        if told and (board := process_group.current.board()) is not None:
+        if to_others and (board := process_group.current.board()) is not None:
             board.put(_begun(identity.rank()), str(self._begun))
 
     def end(self) -> None:
@@ -144,9 +144,9 @@ class DataConsensus:
         waits = board.get(_waits(rank)) if board.has([_waits(rank)]) else ""
         if not waits:
             return False
-        _, _, place, number = theirs = json.loads(waits)
+        _, _, place, number = order = json.loads(waits)
         is_ahead = self._been[place] < number
-        return is_ahead and bool(json.loads(self._order(stop)) < theirs)
+        return is_ahead and bool(json.loads(self._order(stop)) < order)
 
     def _order(self, stop: _Stop) -> str:
         """Return a sort key for places where ranks wait for one another; the ranks at the smaller one go on: a place

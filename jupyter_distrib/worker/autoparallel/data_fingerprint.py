@@ -79,7 +79,7 @@ class DataFingerprints:
 
     def meets(self) -> None:
         """Record that a collective of all ranks begins; in any thread."""
-        self._consensus.meets(told=bool(self._asks_size))
+        self._consensus.meets(to_others=bool(self._asks_size))
 
     def end(self) -> None:
         """End the comparison, because the cell has ended."""

@@ -129,12 +129,12 @@ class DataParallel:
         """Do nothing: parameters that are sharded already are not replicated."""
 
     def yield_to(self, module: nn.Module) -> None:
-        theirs = {id(each) for each in module.parameters()}
+        parameters = {id(each) for each in module.parameters()}
         for reducer in self._reducers.all():
-            if _overlaps(reducer, theirs):
+            if _overlaps(reducer, parameters):
                 self._summary.left(ownership.named(reducer.modules))
-        self._reducers.replace(lambda each: _overlaps(each, theirs))
-        self._unverified = [each for each in self._unverified if not _overlaps(each, theirs)]
+        self._reducers.replace(lambda each: _overlaps(each, parameters))
+        self._unverified = [each for each in self._unverified if not _overlaps(each, parameters)]
 
     def backward(self, run: Callable[[], None], tensors: Sequence[torch.Tensor]) -> bool:
         if self._unverified:
@@ -198,13 +198,13 @@ class DataParallel:
         fresh: bool,
     ) -> list[GradientReducer]:
         """Return the reducers of these modules and tensors, existing and new ones."""
-        found: list[GradientReducer] = []
+        reducers: list[GradientReducer] = []
         for root in roots:
-            found.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
+            reducers.append(self._holding(root) or self._new([root], [], left_alone, fresh=fresh))
         held = {id(each) for reducer in self._reducers.all() for each in reducer.parameters}
         if free := [each for each in loose if id(each) not in held]:
-            found.append(self._new([], free, left_alone, fresh=fresh))
-        return found
+            reducers.append(self._new([], free, left_alone, fresh=fresh))
+        return reducers
 
     def _holding(self, root: nn.Module) -> GradientReducer | None:
         return next((each for each in self._reducers.all() if any(root is module for module in each.modules)), None)
@@ -277,8 +277,8 @@ class DataParallel:
                     )
 
     def _trained_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
-        mine = ownership.parameters_of(optimizer)
-        return ownership.tensors_of(ownership.owners_of(mine).roots, mine)
+        parameters = ownership.parameters_of(optimizer)
+        return ownership.tensors_of(ownership.owners_of(parameters).roots, parameters)
 
     def _verify(self) -> None:
         """Raise `DistributedError` if weights of the models that are new to this run differ between ranks."""
@@ -309,8 +309,8 @@ def check_together(objects: Sequence[Any]) -> None:
                     f"jupyter_distrib.prepare(): {name} has no parameters, so there is nothing to train."
                 )
         elif isinstance(item, Optimizer):
-            theirs = {id(each) for model in filter(_is_trainable, models) for each in model.parameters()}
-            if theirs and not theirs & {id(each) for each in ownership.parameters_of(item)}:
+            of_models = {id(each) for model in filter(_is_trainable, models) for each in model.parameters()}
+            if of_models and not of_models & {id(each) for each in ownership.parameters_of(item)}:
                 raise DistributedError(
                     f"jupyter_distrib.prepare(): the {name} has no parameter of {ownership.named(models)}: build it "
                     "from the parameters of the model that it is to train."

@@ -32,11 +32,11 @@ DEVICE_ERROR: Any = getattr(torch, "AcceleratorError", ())
 
 def differs(board: StoreBoard, rank: int, size: int, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether a rank that has ended already holds other weights than this one."""
-    mine = _sums(tensors)
-    board.put(f"weights/{rank}", json.dumps(mine))
+    own_sums = _sums(tensors)
+    board.put(f"weights/{rank}", json.dumps(own_sums))
     others = range(1, size) if rank == 0 else (0,)
-    found = [json.loads(board.get(key)) for key in map("weights/{}".format, others) if board.has([key])]
-    return any(_apart(mine, theirs) for theirs in found)
+    other_sums = [json.loads(board.get(key)) for key in map("weights/{}".format, others) if board.has([key])]
+    return any(_apart(own_sums, other) for other in other_sums)
 
 
 class LossComparison:
@@ -88,12 +88,12 @@ def _sums(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
     return [[each.numel(), *both] for each, both in zip(plain, tensor_sums.magnitudes(plain), strict=True)]
 
 
-def _apart(mine: list[list[float]], theirs: list[list[float]]) -> bool:
-    if [each[0] for each in mine] != [each[0] for each in theirs]:
+def _apart(own_sums: list[list[float]], other_sums: list[list[float]]) -> bool:
+    if [each[0] for each in own_sums] != [each[0] for each in other_sums]:
         return False  # not the same program on these ranks: no comparison is possible
     return any(
         not math.isclose(a, b, rel_tol=RELATIVE, abs_tol=RELATIVE * (scale + 1e-12))
-        for (_, total, scale), (_, other, other_scale) in zip(mine, theirs, strict=True)
+        for (_, total, scale), (_, other, other_scale) in zip(own_sums, other_sums, strict=True)
         for a, b in ((total, other), (scale, other_scale))
         if math.isfinite(a) and math.isfinite(b)
     )

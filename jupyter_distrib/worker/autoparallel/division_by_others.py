@@ -52,7 +52,7 @@ class DivisionByOthers:
     def _differs(self, loader: DataLoader[Any]) -> bool:
         if not self._compares:
             return False
-        found = self._fingerprints.compared(loader, source_location.here(self._run.filename))
-        if found.note:
-            self._run.note(found.note)
-        return found.by_hand
+        finding = self._fingerprints.compared(loader, source_location.current_line(self._run.filename))
+        if finding.note:
+            self._run.note(finding.note)
+        return finding.by_hand

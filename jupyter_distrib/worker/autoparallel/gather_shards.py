@@ -23,11 +23,11 @@ _LOOK_UP_S = 1.0
 def gather_if_all_do(value: object) -> None:
     """Gather the sharded tensors of a value, if the values of all ranks hold the same ones; called on every rank whose
     cell has ended well, and then collective."""
-    found = payload.sharded_in(value)
-    mine = _described(found)
-    _tell(mine)
-    if found and all(theirs == mine for theirs in _hear()):
-        _gather(found)
+    sharded = payload.sharded_in(value)
+    form = _described(sharded)
+    _tell(form)
+    if sharded and all(other == form for other in _hear()):
+        _gather(sharded)
 
 
 def absent() -> None:
@@ -43,10 +43,10 @@ def of(value: object) -> object:
     return value
 
 
-def _gather(found: list[Any]) -> None:
+def _gather(sharded: list[Any]) -> None:
     leads = identity.rank() == 0
     with torch.no_grad():
-        for tensor in found:
+        for tensor in sharded:
             full = tensor.full_tensor()
             tensors.whole[id(tensor)] = tensor, _like(tensor, full.cpu()) if leads else None
 
@@ -57,10 +57,10 @@ def _like(tensor: Any, full: torch.Tensor) -> torch.Tensor:
     return full.requires_grad_(tensor.requires_grad)
 
 
-def _described(found: list[Any]) -> str:
-    if not found:
+def _described(sharded: list[Any]) -> str:
+    if not sharded:
         return ""
-    forms = [f"{tuple(each.shape)} {each.dtype} {each.placements} {each.device_mesh.shape}" for each in found]
+    forms = [f"{tuple(each.shape)} {each.dtype} {each.placements} {each.device_mesh.shape}" for each in sharded]
     return json.dumps([process_group.current.sequence(), *forms])
 
 

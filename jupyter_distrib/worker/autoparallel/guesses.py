@@ -95,10 +95,10 @@ GUESSES: Mapping[Name, Guess] = {
 def read(name: str, text: str) -> tuple[Name, ...]:
     """Read the value of the option: names of guesses, joined by commas."""
     given = [part.strip() for part in text.split(",")]
-    known = [guess for guess in get_args(Name) if guess in given]
-    if set(given) - set(known):
+    guesses = [guess for guess in get_args(Name) if guess in given]
+    if set(given) - set(guesses):
         raise OptionsError(f"{name} wants names of {', '.join(GUESSES)}, joined by commas; got {shown(text)}")
-    return tuple(known)
+    return tuple(guesses)
 
 
 def made(options: Mapping[str, str]) -> Guesses:

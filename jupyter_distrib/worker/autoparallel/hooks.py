@@ -141,20 +141,20 @@ class TrainingHooks:
     def adopt(self, optimizer: Optimizer, *, fresh: bool) -> None:
         """Spread an optimizer's model over the ranks, unless it is wrapped by hand or by a library."""
         self._known.add(optimizer)
-        mine = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
+        parameters = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
         others = _in_other_hands()
-        mine = [each for each in mine if id(each) not in others and not ownership.is_sharded(each)]
-        if not mine:
+        parameters = [each for each in parameters if id(each) not in others and not ownership.is_sharded(each)]
+        if not parameters:
             return self._spread.recognise(optimizer)
-        owners = ownership.owners_of(mine)
-        self._check_device(mine, ownership.named(owners.roots) or type(optimizer).__name__)
+        owners = ownership.owners_of(parameters)
+        self._check_device(parameters, ownership.named(owners.roots) or type(optimizer).__name__)
         self._spread.adopt(
             OptimizerTraining(
                 optimizer=optimizer,
                 roots=owners.roots,
                 loose=owners.loose,
                 left_alone=tuple(each for root in owners.roots for each in root.parameters() if id(each) in others),
-                place=source_location.here(self._run.filename) if fresh else "",
+                place=source_location.current_line(self._run.filename) if fresh else "",
                 fresh=fresh,
             )
         )

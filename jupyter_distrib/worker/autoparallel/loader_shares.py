@@ -45,16 +45,16 @@ class LoaderShares:
         shares = self._shares.setdefault(loader, {})
         key = how, _length(loader.dataset)
         if key not in shares:
-            shares[key] = mine = share(loader, replace(self._part, exact=how == "evaluated"))
-            self._ours.add(mine)
+            shares[key] = own_share = share(loader, replace(self._part, exact=how == "evaluated"))
+            self._ours.add(own_share)
             if how == "divided":
                 self.divides = True
-                self._summary.divided(loader, mine, source_location.here(self._run.filename))
+                self._summary.divided(loader, own_share, source_location.current_line(self._run.filename))
         return shares[key]
 
     def close(self) -> None:
         """End the workers of all shares."""
-        data_loaders.end_loaders([mine for shares in self._shares.values() for mine in shares.values()])
+        data_loaders.end_loaders([own_share for shares in self._shares.values() for own_share in shares.values()])
 
 
 def _length(dataset: Any) -> int:

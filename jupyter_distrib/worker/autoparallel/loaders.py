@@ -98,8 +98,8 @@ class Loaders:
             self._look_around()
             how = self._last[loader] = self.read_last = self._decided(loader)
             if how != "whole":
-                mine = iter(self._shares.of(loader, how))
-                return self._watched_share(loader, mine) if how == "divided" else mine
+                share = iter(self._shares.of(loader, how))
+                return self._watched_share(loader, share) if how == "divided" else share
             batches = self._placed(original(loader))
             if self._state.active and torch.is_grad_enabled() and not self._others.has_divided(loader):
                 return self._watched_whole(batches)
@@ -115,7 +115,7 @@ class Loaders:
             # The length is that of the last reading: `total / len(loader)` often stands behind the loop.
             how = self._last.get(loader) or self._decided(loader)
             if how == "whole" and not self._state.active and loader not in self._measured:
-                self._measured[loader] = source_location.here(self._run.filename)
+                self._measured[loader] = source_location.current_line(self._run.filename)
             return int(original(loader)) if how == "whole" else len(self._shares.of(loader, how))
 
         return __len__
@@ -128,7 +128,7 @@ class Loaders:
         return "evaluated" if self.shard_eval and not self._others.has_divided(loader) else "whole"
 
     def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
-        where, before = source_location.here(self._run.filename), self.backwards
+        where, before = source_location.current_line(self._run.filename), self.backwards
         if (measured := self._measured.pop(loader, None)) is not None:
             self._run.note(
                 f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
@@ -145,7 +145,7 @@ class Loaders:
             )
 
     def _watched_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        where, before = source_location.here(self._run.filename), self.backwards
+        where, before = source_location.current_line(self._run.filename), self.backwards
         for batch in batches:
             yield batch
             if self.backwards > before:  # the loop may be left at any time

@@ -33,12 +33,12 @@ def mesh(shape: Shape) -> DeviceMesh:
     Raises:
         DistributedError: The mesh does not have as many places as there are ranks.
     """
-    wanted, there = math.prod(size for _, size in shape), identity.world_size()
-    if wanted != there:
+    wanted, world_size = math.prod(size for _, size in shape), identity.world_size()
+    if wanted != world_size:
         text = ",".join(f"{name}={size}" for name, size in shape)
         raise DistributedError(
-            f"--mesh {text} wants {wanted} ranks, and there are {there}: run the cell with {wanted} ranks, or give a "
-            f"mesh for {there}."
+            f"--mesh {text} wants {wanted} ranks, and there are {world_size}: run the cell with {wanted} ranks, or "
+            f"give a mesh for {world_size}."
         )
     if shape not in _made:
         _made[shape] = _new(shape)
@@ -65,11 +65,11 @@ def follow() -> bool:
             return False
         _reset_fsdp()
         return any(object_collectives.gather(bool(_made)))
-    every = [{_shape(each) for each in theirs} for theirs in object_collectives.gather(list(_made))]
+    every = [{_shape(each) for each in shapes} for shapes in object_collectives.gather(list(_made))]
     groups: dict[str, str] = {}
     for shape in list(_made):
         old = _made.pop(shape)
-        if all(shape in theirs for theirs in every):  # a rank that was replaced has no mesh: its shards are gone
+        if all(shape in shapes for shapes in every):  # a rank that was replaced has no mesh: its shards are gone
             fresh = _new(shape)
             groups |= dict(zip(private.group_names(old), private.group_names(fresh), strict=True))
             _made[shape] = old

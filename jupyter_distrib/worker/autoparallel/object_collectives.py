@@ -21,13 +21,13 @@ import torch.distributed as dist
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
-def gather(mine: Any) -> list[Any]:
+def gather(own_value: Any) -> list[Any]:
     """Return the values of all ranks, in rank order.
 
     Args:
-        mine: A value that JSON can hold; its tuples arrive as lists.
+        own_value: A value that JSON can hold; its tuples arrive as lists.
     """
-    data = json.dumps(mine).encode()
+    data = json.dumps(own_value).encode()
     sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(data)], device="cpu"))
     lengths = [int(size) for size in sizes]
@@ -36,20 +36,20 @@ def gather(mine: Any) -> list[Any]:
     return [json.loads(_read(tensor, length)) for tensor, length in zip(every, lengths, strict=True)]
 
 
-def from_rank_0(mine: Any) -> Any:
+def from_rank_0(own_value: Any) -> Any:
     """Return the value of rank 0, with its tensors on the CPU.
 
     Raises:
         TypeError: The value of rank 0 holds something that cannot be sent; the error names its type, on every rank.
     """
     leads, tensors = dist.get_rank() == 0, list[torch.Tensor]()
-    data = _text(mine, tensors).encode() if leads else b""
+    data = _text(own_value, tensors).encode() if leads else b""
     size = torch.tensor([len(data)], device="cpu")
     dist.broadcast(size, src=0)
     content = _as_tensor(data) if leads else torch.empty(int(size), dtype=torch.uint8, device="cpu")
     dist.broadcast(content, src=0)
     value = _decoded(json.loads(_read(content, int(size))), tensors if leads else None)
-    return mine if leads else value
+    return own_value if leads else value
 
 
 def _text(value: Any, tensors: list[torch.Tensor]) -> str:

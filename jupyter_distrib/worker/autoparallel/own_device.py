@@ -177,8 +177,8 @@ def _functions(value: object) -> list[FunctionType]:
     """Return a function of the notebook, or the methods of a class of the notebook."""
     if not issubclass(type(value), (FunctionType, type)) or getattr(value, "__module__", "") != "__main__":
         return []
-    found = vars(value).values() if isinstance(value, type) else (value,)
-    plain = (getattr(each, "__func__", each) for each in found)
+    members = vars(value).values() if isinstance(value, type) else (value,)
+    plain = (getattr(each, "__func__", each) for each in members)
     return [each for each in plain if isinstance(each, FunctionType)]
 
 

@@ -46,13 +46,13 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
 
     Gives up on a heap of more than `REACH` objects, and then returns all of the things.
     """
-    wanted, found = {id(thing) for thing in things}, set[int]()
+    wanted, reached = {id(thing) for thing in things}, set[int]()
     # A function's globals lead to its whole library, which may hold things of earlier cells, on some of the ranks.
     loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
     libraries = {id(names) for names in loaded if file_owner.is_library(str(names.get("__file__")))}
     seen, edge = libraries | {id(start)}, [start]
     most = len(seen) + REACH
-    while edge and len(found) < len(wanted):
+    while edge and len(reached) < len(wanted):
         following = [
             each
             for each in gc.get_referents(*edge)
@@ -60,10 +60,10 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
         ]
         edge = list({id(each): each for each in following}.values())
         seen |= {id(each) for each in edge}
-        found = wanted & seen
+        reached = wanted & seen
         if len(seen) > most:
             return list(things)
-    return [thing for thing in things if id(thing) in found]
+    return [thing for thing in things if id(thing) in reached]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -129,5 +129,5 @@ def plain_class(cls: type) -> type:
 
 def tensors_of(modules: Iterable[nn.Module], loose: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parameters and buffers of the modules, and the loose tensors, each once."""
-    found: list[Any] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return list({id(tensor): tensor for tensor in (*found, *loose)}.values())
+    tensors: list[Any] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return list({id(tensor): tensor for tensor in (*tensors, *loose)}.values())

@@ -216,9 +216,9 @@ class EvenBatches(Sampler[list[Any]]):
             )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        mine = list(self._share)
-        ends = [len(mine) * place // self._count for place in range(self._count + 1)]
-        return (mine[begin:end] for begin, end in itertools.pairwise(ends))
+        samples = list(self._share)
+        ends = [len(samples) * place // self._count for place in range(self._count + 1)]
+        return (samples[begin:end] for begin, end in itertools.pairwise(ends))
 
     def __len__(self) -> int:
         return self._count
@@ -274,10 +274,10 @@ def _order_of_rank_0(sampler: Any, part: ShardChoice) -> list[Any]:
 
 def _dealt(order: Sequence[Any], part: ShardChoice, *, drop_last: bool) -> list[Any]:
     count = _count(len(order), part, drop_last=drop_last)
-    mine = list(order[part.rank :: part.size][:count])
-    if len(mine) < count and order:
-        mine += [order[(part.rank + part.size * place) % len(order)] for place in range(len(mine), count)]
-    return mine
+    indices = list(order[part.rank :: part.size][:count])
+    if len(indices) < count and order:
+        indices += [order[(part.rank + part.size * place) % len(order)] for place in range(len(indices), count)]
+    return indices
 
 
 def _count(whole: int, part: ShardChoice, *, drop_last: bool) -> int:

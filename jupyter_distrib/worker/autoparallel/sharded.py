@@ -191,11 +191,11 @@ class ShardedTraining:
 
     def recognise(self, optimizer: Optimizer) -> None:
         listen(optimizer)
-        theirs = ownership.parameters_of(optimizer)
+        parameters = ownership.parameters_of(optimizer)
         if self._plan.model:
-            return self._train(ownership.owners_of(theirs).roots, optimizer)
+            return self._train(ownership.owners_of(parameters).roots, optimizer)
         for root in list(steps):
-            if _has_any(root, theirs):
+            if _has_any(root, parameters):
                 self._note_root(root)
 
     def yield_to(self, module: nn.Module) -> None:
@@ -226,10 +226,10 @@ class ShardedTraining:
 
     def _compare_steps(self) -> None:
         """Add a note if an interrupt has stopped the ranks at different steps, so that their shards do not match."""
-        mine = [(ownership.named_plainly([root]), each.count, each.stepping) for root, each in steps.items()]
-        every = object_collectives.gather(mine)
-        for name, *_ in mine:
-            seen = [(count, stepping) for theirs in every for other, count, stepping in theirs if other == name]
+        own_steps = [(ownership.named_plainly([root]), each.count, each.stepping) for root, each in steps.items()]
+        every = object_collectives.gather(own_steps)
+        for name, *_ in own_steps:
+            seen = [(count, stepping) for rank_steps in every for other, count, stepping in rank_steps if other == name]
             if len(set(seen)) > 1 or any(stepping for _, stepping in seen):
                 self._run.note(
                     f"{name} was stopped in the middle of an optimizer step: its shards may be one step apart; to be "
@@ -267,7 +267,7 @@ class ShardedTraining:
         count = sum(each.numel() for each in root.parameters())
         name, kinds = ownership.named_plainly([root]), ownership.named_plainly(units)
         steps.setdefault(root, Steps()).sharded_here = True
-        self._summary.sharded(name, count, len(units), kinds, source_location.here(self._run.filename))
+        self._summary.sharded(name, count, len(units), kinds, source_location.current_line(self._run.filename))
 
     def _note_root(self, root: nn.Module) -> None:
         steps.setdefault(root, Steps())
@@ -291,8 +291,8 @@ class ShardedTraining:
 
 
 def _has_any(root: nn.Module, parameters: Sequence[torch.Tensor]) -> bool:
-    theirs = {id(each) for each in parameters}
-    return any(id(each) in theirs for each in root.parameters())
+    ids = {id(each) for each in parameters}
+    return any(id(each) in ids for each in root.parameters())
 
 
 def _is_spread(parameter: torch.Tensor, data: DeviceMesh | None) -> bool:

@@ -101,7 +101,7 @@ class TrainingChecks:
             return
         hungry = all(each.grad is None for each in ownership.parameters_of(optimizer))
         if hungry and self._alone and is_known:
-            line = _at(source_location.here(self._run.filename))
+            line = _at(source_location.current_line(self._run.filename))
             self._run.note(
                 f"{type(optimizer).__name__} has stepped{line} without a gradient: "
                 "backward() has computed those of other parameters than its own. Build it from the parameters of the "
@@ -162,10 +162,10 @@ class TrainingChecks:
 
     def _found_trained(self) -> list[torch.Tensor]:
         """Return the tensors that are known to have been trained in this run, by the spread or not."""
-        found = [each for weak in self._trained if (each := weak()) is not None]
+        tensors = [each for weak in self._trained if (each := weak()) is not None]
         if self._alone:
-            found += _with_gradient()
-        return list({id(each): each for each in found if not ownership.is_sharded(each)}.values())
+            tensors += _with_gradient()
+        return list({id(each): each for each in tensors if not ownership.is_sharded(each)}.values())
 
     def _was_changed(self) -> bool:
         """Return whether any tensor was changed, by an optimizer or by hand after a backward pass."""

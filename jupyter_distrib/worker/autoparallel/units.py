@@ -44,11 +44,11 @@ def units_of(root: nn.Module, asked: str = "", *, least: int = LEAST_PARAMETERS)
 def _named(name: str, inside: list[nn.Module], root: nn.Module) -> list[nn.Module]:
     found = [module for module in inside if type(module).__name__ == name]
     if not found and not any(type(module).__name__ == name for module in ownership.alive(nn.Module)):
-        there = list(dict.fromkeys(type(module).__name__ for module in inside))
-        near = difflib.get_close_matches(name, there, 1)
+        names = list(dict.fromkeys(type(module).__name__ for module in inside))
+        near = difflib.get_close_matches(name, names, 1)
         raise DistributedError(
             f"--fsdp-unit {name}: no part of {type(root).__name__} has this class; "
-            + (f"did you mean {near[0]}?" if near else f"it has {', '.join(there[:10]) or 'no parts'}.")
+            + (f"did you mean {near[0]}?" if near else f"it has {', '.join(names[:10]) or 'no parts'}.")
         )
     return found
 

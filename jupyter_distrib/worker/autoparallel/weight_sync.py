@@ -35,13 +35,13 @@ def fingerprint(tensors: Sequence[torch.Tensor]) -> WeightFingerprint:
 
 def fingerprints_of_all(tensors: Sequence[torch.Tensor]) -> list[WeightFingerprint]:
     """Return the fingerprints of these tensors on all ranks, in rank order."""
-    return [theirs for (theirs,) in fingerprints_of_sets([tensors])]
+    return [fingerprints for (fingerprints,) in fingerprints_of_sets([tensors])]
 
 
 def fingerprints_of_sets(sets: Sequence[Sequence[torch.Tensor]]) -> list[list[WeightFingerprint]]:
     """Return the fingerprints of every rank's sets of tensors, in rank order; ranks may have unequally many sets."""
-    mine = [dataclasses.astuple(fingerprint(each)) for each in sets]
-    return [[_read(*each) for each in theirs] for theirs in object_collectives.gather(mine)]
+    own_sets = [dataclasses.astuple(fingerprint(each)) for each in sets]
+    return [[_read(*each) for each in rank_sets] for rank_sets in object_collectives.gather(own_sets)]
 
 
 def _read(form: list[list[object]], sums: list[int]) -> WeightFingerprint:

@@ -54,9 +54,11 @@ class GroupSightings:
 
     def _look_into(self, label: str, ranks: tuple[int, ...], entries: list[dict[str, Any]], base: int) -> GroupSighting:
         newest = max((entry["pg_id"] for entry in entries), default=0)  # an earlier group may have had this name
-        mine = [entry for entry in entries if entry["pg_id"] == newest and (base or self._is_of_this_run(entry))]
-        waiting = next((entry for entry in mine if not entry["retired"]), None)
-        entered = max((int(entry["collective_seq_id"]) for entry in mine), default=0)
+        newest_entries = [
+            entry for entry in entries if entry["pg_id"] == newest and (base or self._is_of_this_run(entry))
+        ]
+        waiting = next((entry for entry in newest_entries if not entry["retired"]), None)
+        entered = max((int(entry["collective_seq_id"]) for entry in newest_entries), default=0)
         if waiting is None:
             return GroupSighting(name=label, ranks=ranks, entered=max(0, entered - base))
         library, _, op = waiting["profiling_name"].partition(":")

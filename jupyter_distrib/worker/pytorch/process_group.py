@@ -251,10 +251,10 @@ _torch_destroy = dist.destroy_process_group
 _torch_new_group = dist.new_group
 
 
-def install(mine: Rendezvous) -> None:
-    """Make torch's own entry points in this process go through `mine`."""
+def install(rendezvous: Rendezvous) -> None:
+    """Make torch's own entry points in this process go through `rendezvous`."""
     global current
-    current = mine
+    current = rendezvous
     private.answer_env_rendezvous(_rendezvous_env)
     private.replace_entry_points(
         {

@@ -42,13 +42,13 @@ def _saving(original: Any) -> Callable[..., Any]:
         if path is None or not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):
             original(obj, f, *args, **keywords)
             return
-        mine = path.with_name(f".{path.name}.{identity.rank()}.{os.getpid()}")
+        own_path = path.with_name(f".{path.name}.{identity.rank()}.{os.getpid()}")
         try:
-            original(obj, mine, *args, **keywords)
-            mine.replace(path)
+            original(obj, own_path, *args, **keywords)
+            own_path.replace(path)
         finally:
             with suppress(FileNotFoundError):
-                mine.unlink()
+                own_path.unlink()
 
     return save
 
