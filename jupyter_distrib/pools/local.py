@@ -139,6 +139,8 @@ class LocalNode:
         self._sending = threading.Lock()
         self._draining = False
         self._closed = False
+        self._end: select.poll | None = None
+        """The poll for the end of the agent's process, once the agent has answered."""
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
 
     def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
@@ -148,6 +150,11 @@ class LocalNode:
             if self._link.fileno() >= 0:
                 self._link.post(frame, tuple(descriptors))
                 self._flush()
+
+    def has_ended(self) -> bool:
+        """Return whether the agent's process has ended, also if the end of its link has not been read yet."""
+        end = self._end
+        return end is not None and bool(end.poll(0))
 
     def close(self) -> None:
         with interrupts.Uninterrupted(), self._sending:
@@ -189,12 +196,14 @@ class LocalNode:
                 break
             if isinstance(event, Welcomed):
                 agent = _opened(event.pid)
+                self._end = _watching(agent)
             try:
                 self._sink(event, Descriptors(fds) if fds else NO_DESCRIPTORS)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - who waits for a run must hear of its end whatever breaks here
                 traceback.print_exc()
                 reason = f"the notebook broke on what its ranks have told it ({type(error).__name__}: {error})"
                 break
+        self._end = None
         with self._sending:
             self._link.close()
         if not self._closed:
@@ -214,12 +223,17 @@ def _opened(pid: int) -> int:
 
 def _sweep(agent: int) -> None:
     """Wait for the agent's end, then end what its ranks had started: the ranks themselves have ended with it."""
+    if (end := _watching(agent)) is not None and end.poll(ENDING_S * 1000):
+        reap.kill_orphans()
+
+
+def _watching(agent: int) -> select.poll | None:
+    """Return a poll for the end of the agent; None where the system has no descriptors of processes."""
     if agent < 0:
-        return
+        return None
     poll = select.poll()
     poll.register(agent, select.POLLIN)
-    if poll.poll(ENDING_S * 1000):
-        reap.kill_orphans()
+    return poll
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,20 +270,29 @@ class Home:
             raise PoolError(f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a shorter folder.")
         if (sock := _try(path)) is not None:
             return sock
-        with (directory / f"{self.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if (sock := _try(path)) is not None:
-                return sock
-            self._start(path, directory)
-            if (sock := _try(path)) is not None:
-                return sock
+        try:
+            with paths.opened(directory / f"{self.name}.lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if (sock := _try(path)) is not None:
+                    return sock
+                self._start(path, directory)
+                if (sock := _try(path)) is not None:
+                    return sock
+        except OSError as error:
+            raise PoolError(self._not_started(error)) from error
         raise PoolError(f"the agent could not be started; see {self.log}.")
+
+    def _not_started(self, error: OSError) -> str:
+        if not os.access(python := self.python or sys.executable, os.X_OK):
+            return f"there is no interpreter at {python} any more: make its environment again, or restart the kernel."
+        place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else error.strerror
+        return f"the agent could not be started: {place}."
 
     def _start(self, path: Path, directory: Path) -> None:
         path.unlink(missing_ok=True)
         arguments = (self.module, str(directory), self.name)
         env, python = self._environment(directory), self.python or sys.executable
-        with self.log.open("wb") as log:
+        with paths.opened(self.log) as log:
             process = exec_agent(str(path), log, arguments, env, python, told=self.told)
         # It usually outlives this kernel; if not, it must not stay a zombie.
         threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()

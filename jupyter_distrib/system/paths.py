@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from jupyter_distrib.errors import PoolError
 
@@ -46,6 +47,11 @@ def state_directory() -> Path:
     """Return the folder for what is kept from one kernel to the next."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return private(Path(base) / "jupyter_distrib")
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file in a private folder anew, for this user alone. A link in its place is an error."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
 def private(directory: Path) -> Path:

@@ -48,6 +48,15 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal; False where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def become_subreaper() -> None:
     """Adopt every descendant whose own parent ends (Linux only)."""
     if sys.platform == "linux":

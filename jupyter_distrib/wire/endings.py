@@ -47,8 +47,7 @@ def exits(
             pid=pid,
             exit_code=exit_code,
             asked=asked,
-            reason=reason,
-            last_lines=(lost,) if lost else (),
+            reason=reason or lost,
             at_s=time.monotonic(),
         )
         for rank, pid in pids.items()

@@ -265,7 +265,7 @@ def test_ranks_of_a_lost_node_are_lost_and_the_others_killed_and_their_logs_brou
     gathering.group.lost(1, "it was switched off")
     assert gone(gathering) == [(2, 102, False), (3, 103, False)]
     told = next(event for event in gathering.told if isinstance(event, Exited))
-    assert told.last_lines == ("node b was lost: it was switched off",)
+    assert told.reason == "node b was lost: it was switched off"
     assert gathering.nodes[0].last(Stop) == Stop(run="r", force=True)
     for rank in range(2):
         gathering.group.handle_event(0, Exited(run="r", rank=rank, pid=100 + rank, exit_code=-9, asked=True))

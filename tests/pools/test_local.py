@@ -8,12 +8,14 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.pools.local import LocalNode
+from jupyter_distrib.pools.local import Home, LocalNode
 from jupyter_distrib.wire import link as links
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
@@ -132,3 +134,39 @@ def test_an_interrupt_cuts_no_command_in_two(ends: Ends, monkeypatch: pytest.Mon
     ends.node.send(Probe(run="next"))
 
     assert ends.heard(2) == [Probe(run="whole"), Probe(run="next")]
+
+
+# ---------------------------------------------------------------------------------------------------- what is in the way
+
+
+@pytest.mark.parametrize("kind", ["sock", "lock", "log"])
+def test_a_folder_in_place_of_a_file_of_the_agent_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path))
+    path = tmp_path / f"agent-x.{kind}"
+    path.mkdir()
+    with pytest.raises(PoolError, match=f"^the agent could not be started: {path} is in the way"):
+        Home(name="agent-x").reach()
+
+
+@pytest.mark.parametrize("kind", ["lock", "log"])
+def test_files_of_the_agent_are_not_opened_through_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("text")
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(folder))
+    (folder / f"agent-x.{kind}").symlink_to(precious)
+    with pytest.raises(PoolError, match="is in the way"):
+        Home(name="agent-x").reach()
+    assert precious.read_text() == "text"
+
+
+def test_an_interpreter_that_was_deleted_since_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    with pytest.raises(PoolError, match=f"^there is no interpreter at {python} any more"):
+        Home(name="agent-x", python=python).reach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,51 @@ def test_a_killed_agent_takes_the_ranks_with_it_and_the_next_cell_works(tmp_path
         outcome = book.finish()
 
         assert outcome.ename == "RankLost"
+        assert "Rank 0 is gone, because the agent that looks after the ranks has ended." in outcome.traceback
         assert wait_until_gone([*pids, *children], GONE_S) == []
+        assert book.cell("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+        for pid in agents(runtime):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_the_first_cell_after_the_end_of_an_idle_agent_has_a_new_one(tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
+    with Notebook(tmp_path, env={"JUPYTER_DISTRIB_RUNTIME_DIR": str(runtime)}) as book:
+        book.cell("%load_ext jupyter_distrib")
+        for _ in range(5):
+            assert book.ok("%%distributed --ranks 2 --keep kept\nkept = rank\nrank").result == "rank 0: 0\nrank 1: 1"
+            (agent,) = agents(runtime)
+            os.kill(agent, signal.SIGKILL)
+            assert wait_until_gone([agent], GONE_S) == []
+        assert book.fails("%%distributed\nkept").ename == "ValueLost"
+        assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
+        for pid in agents(runtime):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_the_third_press_of_stop_gives_up_an_agent_that_is_frozen(tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
+    with Notebook(tmp_path, env={"JUPYTER_DISTRIB_RUNTIME_DIR": str(runtime)}) as book:
+        book.cell("%load_ext jupyter_distrib")
+        _begin(book, IN_COMPUTE)
+        (agent,) = agents(runtime)
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            presses = [threading.Timer(at_s, os.kill, (book.pid, signal.SIGINT)) for at_s in (0.0, 0.2, 1.6)]
+            for press in presses:
+                press.start()
+            outcome = book.finish()
+            for press in presses:
+                press.join()
+            assert outcome.ename == "KeyboardInterrupt"
+            assert (
+                f"process {agent} is stopped (SIGSTOP)"
+                in book.ok(
+                    "from jupyter_distrib.kernel.session import session as _s; print(_s.current().history[-1].record.ranks[0].exit.reason)"
+                ).stdout
+            )
+        finally:
+            os.kill(agent, signal.SIGCONT)
         assert book.cell("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
         for pid in agents(runtime):
             os.kill(pid, signal.SIGTERM)

@@ -202,3 +202,19 @@ def test_a_cells_own_keyboard_interrupt_is_told_at_once(book: Notebook) -> None:
     assert "line 2" in outcome.traceback
     assert "Stopped" not in outcome.text
     assert outcome.wall_s < 1.0
+
+
+# ---------------------------------------------------------------------------------------------------- folders
+
+
+def test_a_folder_of_the_notebook_that_is_gone_is_told(book: Notebook, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    book.ok(f"import os\nbefore = os.getcwd()\nos.chdir({str(folder)!r})\nos.rmdir({str(folder)!r})")
+    told = book.fails(ON_ONE + "rank").traceback
+    book.ok("os.chdir(before)")
+    assert told == (
+        "OptionsError: the folder that the notebook works in is gone, it was deleted or moved: change to one that exists "
+        "(%cd)"
+    )
+    assert book.ok(ON_ONE + "rank").result == "rank 0: 0"

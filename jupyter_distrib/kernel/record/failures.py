@@ -274,6 +274,8 @@ def describe_exit(ended: Exited) -> str:
 
 def _manner(ended: Exited) -> str:
     code = ended.exit_code
+    if code is None and ended.reason:
+        return f"is gone, because {ended.reason}"
     if code is None:
         return "is gone; how its process ended cannot be known"
     if code >= 0:

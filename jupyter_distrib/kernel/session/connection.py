@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import interrupts, process
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
@@ -40,6 +41,8 @@ from jupyter_distrib.wire.messages import (
 )
 
 ANSWER_S = 5.0
+GONE_S = 2.0
+"""The most seconds between the end of an agent and the end of what this notebook had of it."""
 GroupEvent = WorkerGroupOpened | WorkerGroupRefused | WorkerGroupClosed | WorkerGroupChanged | WorkerGroupQueued
 
 
@@ -50,6 +53,13 @@ class PoolAddress:
     name: str
     kind: str
     options: dict[str, str]
+
+
+def _stopped(pid: int) -> str:
+    """Return advice on a process of this machine that is stopped; empty for any other."""
+    if not pid or not process.is_stopped(pid):
+        return ""
+    return f": process {pid} is stopped (SIGSTOP), `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
 
 
 class GpuVisibility:
@@ -179,6 +189,7 @@ class Connection:
         self.lost = ""
         """The reason why nothing can be sent any more; empty while the pool can be reached."""
         self._leaving = False
+        self._known_lost = threading.Event()
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
         opened = opened or open_pool(address.kind, address.options)
@@ -265,9 +276,25 @@ class Connection:
             self.node.close()
         return None
 
+    def abandon(self) -> None:
+        """Give up a process that does not answer: end all requests, worker groups and runs of this notebook on it."""
+        self.node.close()
+        self._lose(f"the process that looks after the ranks does not answer{_stopped(self.pid)}")
+
+    def wait_if_gone(self) -> None:
+        """Wait until the end of the process at the other end is known here, if it has ended."""
+        if getattr(self.node, "has_ended", bool)():
+            interrupts.wait(self._known_lost, GONE_S)
+
     def _lose(self, reason: str) -> None:
         """End all requests, worker groups and runs: the agent is gone, and every rank with it."""
         self.lost = reason
+        try:
+            self._end_all(reason)
+        finally:
+            self._known_lost.set()
+
+    def _end_all(self, reason: str) -> None:
         self._requests.give_up(reason)
         self._on_lost(self)
         for group in list(self.groups.values()):

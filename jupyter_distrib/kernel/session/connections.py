@@ -40,6 +40,8 @@ class Connections:
 
     def connect(self, pool: str, options: Mapping[str, str] | None = None) -> Connection:
         """Reach a pool, once for each set of options. Raises `PoolError`."""
+        for connection in list(self._open):
+            connection.wait_if_gone()  # it is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
                 if connection.pool == pool and connection.options == options:

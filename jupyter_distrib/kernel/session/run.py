@@ -33,6 +33,9 @@ STACKS_S = 2.0
 """Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
 POLL_S = 0.02
 
+UNANSWERED_S = 1.0
+"""The seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
+
 
 class View(Observer, Protocol):
     """An observer that shows the run in the thread that waits for it."""
@@ -68,19 +71,28 @@ class StopOrder:
 
     Args:
         send: Asks the pool to stop the run; with True, to kill it.
+        abandon: Gives up the pool, which does not answer.
     """
 
-    def __init__(self, send: Callable[[bool], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[bool], None], abandon: Callable[[], None]) -> None:
+        self._send, self._abandon = send, abandon
         self.asked_at_s: float | None = None
         """The time of the first request, in seconds since the epoch; None without one."""
         self.kill_asked = False
+        self._killed_at_s: float | None = None
+        """The time of the first order to kill, by `time.monotonic`."""
         self.late = False
         """Whether a request came after the end of the run."""
 
     def give(self, *, force: bool, late: bool = False) -> None:
         self.asked_at_s = self.asked_at_s or time.time()
         self.kill_asked, self.late = self.kill_asked or force, self.late or late
+        now_s = time.monotonic()
+        if self._killed_at_s is not None and now_s - self._killed_at_s >= UNANSWERED_S and not late:
+            # In a thread: a signal handler may have come amid a lock that this needs.
+            threading.Thread(target=self._abandon, name="jupyter_distrib-abandon", daemon=True).start()
+        elif force:
+            self._killed_at_s = self._killed_at_s or now_s
         self._send(force)
 
     def stage(self, now_s: float) -> str:
@@ -98,6 +110,7 @@ class Run:
         record: The run's record, still without events.
         stop: Asks the pool to stop the run; with True, to kill it.
         ask_stacks: Asks the pool for the Python stacks of the ranks.
+        abandon: Gives up the pool, after a third press of Stop that nothing has followed.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
         awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
@@ -111,6 +124,7 @@ class Run:
         *,
         pool: str,
         ask_stacks: Callable[[], object] = lambda: None,
+        abandon: Callable[[], None] = lambda: None,
         cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
         detached: bool = False,
@@ -128,7 +142,7 @@ class Run:
         """Whether no cell waits for it."""
         self.cell_id = cell_id
         self.clock = RunClock(age_s)
-        self.stop_order = StopOrder(stop)
+        self.stop_order = StopOrder(stop, abandon)
         self.values = ReturnedValues()
         self.observers = RunObservers()
         self.on_ended: list[Callable[[], object]] = []

@@ -211,6 +211,7 @@ class Session:
             lambda force: node.send(Stop(run=record.run, force=force)),
             pool=group.connection.pool,
             ask_stacks=lambda: node.send(AskStacks(run=record.run)),
+            abandon=group.connection.abandon,
             cell=lines,
             detached=options.detach,
             awaited=awaited,
@@ -321,7 +322,15 @@ class Session:
             )
             stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
             ask = lambda: connection.node.send(AskStacks(run=event.run))  # noqa: E731
-            run = Run(record, stop, pool=connection.pool, ask_stacks=ask, age_s=event.elapsed_s, detached=True)
+            run = Run(
+                record,
+                stop,
+                pool=connection.pool,
+                ask_stacks=ask,
+                abandon=connection.abandon,
+                age_s=event.elapsed_s,
+                detached=True,
+            )
             self.observers.follow(_facts(run), run)
             return run
 

@@ -39,13 +39,23 @@ class FilesState(NamedTuple):
 def state(*, directory: str | None = None) -> FilesState:
     """Return a key for `config_files.load`, whose result is the same for equal keys. Raises `OptionsError`."""
     try:
-        folder = directory or os.getcwd()
+        folder = directory or present_folder()
         user = _file(user_file(), of_project=False)
         project, ignored = _project_file(folder)
     except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the files with pools cannot be looked for: {error}") from None
     files = tuple(filter(None, (user, project)))
     return FilesState(folder=folder, files=files, ignored=ignored, environment=tuple(map(os.environ.get, VARIABLES)))
+
+
+def present_folder() -> str:
+    """Return the folder of the notebook. Raises `OptionsError` if it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise OptionsError(
+            "the folder that the notebook works in is gone, it was deleted or moved: change to one that exists (%cd)"
+        ) from None
 
 
 def user_file() -> str:
