@@ -14,13 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jupyter_distrib.kernel.capture import syntax
 from jupyter_distrib.kernel.capture.scope import Scope
-from jupyter_distrib.kernel.capture.syntax import (
-    arguments_of,
-    is_constant,
-    mentions_name_error,
-    suppresses_exceptions,
-)
 
 LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
 """Whether annotations are evaluated only on demand (PEP 649)."""
@@ -217,10 +212,10 @@ class _Walk:
 
     def visit_lambda(self, node: ast.Lambda) -> None:
         self.take(*node.args.defaults, *node.args.kw_defaults)
-        self.take_later(node.body, arguments=arguments_of(node.args))
+        self.take_later(node.body, arguments=syntax.arguments_of(node.args))
 
     def visit_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        arguments = arguments_of(node.args)
+        arguments = syntax.arguments_of(node.args)
         self.take(*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         outside = self.enter_type_parameters(node)
         self.annotations(*(argument.annotation for argument in arguments), node.returns)
@@ -305,8 +300,8 @@ class _Walk:
         ends = []
         while True:  # an `elif` chain nests deeply too
             self.take(node.test)
-            always = is_constant(node.test, True)
-            ends.append(self.branch(*node.body, dead=is_constant(node.test, False)))
+            always = syntax.is_constant(node.test, True)
+            ends.append(self.branch(*node.body, dead=syntax.is_constant(node.test, False)))
             if always or len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
                 break
             node = node.orelse[0]
@@ -321,7 +316,7 @@ class _Walk:
     def visit_while(self, node: ast.While) -> None:
         self.take(node.test)
         breaks = self.loop(*node.body)
-        end = self.branch(*node.orelse, dead=is_constant(node.test, True), sometimes=False)
+        end = self.branch(*node.orelse, dead=syntax.is_constant(node.test, True), sometimes=False)
         self.join(end, *breaks)
 
     def loop(self, *nodes: ast.AST) -> list[set[str]]:
@@ -340,7 +335,7 @@ class _Walk:
         self.scope.dead = True
 
     def visit_try(self, node: ast.Try) -> None:
-        expects = any(mentions_name_error(handler.type) for handler in node.handlers)
+        expects = any(syntax.mentions_name_error(handler.type) for handler in node.handlers)
         self.guards += expects
         ends = [self.branch(*node.body, *node.orelse, sometimes=False)]
         self.guards -= expects
@@ -366,7 +361,7 @@ class _Walk:
     def visit_with(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             self.take(item.context_expr, item.optional_vars)
-        if any(suppresses_exceptions(item.context_expr) for item in node.items):
+        if any(syntax.suppresses_exceptions(item.context_expr) for item in node.items):
             self.guards += 1
             self.branch(*node.body, sometimes=False)
             self.guards -= 1
