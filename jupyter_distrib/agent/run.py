@@ -24,7 +24,22 @@ from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
-from jupyter_distrib.wire.messages import CutRemoteSockets, Ended, Execute, Exited, TimedOut
+from jupyter_distrib.wire.messages import (
+    CutRemoteSockets,
+    Ended,
+    Execute,
+    Exited,
+    Failed,
+    Interrupted,
+    Message,
+    ProbeAnswer,
+    Returned,
+    StackSeen,
+    TimedOut,
+)
+
+FAILURE_GRACE_S = 0.1
+"""Seconds for which the others may go on after the first exception: ranks that fail alike then all report their own."""
 
 
 class NodeRun:
@@ -79,6 +94,35 @@ class NodeRun:
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call a function later, unless the run has ended by then."""
         self._timers.later(delay_s, call)
+
+    def take_message(self, message: Message, fds: tuple[int, ...]) -> None:
+        """Take what a rank reports while it executes the cell."""
+        match message:
+            case ProbeAnswer():
+                if self.watch is not None and self.command.run == message.run:
+                    self.watch.take_answer(message)
+            case StackSeen():
+                if self.command.run == message.run:
+                    self.stacks.take_answer(message)
+            case _:
+                self.tell(message, fds)  # type: ignore[arg-type]
+
+    def take_end(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
+        """Take the end of the cell on a rank, with all that the rank wrote before it."""
+        rank.streams.drain()
+        self.output.flush()
+        self.tell(event, fds)
+        self.pending.discard(rank.number)
+        if isinstance(event, Returned):
+            self.health.sequences.add(event.sequence)
+            if event.exited_early:
+                self.hang_up(rank)
+            return
+        self.health.clean = False
+        if event.settles:
+            self.drains.expect(rank.number)
+        if isinstance(event, Failed) and self.pending:
+            self.later(FAILURE_GRACE_S, self.stop)
 
     def end(self) -> None:
         """Report the end of the run, because every rank has come to the end of the cell."""

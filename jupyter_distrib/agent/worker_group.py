@@ -42,10 +42,8 @@ from jupyter_distrib.wire.messages import (
     Interrupted,
     Message,
     OpenWorkerGroup,
-    ProbeAnswer,
     Ready,
     Returned,
-    StackSeen,
     WorkerGroupChanged,
     WorkerGroupClosed,
     WorkerGroupOpened,
@@ -54,8 +52,6 @@ from jupyter_distrib.wire.messages import (
     Wrote,
 )
 
-FAILURE_GRACE_S = 0.1
-"""Seconds for which the others may go on after the first exception: ranks that fail alike then all report their own."""
 COUNT_AFTER_S = 0.05
 """Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
 LEAVE_AFTER_S = 0.3
@@ -282,17 +278,11 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 self._group_repair.take(message, self.run)
             case Wrote():
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
-            case ProbeAnswer():
-                if self.run is not None and self.run.watch is not None and self.run.command.run == message.run:
-                    self.run.watch.take_answer(message)
-            case StackSeen():
-                if self.run is not None and self.run.command.run == message.run:
-                    self.run.stacks.take_answer(message)
             case Returned() | Failed() | Interrupted():
                 self._take_end_of_cell(rank, message, tuple(fds))
             case _:
                 if self.run is not None:
-                    self.run.tell(message, tuple(fds))  # type: ignore[arg-type]
+                    self.run.take_message(message, tuple(fds))
 
     def take_output(self, rank: Rank, stream: str, data: bytes) -> None:
         """Take output of a rank."""
@@ -310,25 +300,12 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
-        settles = not isinstance(event, Returned) and event.settles
-        rank.state = "starting" if settles else "idle"
+        rank.state = "starting" if not isinstance(event, Returned) and event.settles else "idle"
         if run is None or rank.number not in run.pending:
             return
-        if settles:
-            run.drains.expect(rank.number)
-        rank.streams.drain()
-        run.output.flush()
-        run.tell(event, fds)
-        run.pending.discard(rank.number)
+        run.take_end(rank, event, fds)
         if isinstance(event, Returned):
-            run.health.sequences.add(event.sequence)
             self.kept |= {f"{event.run}/{name}": time.time() for name in event.kept}
-            if event.exited_early:
-                run.hang_up(rank)
-        else:
-            run.health.clean = False
-        if isinstance(event, Failed) and run.pending:
-            run.later(FAILURE_GRACE_S, self.stop)
         self._finish_if_over(run)
 
     def _finish_if_over(self, run: NodeRun) -> None:
