@@ -155,7 +155,7 @@ class GpuAllocation:
                 holders.setdefault(f"{holder}{self._kept_on(gpu)}", []).append(gpu)
         free = len(fitting) - sum(map(len, holders.values()))
         told = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
-        return f"--gpus {choice.size} but only {free} of {len(fitting)} GPUs are free. {told}."
+        return f"--gpus {choice.size}, but only {free} of {len(fitting)} GPUs are free. {told}."
 
     def _kept_on(self, gpu: Gpu) -> str:
         for group in self._groups:

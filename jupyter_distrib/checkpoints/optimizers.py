@@ -98,7 +98,7 @@ def state_of(optimizer: Optimizer, names: Names) -> dict[str, Any]:
 def groups_place(metadata: Metadata, name: str) -> dict[str, Any]:
     """Return the entries to be read first, to see whether the checkpoint fits: the groups and the names in them."""
     if not (found := layout.entries(metadata, name, "param_groups")):
-        layout.refuse(f"`{name}` of the checkpoint is not of an optimizer")
+        layout.refuse(f"`{name}` of the checkpoint is not the state of an optimizer")
     return {"param_groups": layout.nested(found)}
 
 
@@ -142,15 +142,19 @@ def check_groups(name: str, saved: list[dict[str, Any]], optimizer: Optimizer, n
     own = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     trained = [inner for group in own for inner in group]
     layout.refuse_if_any(
-        f"`{name}` trains `{inner}`, that of the checkpoint did not" for inner in trained if inner not in group_of
+        f"`{name}` trains `{inner}`, which the `{name}` of the checkpoint did not"
+        for inner in trained
+        if inner not in group_of
     )
     layout.refuse_if_any(
-        f"`{name}` does not train `{inner}`, that of the checkpoint did" for inner in group_of if inner not in trained
+        f"`{name}` does not train `{inner}`, which the `{name}` of the checkpoint did"
+        for inner in group_of
+        if inner not in trained
     )
     for group in own:
         if len({group_of[inner] for inner in group}) > 1:
             layout.refuse(
-                f"`{name}` has `{group[0]}` and others in one parameter group that are in several in the checkpoint"
+                f"`{name}` has `{group[0]}` and others in one parameter group, and the checkpoint has them in several"
             )
 
 

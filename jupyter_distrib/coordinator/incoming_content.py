@@ -14,7 +14,7 @@ class IncomingContent:
 
     def __init__(self) -> None:
         self._unfinished: shared_memory.Unfinished | None = None
-        self._refusal: Exception = PayloadError("the parts before this one have not come.")
+        self._refusal: Exception = PayloadError("an earlier part of this content has not arrived.")
         """Reason why the content is missing."""
 
     def add(self, part: Any, start: int, size_bytes: int) -> None:

@@ -68,7 +68,7 @@ class NodeAgent:
         """Return the error for an agent that did not start, with the last line that it wrote."""
         said = (self._folder / "agent.log").read_text("utf-8", "replace").split("\n")
         last = next((f": {line.strip()}" for line in reversed(said) if line.strip()), "")
-        return PoolError(f"under {self._python} no agent can be started on node {self._address}{last}.")
+        return PoolError(f"no agent can be started under {self._python} on node {self._address}{last}.")
 
     def _environment(self) -> dict[str, str]:
         """Return the node's own environment, without what the engine set for its own process."""

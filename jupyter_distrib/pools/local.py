@@ -117,7 +117,9 @@ class RunningServer:
 
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
         if (sock := _try(paths.runtime_directory() / f"{self._name}.sock")) is None:
-            raise PoolError("the process that holds the detached run takes no new kernels.")
+            raise PoolError(
+                "the process that holds the detached run accepts no connection, so the run cannot be shown here."
+            )
         return greeted(sock, hello, sink, lost)
 
 
@@ -125,7 +127,7 @@ def greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalN
     """Say hello on a new connection. Raises `PoolError`."""
     if peer_uid(sock) not in (None, os.getuid()):
         sock.close()
-        raise PoolError("the agent's socket belongs to another user; remove it and try again.")
+        raise PoolError(f"the agent's socket {sock.getpeername()} belongs to another user; remove it and try again.")
     node = LocalNode(Link(sock), sink, lost)
     node.send(hello)
     return node
@@ -201,7 +203,7 @@ class LocalNode:
                 self._sink(event, Descriptors(fds) if fds else NO_DESCRIPTORS)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - who waits for a run must hear of its end whatever breaks here
                 traceback.print_exc()
-                reason = f"the notebook broke on what its ranks have told it ({type(error).__name__}: {error})"
+                reason = f"the notebook failed at an event of its ranks ({type(error).__name__}: {error})"
                 break
         self._end = None
         with self._sending:
@@ -267,7 +269,9 @@ class Home:
         directory = paths.runtime_directory()
         path = directory / f"{self.name}.sock"
         if len(str(path)) > paths.SOCKET_PATH_LIMIT:
-            raise PoolError(f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a shorter folder.")
+            raise PoolError(
+                f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a folder with a shorter path."
+            )
         if (sock := _try(path)) is not None:
             return sock
         try:

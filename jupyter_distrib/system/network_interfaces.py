@@ -52,7 +52,7 @@ def nccl_hint(text: str) -> str:
     if "Duplicate GPU detected" in text:
         return (
             "two ranks have used one GPU: cuda:0, .cuda(0) and set_device(0) are the same GPU on every rank. "
-            '`device`, and "cuda" without a number, are the own one of each rank; --strategy ddp reads cuda:0 so.'
+            '`device`, and "cuda" without a number, mean the GPU of each rank; under --strategy ddp, cuda:0 does too.'
         )
     if "ncclInvalidUsage" in text:
         return "the ranks have called NCCL in ways that do not fit together; --env NCCL_DEBUG=WARN tells more."

@@ -36,7 +36,7 @@ def log_directory(otherwise: Path | None = None) -> Path:
     """
     chosen = os.environ.get("JUPYTER_DISTRIB_LOG_DIR")
     try:
-        return private(Path(chosen)) if chosen else private(state_directory() / "runs")
+        return private(Path(chosen), "JUPYTER_DISTRIB_LOG_DIR") if chosen else private(state_directory() / "runs")
     except PoolError:
         if otherwise is None:
             raise
@@ -46,7 +46,7 @@ def log_directory(otherwise: Path | None = None) -> Path:
 def state_directory() -> Path:
     """Return the folder for what is kept from one kernel to the next."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return private(Path(base) / "jupyter_distrib")
+    return private(Path(base) / "jupyter_distrib", "XDG_STATE_HOME")
 
 
 def opened(path: Path) -> BinaryIO:
@@ -54,16 +54,20 @@ def opened(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
-def private(directory: Path) -> Path:
+def private(directory: Path, variable: str = "JUPYTER_DISTRIB_RUNTIME_DIR") -> Path:
     """Make the directory for this user alone. Raises `PoolError` if that is impossible, or if it is a link or belongs
-    to somebody else."""
+    to somebody else; `variable` is the one by which the user can choose another folder."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise PoolError(f"the folder {directory} cannot be made: {error.strerror}. Set another one.") from error
+        raise PoolError(
+            f"the folder {directory} cannot be made: {error.strerror}. Set {variable} to another one."
+        ) from error
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise PoolError(f"{directory} is a link or belongs to another user; remove it, or set another directory.")
+        raise PoolError(
+            f"{directory} is a link or belongs to another user; remove it, or set {variable} to another folder."
+        )
     if stat.S_IMODE(info.st_mode) & 0o077:
         directory.chmod(0o700)
     return directory

@@ -53,8 +53,8 @@ class DeviceCheck:
         others_s = self._framework.groups.wait_s()
         state = self._framework.drain(others_s or LIMIT_S)
         if state.error or not (state.drained or others_s):
-            reason = state.error or f"it has not done within {LIMIT_S} s what the last cell gave it"
-            give_up(f"rank {self._rank} is replaced, because its GPU is of no more use: {reason}.")
+            reason = state.error or f"it has not finished the work of the last cell within {LIMIT_S} s"
+            give_up(f"rank {self._rank} is replaced, because its GPU cannot be used any more: {reason}.")
         finished = state.drained and not was_cut()
         if not finished:
             values = {id(value) for value in namespace.values()}
@@ -81,7 +81,7 @@ class DeviceCheck:
         where = f", line {line}" if line else ""
         return (
             f"this broke the GPU context of rank {self._rank} ({command.cell.filename}{where}: {reason}), so the rank "
-            "is replaced, and what it kept is lost; CUDA tells errors late: --env CUDA_LAUNCH_BLOCKING=1 shows the "
+            "is replaced, and what it kept is lost; CUDA reports errors late: --env CUDA_LAUNCH_BLOCKING=1 shows the "
             "line that caused it"
         )
 

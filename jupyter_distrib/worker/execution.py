@@ -103,7 +103,7 @@ class CellRunner:
         for fd in out_fds:
             os.close(fd)
         if broken:
-            give_up(f"rank {rank} is replaced, because its GPU is of no more use.")
+            give_up(f"rank {rank} is replaced, because its GPU cannot be used any more.")
         if settles:
             self._device.after_end(command, module.__dict__, lambda: self._control.cut)
         self._cleanup.after(command, module.__dict__)

@@ -205,7 +205,7 @@ def test_kept_values_do_not_yield_and_are_named(stage: Stage) -> None:
     reason = stage.open(second, "c2", 2)
     now = time.strftime("%H:")
     assert isinstance(reason, str)
-    assert reason.startswith("--gpus 2 but only 1 of 4 GPUs are free. GPUs 0-2: a.ipynb (kernel 1) since " + now)
+    assert reason.startswith("--gpus 2, but only 1 of 4 GPUs are free. GPUs 0-2: a.ipynb (kernel 1) since " + now)
     assert reason.endswith(" (keeps model, opt).")
     assert not group.closed
     assert indices(stage.open(second, "c3", 1)) == [3]

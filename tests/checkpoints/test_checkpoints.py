@@ -262,11 +262,17 @@ def test_names_and_optimizers_that_do_not_fit_are_named():
     assert "`epoch` is int, which cannot be loaded in place" in refused(load, "here", epoch=0)
     assert "has no name without its model" in refused(save, "there", optimizer=optimizer)
     assert "belongs to none of model" in refused(save, "there", model=model, optimizer=other)
-    assert "does not train `1.weight`, that of the checkpoint did" in refused(load, "here", model=model, optimizer=part)
+    assert "does not train `1.weight`, which the `optimizer` of the checkpoint did" in refused(
+        load, "here", model=model, optimizer=part
+    )
     load("here", model=model, optimizer=split)  # divided more finely than it was: each group gets the options it had
     save("split", model=model, optimizer=split)
-    assert "in one parameter group that are in several" in refused(load, "split", model=model, optimizer=optimizer)
-    assert "`model` of the checkpoint is not of an optimizer" in refused(load, "here", optimizer=model, model=optimizer)
+    assert "in one parameter group, and the checkpoint has them in several" in refused(
+        load, "split", model=model, optimizer=optimizer
+    )
+    assert "`model` of the checkpoint is not the state of an optimizer" in refused(
+        load, "here", optimizer=model, model=optimizer
+    )
     assert not Path("there").exists()
 
 

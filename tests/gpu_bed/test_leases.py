@@ -88,7 +88,7 @@ def test_a_refusal_names_what_the_holder_keeps(bed: GpuBed) -> None:
         first.ok("%%distributed --gpus 8 --keep w\nw = 1")
         refused = second.fails("%%distributed --gpus 1\n1")
 
-        assert refused.evalue.startswith("--gpus 1 but only 0 of 8 GPUs are free. GPUs 0-7: ")
+        assert refused.evalue.startswith("--gpus 1, but only 0 of 8 GPUs are free. GPUs 0-7: ")
         assert refused.evalue.endswith("(keeps w).")
 
 

@@ -200,7 +200,7 @@ def test_an_interpreter_that_is_none_is_one_sentence(cluster: Cluster, tmp_path:
             assert why in said, said
             assert re.search(rf"py_executable = '{executable}' on node 127\.0\.0\.[23]", said), said
         said = refused(book, f"{at} --python /bin/false")
-        assert "under /bin/false no agent can be started" in said
+        assert "no agent can be started under /bin/false" in said
 
 
 def test_an_interface_that_the_notebook_names_is_used(cluster: Cluster, tmp_path: Path) -> None:

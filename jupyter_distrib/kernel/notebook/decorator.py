@@ -58,7 +58,9 @@ def distributed(
     chosen = from_keywords(given, **settings.possible)
     for name in _OF_CELLS:
         if getattr(chosen, name):
-            raise OptionsError(f"{name} is about the names of a cell: a function has arguments and a value instead")
+            raise OptionsError(
+                f"{name} is an option of cells only: a function has arguments and a return value instead"
+            )
     return lambda function: DistributedFunction(function, chosen)
 
 

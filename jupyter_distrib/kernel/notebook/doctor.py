@@ -135,7 +135,7 @@ def _deafness() -> Iterator[Finding]:
     from ipykernel import _version as ipykernel
 
     if (7,) <= ipykernel.version_info < (7, 4):
-        text = f"ipykernel {ipykernel.__version__} may leave a cell unread that is run while it answers another request"
+        text = f"ipykernel {ipykernel.__version__} may not run a cell that is sent while it answers another request"
         advice = "pip install 'ipykernel>=7.4'; restart a kernel that is idle beside a cell at [*]"
         yield Finding(topic="ipykernel", text=text, advice=advice)
 

@@ -84,7 +84,7 @@ class InlineNode:
         size = command.size or DEFAULT_CPU_RANKS
         if command.load_env:
             names = ", ".join(command.load_env)
-            reason = f"{names}: read when a program loads, too late for this process. Use --pool local."
+            reason = f"{names} would be read when a program loads, and this one is loaded: use --pool local."
             return WorkerGroupRefused(group=command.group, reason=reason)
         if command.gpu_type:
             reason = f"--gpu-type {command.gpu_type}, but the inline pool has no GPU; use another pool."

@@ -272,5 +272,5 @@ def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
         for group in placement_group_table().values()
         if str(group.get("name", "")).startswith("jupyter_distrib: ") and group["state"] == "CREATED"
     }
-    holders = f" {', '.join(sorted(names))} have ranks there." if names else ""
+    holders = f" {', '.join(sorted(names))} {'has' if len(names) == 1 else 'have'} ranks in it." if names else ""
     return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders

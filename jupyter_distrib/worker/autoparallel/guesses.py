@@ -84,7 +84,7 @@ GUESSES: Mapping[Name, Guess] = {
     ),
     "first-device": Guess(
         what="`cuda:0` in the cell, and 0 in `torch.device`, `.to(0)`, `.cuda(0)` and `set_device(0)`, mean "
-        "the own GPU of each rank",
+        "each rank's own GPU",
         without="they mean the first GPU of the node",
         place="own_device.py: OwnDevice",
         test="worker/autoparallel/test_own_device.py: test_a_cell_that_names_the_first_gpu_gets_its_own",

@@ -132,7 +132,7 @@ class Loaders:
         if (measured := self._measured.pop(loader, None)) is not None:
             self._run.note(
                 f"len() of a data loader, asked on {measured} before there was an optimizer, was that of the whole "
-                f"loader; read on {where}, each rank has a share: ask behind the optimizer"
+                f"loader; read on {where}, each rank has a share: call len() after the optimizer is made"
             )
         read = False
         for batch in batches:

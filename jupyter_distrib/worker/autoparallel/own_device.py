@@ -128,7 +128,7 @@ class OwnDevice:
     def _told(self, value: Any) -> Any:
         if not self._has_told:
             self._has_told = True
-            self._note(f"{self._first} in this cell means the own device of each rank")
+            self._note(f"{self._first} in this cell means each rank's own device")
         return value
 
 

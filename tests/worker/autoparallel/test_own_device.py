@@ -71,7 +71,7 @@ CELLS = {
 @pytest.mark.parametrize("what", CELLS)
 def test_a_cell_that_names_the_first_gpu_gets_its_own(rank: Rank, what: str) -> None:
     assert rank.run(CELLS[what], rank=None) == "cuda:3"
-    assert rank.notes == ["cuda:0 in this cell means the own device of each rank"]
+    assert rank.notes == ["cuda:0 in this cell means each rank's own device"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_call_that_names_the_first_gpu_is_for_the_own_one(rank: Rank, source: 
 )
 def test_a_device_that_the_cell_makes_is_the_own_one(rank: Rank, source: str) -> None:
     assert rank.run(source, number=0, of_torch=torch.device) == OWN
-    assert rank.notes == ["cuda:0 in this cell means the own device of each rank"]
+    assert rank.notes == ["cuda:0 in this cell means each rank's own device"]
 
 
 @pytest.mark.parametrize("named", ["0", "f'cuda:{number}'", "device=0", "device, torch.float64"])
