@@ -26,6 +26,7 @@ from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
     Answered,
@@ -936,7 +937,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(client: PoolClient, shared
     for number in range(20):
         client.send(
             OpenWorkerGroup(group=f"x{number}", size=-1, gpus=False),
-            [os.open(os.devnull, os.O_RDONLY) for _ in range(5)],
+            Descriptors(os.open(os.devnull, os.O_RDONLY) for _ in range(5)),
         )
         client.wait(WorkerGroupRefused)
     assert len(os.listdir(f"/proc/{agent}/fd")) <= before
