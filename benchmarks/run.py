@@ -17,6 +17,7 @@ import peers
 import report
 import rows_browser
 import rows_data
+import rows_queue
 import rows_ray
 import rows_ssh
 import rows_start
@@ -31,6 +32,8 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "first": rows_start.first,
     "restart": rows_start.restart,
     "fresh": rows_start.fresh,
+    "queued": rows_queue.queued,
+    "script": rows_queue.script,
     "captured": rows_data.captured,
     "returned": rows_data.returned,
     "prints": rows_data.prints,

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from jupyter_distrib.errors import DistributedError
     from jupyter_distrib.gpu_types import GPUType
     from jupyter_distrib.kernel.notebook.decorator import DistributedFunction, distributed
+    from jupyter_distrib.kernel.notebook.script import run_script
     from jupyter_distrib.kernel.session.results import RankValue, Results
     from jupyter_distrib.kernel.session.run import Run
+    from jupyter_distrib.kernel.session.session import runs
     from jupyter_distrib.worker.api import prepare, total
     from jupyter_distrib.worker.reporting import progress, report
 
@@ -38,6 +40,8 @@ __all__ = [
     "progress",
     "report",
     "resume",
+    "run_script",
+    "runs",
     "runtime",
     "save",
     "total",
@@ -56,6 +60,8 @@ _HOMES = {
     "progress": "worker.reporting",
     "report": "worker.reporting",
     "resume": "checkpoints",
+    "run_script": "kernel.notebook.script",
+    "runs": "kernel.session.session",
     "save": "checkpoints",
     "total": "worker.api",
 }

@@ -132,6 +132,17 @@ def variable(name: str, text: str) -> dict[str, str]:
     return {key: value}
 
 
+def expression(name: str, text: str) -> dict[str, str]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (equals and key.isidentifier() and value) or keyword.iskeyword(key):
+        raise OptionsError(f"{name} wants NAME=VALUES, such as lr=[1e-3,1e-2]; got {shown(text)}")
+    try:
+        compile(value, "--sweep", "eval")
+    except SyntaxError:
+        raise OptionsError(f"{name} wants a list after {key}=, such as [1e-3,1e-2]; got {shown(value)}") from None
+    return {key: value}
+
+
 def shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 

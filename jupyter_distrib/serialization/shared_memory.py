@@ -115,6 +115,39 @@ class Content:
         self.close()
 
 
+class Written:
+    """Buffers that are complete in shared memory, in place of a `Content` that is still to be filled.
+
+    Args:
+        buffers: One-dimensional views of bytes, which may change afterwards.
+    """
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._fd = write(buffers)
+
+    def early(self) -> list[int]:
+        return [self.finish()]
+
+    def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Do nothing: they are complete."""
+
+    def finish(self) -> int:
+        """Return the sealed memory's descriptor, which the caller closes."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Written:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class GivenUp(Exception):
     """An exception for a content of which no more will arrive."""
 

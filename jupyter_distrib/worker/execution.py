@@ -129,6 +129,7 @@ class CellRunner:
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 forked_child.leave(self._pid)
+                value = None if command.cell.script else value
                 strategy.returning(value)
                 end_of_cell.run(ok=True)
                 ok = True
@@ -185,12 +186,14 @@ class CellRunner:
         run, rank = command.run, self._order.rank
         self._framework.prepare()
         identity.attempt, identity.max_restarts = command.attempt, command.max_restarts
+        if command.cell.script:
+            self._environment.modules.unload()  # as in a new process
         for path in self._environment.prepare(command.setting):
             self._messenger.send(Noted(run=run, rank=rank, text=f"{path} has changed and is imported again"))
         self._late.begin()
         sys.modules["__main__"] = module
         namespace = module.__dict__
-        namespace |= rank_environment.provided(namespace)
+        namespace |= rank_environment.names(command.cell, namespace)
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None)
         payload.unpack_inputs(data, buffers, namespace, device=self._order.device, loading=self._loading)
         self._loading("")

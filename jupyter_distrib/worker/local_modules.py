@@ -57,12 +57,16 @@ class LocalModules:
         """
         changed = sorted({path for path, stamp in self._known.values() if _stamp(path) != stamp})
         if changed:
-            for name in self._known:
-                sys.modules.pop(name, None)
-            self._known.clear()
-            self._looked_at = (0, "")
+            self.unload()
         self._forget_listings()
         return changed
+
+    def unload(self) -> None:
+        """Unload all local modules."""
+        for name in self._known:
+            sys.modules.pop(name, None)
+        self._known.clear()
+        self._looked_at = (0, "")
 
     def _forget_listings(self) -> None:
         """Drop Python's cached listings of local folders: a file that was written since may be no younger than the

@@ -45,7 +45,7 @@ def outcome(
             sharded=sharded,
             began_at_s=began_at_s,
             at_s=time.monotonic(),
-            exited_early=left,
+            exited_early=left and not command.cell.script,
             sequence=sequence,
         )
         return returned, [] if fd is None else [fd]

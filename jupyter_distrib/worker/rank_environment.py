@@ -11,7 +11,7 @@ import time
 
 import jupyter_distrib
 from jupyter_distrib.system.process_environment import variables
-from jupyter_distrib.wire.messages import Setting
+from jupyter_distrib.wire.messages import Cell, Setting
 from jupyter_distrib.worker import displaying, identity, shell
 
 _libraries = tuple(folder for folder in sys.path if folder)
@@ -36,6 +36,16 @@ def take(setting: Setting, env: dict[str, str]) -> None:
     os.chdir(setting.directory or ".")
     sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
     sys.argv[:] = [""]
+
+
+def names(cell: Cell, namespace: dict[str, object]) -> dict[str, object]:
+    """Return the names that a cell has, or a script as its own program; and set the arguments of the script."""
+    if not cell.script:
+        return provided(namespace)
+    # On another node the folder is a copy, at another place.
+    here = cell.script if os.path.exists(cell.script) else os.path.join(sys.path[0], os.path.basename(cell.script))
+    sys.argv[:] = [here, *cell.arguments]
+    return {"__file__": os.path.abspath(here), "__spec__": None, "__package__": None, "__cached__": None}
 
 
 def provided(namespace: dict[str, object]) -> dict[str, object]:

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "libraries": set(),
     "serialization": {"errors", "system", "wire"},
     # a rank
-    "worker": {"errors", "libraries", "options", "serialization", "system", "wire"},
+    "worker": {"errors", "libraries", "options", "runtime", "serialization", "system", "wire"},
     "worker/pytorch": {"errors", "libraries", "serialization", "wire", "worker"},
     "worker/autoparallel": {"errors", "libraries", "options", "serialization", "system", "worker", "worker/pytorch"},
     "strategies": {"errors", "options", "worker", "worker/autoparallel", "worker/pytorch"},

@@ -20,19 +20,21 @@ from jupyter_distrib.kernel.capture import inputs as inputs_module
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.presses import early_interrupt
+from jupyter_distrib.kernel.session.program import Program
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options, from_keywords
 from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import formatting, interrupts
 from jupyter_distrib.wire.messages import Cell
 from jupyter_distrib.worker import identity
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_CELLS = ("out", "keep", "with_", "explain")
+_OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
+LABEL_CHARACTERS = 60
 _CALL = "__function__(*__arguments__, **__keywords__)"
 
 
@@ -126,7 +128,9 @@ class DistributedFunction(Generic[P, R]):
         """
         self._check("submit", args, kwargs)
         try:
-            return self._start(args, kwargs, awaited=False)
+            run = self._start(args, kwargs, submitted=True)
+            _show_submitted(run)
+            return run
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
         raise stopped
@@ -148,7 +152,7 @@ class DistributedFunction(Generic[P, R]):
         if problem:
             raise TypeError(f"{name}.{method}(): {problem}; the function is {name}{signature}")
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, awaited: bool = True) -> Run:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
         name = self.function.__name__
         function = self if self._is_importable() else self.function
         parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}
@@ -164,9 +168,11 @@ class DistributedFunction(Generic[P, R]):
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
         cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent, sources=packed_inputs.sources())
-        return current.start(
-            cell, packed_inputs.packed, self.options, label=f"{name}()", handles=handles, awaited=awaited
-        )
+        label = _call(name, args, kwargs) if submitted else f"{name}()"
+        begin = current.submit if submitted else current.start
+        run = begin(cell, packed_inputs.packed, self.options, label=label, handles=handles, settings=settings)
+        run.program = Program.of(cell, inputs, settings.filled(self.options))
+        return run
 
     def _is_importable(self) -> bool:
         """Return whether the ranks can import the function from a module, where it has that module's globals."""
@@ -179,6 +185,17 @@ class DistributedFunction(Generic[P, R]):
         return self._path if self._is_importable() else (DistributedFunction, (self.function, self.options))
 
 
+def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return a call as it would be written, by which the runs of several calls are told apart: `train(lr=0.1)`."""
+    shown = [_brief(value) for value in args] + [f"{key}={_brief(value)}" for key, value in kwargs.items()]
+    return formatting.short(f"{name}({', '.join(shown)})", LABEL_CHARACTERS)
+
+
+def _brief(value: object) -> str:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return formatting.short(repr(value)) if plain else f"<{type(value).__name__}>"
+
+
 def _namespace() -> dict[str, Any]:
     """Return the names of the notebook or of the script."""
     if "IPython" in sys.modules:
@@ -187,6 +204,12 @@ def _namespace() -> dict[str, Any]:
         if (shell := get_ipython()) is not None:
             return shell.user_ns  # type: ignore[no-any-return]
     return vars(sys.modules["__main__"])
+
+
+def _show_submitted(run: Run) -> None:
+    from jupyter_distrib.kernel.notebook import runs_view
+
+    runs_view.show([run])
 
 
 def _view(run: Run) -> Any:

@@ -30,8 +30,10 @@ from jupyter_distrib.system import stand_ins
 
 PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize", "trust"]
 
-LOGS_OPTIONS = (Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks"),)
-STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch),)
+JSON = Option(flag="--json", meaning="one line of JSON for each run", read=switch)
+RANK = Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks")
+LOGS_OPTIONS = (RANK, JSON)
+STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch), JSON)
 POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
 KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
 
@@ -41,6 +43,7 @@ class LogsRequest:
     run: str | None = None
     """The run's id; None for the last run."""
     rank: int | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,13 @@ class PoolRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    name: str
+    """A name of the notebook, or a run's id."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest:
     run: str | None = None
     """The run's id; None for the newest detached run."""
@@ -73,17 +83,27 @@ class AttachRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRequest:
     doctor: bool = False
+    json: bool = False
 
 
 def parse_logs(line: str) -> LogsRequest:
-    """Parse `%distributed_logs [RUN] [--rank R]`."""
-    arguments = _few(line, "%distributed_logs [RUN] [--rank R]", LOGS_OPTIONS, 1)
+    """Parse `%distributed_logs [RUN] [--rank R] [--json]`."""
+    arguments = _few(line, "%distributed_logs [RUN] [--rank R] [--json]", LOGS_OPTIONS, 1)
     return LogsRequest(run=next(iter(arguments.positionals), None), **arguments.values)
 
 
 def parse_stack(line: str) -> StackRequest:
     """Parse `%distributed_stack [RUN]`."""
     return StackRequest(run=next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None))
+
+
+def parse_export(line: str) -> ExportRequest:
+    """Parse `%distributed_export NAME train.py`."""
+    usage = "%distributed_export NAME SCRIPT.py"
+    names = _few(line, usage, (), 2).positionals
+    if len(names) < 2:
+        raise OptionsError(f"{usage} wants the name of a Results or Run, or a run's id, and the script to write")
+    return ExportRequest(name=names[0], path=names[1])
 
 
 def parse_attach(line: str) -> AttachRequest:
@@ -102,8 +122,8 @@ def parse_compat(line: str) -> tuple[str, ...]:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """Parse `%distributed_status [--doctor]`."""
-    return StatusRequest(**_few(line, "%distributed_status [--doctor]", STATUS_OPTIONS, 0).values)
+    """Parse `%distributed_status [--doctor | --json]`."""
+    return StatusRequest(**_few(line, "%distributed_status [--doctor | --json]", STATUS_OPTIONS, 0).values)
 
 
 def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:

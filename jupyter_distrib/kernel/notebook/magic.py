@@ -28,6 +28,7 @@ from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.presses import early_interrupt
+from jupyter_distrib.kernel.session.program import Program
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
@@ -39,6 +40,7 @@ from jupyter_distrib.system import formatting, interrupts, stand_ins
 from jupyter_distrib.worker.strategy import load as load_strategy
 
 if TYPE_CHECKING:  # what few cells need is imported by those
+    from jupyter_distrib.kernel.notebook import sweep
     from jupyter_distrib.kernel.notebook.doctor import Report
     from jupyter_distrib.kernel.notebook.explain import Explanation
     from jupyter_distrib.kernel.notebook.status import PoolTable, Status
@@ -65,9 +67,12 @@ class DistributedMagics(Magics):
     def _run(self, line: str, cell: str) -> Any:
         settings = session.current().settings
         options = settings.options(line)
-        captured = self._capture(options, cell)
+        swept = _configurations(options, self.shell.user_ns) if options.sweep else []
+        captured = self._capture(options, cell, swept[0] if swept else {})
         if options.explain:
             return self._explain(captured, options, settings)
+        if swept:
+            return self._sweep(captured, options, settings, swept)
         run = self._start(captured, options, settings)
         if options.detach:
             return self._detached(run, options)
@@ -84,13 +89,36 @@ class DistributedMagics(Magics):
             effects = load_strategy(strategy).effects(options.strategy_options)
         return Explanation.of(captured, self.shell.user_ns, strategy=strategy, effects=effects)
 
-    def _capture(self, options: Options, cell: str) -> Captured:
+    def _sweep(
+        self, captured: Captured, options: Options, settings: Settings, swept: list[sweep.Configuration]
+    ) -> sweep.SweepRuns:
+        """Submit the cell once for each configuration, and wait for all of them unless the cell is detached."""
+        from jupyter_distrib.kernel.notebook import runs_view, sweep
+
+        runs: list[Run] = []
+        try:
+            for configuration in swept:
+                given = replace(captured, inputs=sweep.inputs_with(captured, configuration))
+                label = f"{captured.cell.filename}, {sweep.label_of(configuration)}"
+                runs.append(self._start(given, options, settings, label=label, submitted=True))
+            made = sweep.SweepRuns(swept, runs)
+            if options.out:
+                self.shell.user_ns[options.out] = made
+            if options.detach:
+                runs_view.show(runs)
+                return made
+            return made.wait(halt_on_failure=options.halt_on_failure)
+        except BaseException:
+            sweep.SweepRuns(swept, runs).cancel()
+            raise
+
+    def _capture(self, options: Options, cell: str, swept: sweep.Configuration) -> Captured:
         captured: Captured | SyntaxError
         dropped = session.current().dropped
         try:
             captured = capture(
                 cell,
-                self.shell.user_ns,
+                {**self.shell.user_ns, **swept} if swept else self.shell.user_ns,
                 filename=cell_label(self.shell),
                 with_names=options.with_,
                 dropped=dropped,
@@ -104,7 +132,9 @@ class DistributedMagics(Magics):
             raise missing
         return captured
 
-    def _start(self, captured: Captured, options: Options, settings: Settings) -> Run:
+    def _start(
+        self, captured: Captured, options: Options, settings: Settings, *, label: str = "", submitted: bool = False
+    ) -> Run:
         current, notebook = session.current(), self.shell.user_ns
         if options.pool:
             current.choices.name(options.pool)
@@ -115,19 +145,27 @@ class DistributedMagics(Magics):
         source, sources = captured.cell.source, packed_inputs.sources()
         absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
         absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
-        return current.start(
+        begin = current.submit if submitted or options.detach else current.start
+        run = begin(
             replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell,
             packed_inputs.packed,
             options,
-            label=captured.cell.filename,
+            label=label or captured.cell.filename,
             cell_id=cell_outputs.cell_id(self.shell),
             handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
             on_ended=self._taking_over(current, captured, options),
             settings=settings,
         )
+        run.program = Program.of(captured.cell, captured.inputs, settings.filled(options))
+        return run
 
     def _detached(self, run: Run, options: Options) -> Run:
-        """Show the run from a thread of its own, so that the cell ends at once."""
+        """Show the run from a thread of its own, so that the cell ends as soon as the ranks have it or it is queued."""
+        try:
+            run.wait_begun()
+        except KeyboardInterrupt:
+            run.cancel()
+            raise
         view = LiveView(run).open_now()
 
         def follow() -> None:
@@ -165,22 +203,62 @@ class DistributedMagics(Magics):
         return take_over
 
     @line_magic
-    def distributed_status(self, line: str) -> Status | Report:
+    def distributed_run(self, line: str) -> Run | None:
+        """Run a script on every rank: `%distributed_run [OPTION]... train.py [ARGUMENT]...`.
+
+        The options are those of `%%distributed`. With `--detach`, returns the run at once.
+        """
+        from jupyter_distrib.kernel.notebook import script
+        from jupyter_distrib.options import split_words
+
+        try:
+            options, (path, *arguments) = session.current().settings.command(split_words(line))
+            return script.run(path, arguments, options)
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        raise stopped
+
+    @line_magic
+    def distributed_export(self, line: str) -> None:
+        """Write what a cell ran as a script for torchrun: `%distributed_export NAME train.py`.
+
+        NAME is a name of the notebook that holds a Results or a Run, or the id or number of a run.
+        """
+        from jupyter_distrib.kernel.notebook import export, line_magics
+
+        request = line_magics.parse_export(line)
+        export.check_path(request.path)
+        value = self.shell.user_ns.get(request.name)
+        name = value.run if isinstance(value, Results) else value.id if isinstance(value, Run) else request.name
+        print(export.write(session.current().find_run(name), request.path, self.shell.user_ns))
+
+    @line_magic
+    def distributed_status(self, line: str) -> Status | Report | None:
         """Return a view of pools, ranks and runs, as text and HTML: `%distributed_status`.
 
         `%distributed_status --doctor`: versions, front end, pool, driver, and advice on what is missing.
+        `%distributed_status --json`: one line of JSON for each run, with its state, values, errors and files.
         """
         from jupyter_distrib.kernel.notebook import line_magics
         from jupyter_distrib.kernel.notebook.doctor import Report
         from jupyter_distrib.kernel.notebook.status import Status
 
-        if line_magics.parse_status(line).doctor:
+        request = line_magics.parse_status(line)
+        if request.json:
+            from jupyter_distrib.kernel.notebook import json_lines
+
+            print("".join(json_lines.status_line(run) + "\n" for run in session.current().history), end="")
+            return None
+        if request.doctor:
             return Report.of(session.current(), self.shell)
         return Status.of(session.current())
 
     @line_magic
     def distributed_logs(self, line: str) -> None:
-        """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN that of the last run."""
+        """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN that of the last run.
+
+        `%distributed_logs --json` prints it as one line of JSON.
+        """
         from jupyter_distrib.kernel.notebook import line_magics
 
         request = line_magics.parse_logs(line)
@@ -189,6 +267,11 @@ class DistributedMagics(Magics):
             raise PoolError(
                 f"run {run.id} has no rank {request.rank}: it was on {formatting.rank_list(run.record.ranks)}."
             )
+        if request.json:
+            from jupyter_distrib.kernel.notebook import json_lines
+
+            print(json_lines.logs_line(run, request.rank))
+            return
         print(run.logs(request.rank), end="")
 
     @line_magic
@@ -279,6 +362,12 @@ class DistributedMagics(Magics):
             case "trust":
                 current.choices.trust(name)
         return PoolTable.of(current)
+
+
+def _configurations(options: Options, notebook: dict[str, Any]) -> list[sweep.Configuration]:
+    from jupyter_distrib.kernel.notebook import sweep
+
+    return sweep.configurations(options.sweep, notebook)
 
 
 def _shown_alone(error: SyntaxError) -> BaseException:

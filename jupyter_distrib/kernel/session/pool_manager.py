@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session import selection
@@ -29,6 +29,16 @@ from jupyter_distrib.pools.local import load_time_changes
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """The way in which a cell that the notebook does not wait for gets its ranks."""
+
+    wait_s: float
+    """The most seconds to wait for busy ranks or GPUs."""
+    say: Callable[[str], object]
+    """Told in one sentence what the cell waits for."""
 
 
 class PoolManager:
@@ -59,23 +69,27 @@ class PoolManager:
     # ------------------------------------------------------------------------------------------------ for a cell
 
     @contextmanager
-    def taking(self, options: Options, handles: Sequence[RankValue] = ()) -> Iterator[WorkerGroup]:
+    def taking(
+        self, options: Options, handles: Sequence[RankValue] = (), *, beside: Beside | None = None
+    ) -> Iterator[WorkerGroup]:
         """Take the ranks that a cell asks for: warm ones if they fit, else new ones that are still starting. No other
         thread gets them until the cell has been sent or has failed to start.
 
         Args:
             options: The cell's options, completed with all defaults.
             handles: The kept values that the cell reads.
+            beside: For a cell that the notebook does not wait for: it gets other ranks than busy ones.
 
         Raises:
             PoolError: The ranks still execute another cell of this notebook after the time that `options` allow.
         """
-        waiting_s = options.wait_s or 0.0
+        waiting_s = beside.wait_s if beside else options.wait_s or 0.0
+        say = beside.say if beside else print
         until_s = time.monotonic() + waiting_s
-        while (group := self._take(options, handles)).taker is not threading.current_thread():
+        while (group := self._take(options, handles, beside)).taker is not threading.current_thread():
             if waiting_s and until_s > time.monotonic():
                 label = group.executing.record.label if group.executing else "another cell"
-                print(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
+                say(f"Waiting up to {duration(waiting_s)} for {label}, which runs on these ranks.")
                 waiting_s = 0.0
             selection.wait_or_refuse(group, until_s, self._turns)
         try:
@@ -85,15 +99,15 @@ class PoolManager:
                 group.taker = None
                 self._turns.notify_all()
 
-    def _take(self, options: Options, handles: Sequence[RankValue]) -> WorkerGroup:
+    def _take(self, options: Options, handles: Sequence[RankValue], beside: Beside | None) -> WorkerGroup:
         """Choose ranks, and take them for this thread's cell if they are not busy."""
         with self._turns:
-            group = self._choose(options, handles)
+            group = self._choose(options, handles, beside)
             if not group.busy:
-                group.taker = threading.current_thread()
+                group.taker, group.taken_beside = threading.current_thread(), beside is not None
             return group
 
-    def _choose(self, options: Options, handles: Sequence[RankValue] = ()) -> WorkerGroup:
+    def _choose(self, options: Options, handles: Sequence[RankValue] = (), beside: Beside | None = None) -> WorkerGroup:
         connection = self.connect(options.pool or self._choices.pool, options.pool_options)
         connection.gpus.update(_visible())
         request = _request(options, connection)
@@ -114,13 +128,14 @@ class PoolManager:
             fitting.remove(group)
             if group.executing is not None and group.executing.abandoned:
                 self.close_group(group)
-            elif group.executing is None or not group.executing.beside:
+            elif beside is None and not group.busy_beside:
                 busy.append(group)
         if options.fresh and not busy:
             while fitting:
                 self.close_group(fitting.pop())
         free = fitting or busy
-        return free[-1] if free else self._open(connection, request, options.wait_s or 0.0)
+        wait_s = beside.wait_s if beside else options.wait_s or 0.0
+        return free[-1] if free else self._open(connection, request, wait_s)
 
     def _open(self, connection: Connection, request: GroupRequest, wait_s: float) -> WorkerGroup:
         """Request new ranks, and close idle worker groups that keep no values."""
@@ -147,12 +162,12 @@ class PoolManager:
             raise
         return group
 
-    def wait_open(self, group: WorkerGroup) -> None:
+    def wait_open(self, group: WorkerGroup, say: Callable[[str], object] = print) -> None:
         """Wait until the group's ranks are up. Raises `PoolError` if they cannot be; an interrupt closes the group."""
         try:
             while not group.opened.is_set():
                 if reason := interrupts.take(group.news):
-                    print(f"Waiting: {reason}")
+                    say(f"Waiting: {reason}")
                 else:
                     group.news.put("")  # to wake another thread that waits for the same ranks
         except KeyboardInterrupt:

@@ -24,11 +24,13 @@ class Results:
     Iteration and comparison with a list go over the values in the order of ranks.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("__weakref__", "_values", "run")
     __hash__ = None  # type: ignore[assignment]  # the values need not be hashable, and equality is by value
 
     def __init__(self, values: Mapping[int, Any]) -> None:
         self._values = dict(sorted(values.items()))
+        self.run = ""
+        """The id of the run that they are of, in the kernel that began it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -90,11 +92,12 @@ class Results:
         """Return ranks, text and markup ("" if none) of each value; ranks whose values look the same share an entry."""
         groups: dict[tuple[str, str], list[int]] = {}
         for rank, value in self._values.items():
-            groups.setdefault((_text(value), _html(value)), []).append(rank)
+            groups.setdefault((short_text(value), _html(value)), []).append(rank)
         return [(ranks, text, html) for (text, html), ranks in groups.items()]
 
 
-def _text(value: object) -> str:
+def short_text(value: object) -> str:
+    """Return the `repr` of a value, without its middle if it is long."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - foreign code

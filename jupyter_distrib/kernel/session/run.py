@@ -7,9 +7,12 @@ adds only what a fold must not have: a lock, a clock, and the connection to the 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +23,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import presses
 from jupyter_distrib.kernel.session.cell_sources import CellSources
 from jupyter_distrib.kernel.session.observers import RunObservers
+from jupyter_distrib.kernel.session.program import Program
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpack_exception
 from jupyter_distrib.system import formatting, interrupts, paths
@@ -62,6 +66,10 @@ class RunClock:
     def elapsed_s(self) -> float:
         return (self._stopped_s or time.monotonic()) - self._began_s
 
+    def restart(self) -> None:
+        """Let the run begin now: until now it was queued."""
+        self.began_at_s, self._began_s = time.time(), time.monotonic()
+
     def stop(self) -> None:
         self._stopped_s = time.monotonic()
 
@@ -75,7 +83,7 @@ class StopOrder:
     """
 
     def __init__(self, send: Callable[[bool], None], abandon: Callable[[], None]) -> None:
-        self._send, self._abandon = send, abandon
+        self._send, self.abandon = send, abandon
         self.asked_at_s: float | None = None
         """The time of the first request, in seconds since the epoch; None without one."""
         self.kill_asked = False
@@ -90,10 +98,16 @@ class StopOrder:
         now_s = time.monotonic()
         if self._killed_at_s is not None and now_s - self._killed_at_s >= UNANSWERED_S and not late:
             # In a thread: a signal handler may have come amid a lock that this needs.
-            threading.Thread(target=self._abandon, name="jupyter_distrib-abandon", daemon=True).start()
+            threading.Thread(target=self.abandon, name="jupyter_distrib-abandon", daemon=True).start()
         elif force:
             self._killed_at_s = self._killed_at_s or now_s
         self._send(force)
+
+    def redirect(self, send: Callable[[bool], None]) -> None:
+        """Send requests, also one that was made before, another way from now on."""
+        self._send = send
+        if self.asked_at_s is not None:
+            send(self.kill_asked)
 
     def stage(self, now_s: float) -> str:
         """Return the stage of the stop at this time since the epoch: `asked`; `killed` once ranks that have not stopped
@@ -103,8 +117,19 @@ class StopOrder:
         return "killed" if self.kill_asked or now_s >= self.asked_at_s + KILL_AFTER_S else "asked"
 
 
+class EndObserver(Observer):
+    """An observer that calls a function at the end of a run, when nothing of it is left to do."""
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        self._ended = ended
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if isinstance(event, Ended):
+            self._ended()
+
+
 class Run:
-    """One run of a cell: `%%distributed --detach` returns it, any other cell waits for it.
+    """One run of a cell: `%%distributed --detach` and `submit` return it, any other cell waits for it.
 
     Args:
         record: The run's record, still without events.
@@ -146,6 +171,17 @@ class Run:
         self.values = ReturnedValues()
         self.observers = RunObservers()
         self.on_ended: list[Callable[[], object]] = []
+        self.queued = ""
+        """The state before it runs: `queued` or `starting`; empty once its ranks have been given their order."""
+        self.place = 0
+        """The place in the queue, counted from 1; 0 if it is not queued."""
+        self._settled = threading.Event()
+        """The event that is not set while a submitted run is on its way to its ranks and waits for nobody."""
+        self._settled.set()
+        self._refusal: BaseException | None = None
+        self.program: Program | None = None
+        self._seen: Callable[[], Results | None] = lambda: None
+        """The results, as long as the notebook has them."""
         self._sources = CellSources(cell or {})
         self._thread = threading.current_thread()
         self._lock = threading.Lock()
@@ -181,10 +217,12 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The state of the run: `running`, `stopping`, `done`, the worst end of a rank (`lost`, `failed` or
-        `interrupted`), or `refused` if the cell did not reach its ranks."""
+        """The state of the run: `queued`, `starting`, `running`, `stopping`, `done`, the worst end of a rank (`lost`,
+        `failed` or `interrupted`), or `refused` if the cell did not reach its ranks."""
         if not self.done():
-            return "stopping" if self.interrupted else "running"
+            return self.queued or ("stopping" if self.interrupted else "running")
+        if self.queued:
+            return "interrupted" if self._refusal is None else "refused"
         states = {rank.state for rank in self.record.ranks.values()}
         if worst := next((state for state in ("lost", "failed", "interrupted") if state in states), ""):
             return worst
@@ -194,6 +232,93 @@ class Run:
     def stopping(self) -> str:
         """The stage of a stop: `asked`, `killed`, or empty without a request."""
         return self.stop_order.stage(self.clock.began_at_s + self.elapsed_s)
+
+    # ------------------------------------------------------------------------------------------------ in the queue
+
+    def move_on(self, state: str, text: str, place: int = 0) -> None:
+        """Tell the run of its state before its ranks have their order; the view shows the text."""
+        if not self.queued:
+            self._settled.clear()
+        self.queued, self.place = state, place
+        self.record.remark, self.record.changes = text, self.record.changes + 1
+
+    def wait_for(self, reason: str) -> None:
+        """Tell the run that it waits for ranks or GPUs which others use."""
+        self.move_on("starting", reason)
+        self._settled.set()
+
+    def wait_begun(self) -> None:
+        """Wait while a submitted run is starting. Raises the error with which it was refused."""
+        while self.queued != "queued" and not interrupts.wait(self._settled, interrupts.HEAR_S):
+            continue
+        if self._refusal is not None:
+            raise self._refusal
+
+    def begin(
+        self,
+        record: RunRecord,
+        stop: Callable[[bool], None],
+        *,
+        pool: str,
+        ask_stacks: Callable[[], object] = lambda: None,
+        echoes_output: bool,
+    ) -> None:
+        """Begin with these ranks: the run is no longer queued."""
+        with self._lock:
+            record.notes = [*record.notes, *self.record.notes]
+            self.record, self.queued, self.place = record, "", 0
+        self.pool, self.ask_stacks, self.echoes_output = pool, ask_stacks, echoes_output
+        self.clock.restart()
+        self.stop_order.redirect(stop)
+
+    def sent(self) -> None:
+        """Record that the ranks have been sent the cell."""
+        self._settled.set()
+
+    def end_unplaced(self, refusal: BaseException | None) -> None:
+        """End the run, which has no ranks: it was refused, or for None cancelled."""
+        self._refusal, self.place = refusal, 0
+        self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
+        self.deliver(Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
+        self._settled.set()
+
+    # ------------------------------------------------------------------------------------------------ its end
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the end in an event loop and return the `Results`, as `result` does; the run goes on if the waiting
+        task is cancelled.
+
+        Raises:
+            concurrent.futures.CancelledError: The run was stopped. (A KeyboardInterrupt would end the loop.)
+            BaseException: The exception of the first rank that failed.
+        """
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        self.call_at_end(lambda: loop.call_soon_threadsafe(ended.set))
+        yield from ended.wait().__await__()
+        try:
+            return self.result()
+        except KeyboardInterrupt as error:
+            stopped = CancelledError(str(error))
+        raise stopped
+
+    @property
+    def refusal(self) -> BaseException | None:
+        """The error with which the run was refused before it had ranks; None without one."""
+        return self._refusal
+
+    def seen_values(self) -> dict[int, Any]:
+        """Return the values of the ranks as far as the notebook has them, or the run keeps them."""
+        if self.beside and self.done() and self.state == "done":
+            self.result()
+        results = self._seen()
+        return {} if results is None else dict(results.items())
+
+    def call_at_end(self, call: Callable[[], object]) -> None:
+        """Call a function when the run has ended, at once if it has; in any thread, maybe twice."""
+        self.observers.add(EndObserver(call))
+        if self.done():
+            call()
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the end of the run and return the `Results`, or None if no rank returned anything.
@@ -307,6 +432,8 @@ class Run:
 
     def _conclude(self) -> Any:
         """Return the results of a run that succeeded, else raise its exception, outside any `except` block."""
+        if self._refusal is not None:
+            raise self._refusal
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         succeeded = self.record.ok and not self.interrupted
         try:
@@ -318,6 +445,8 @@ class Run:
             exception = failures.to_interrupt(self.record, self.elapsed_s, self._sources.source_of)
         if exception is None:
             self.values.held = ()
+            results.run = self.id
+            self._seen = weakref.ref(results)
             return results if any(value is not None for value in results) else None
         with suppress(AttributeError, TypeError):
             exception.__dict__["results"] = results
@@ -335,6 +464,9 @@ class Run:
         return failures.to_exception(record, unpack_exception, source_of, elapsed_s, colors=True)
 
     def __repr__(self) -> str:
+        if self.queued:
+            where = f" (place {self.place})" if self.place else ""
+            return f"Run {self.id} of {self.record.label}: {self.state}{where}"
         states = [rank.state for rank in self.record.ranks.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"Run {self.id} of {self.record.label}: {counts}, {formatting.duration(self.elapsed_s)}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jupyter_distrib import trackers
@@ -21,20 +21,23 @@ from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import detached, selection, travelling_environment
+from jupyter_distrib.kernel.session import cell_order, detached, pool_capacity, selection
+from jupyter_distrib.kernel.session.cell_order import Content, Order
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.observers import Observers
-from jupyter_distrib.kernel.session.pool_manager import PoolManager
+from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.serialization import payload, shared_memory
-from jupyter_distrib.system import interrupts, library_settings, process, process_environment
+from jupyter_distrib.pools.base import capabilities_of
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system import interrupts, library_settings
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
@@ -46,7 +49,6 @@ from jupyter_distrib.wire.messages import (
     NotAttached,
     Noted,
     Parcel,
-    Setting,
     Stop,
 )
 
@@ -54,10 +56,12 @@ HISTORY = 20
 """The number of runs that are remembered; more only while more go on."""
 STOPPED_S = 5.0
 """The most seconds to wait for the end of a run whose cell could not be sent completely."""
-CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""The variable with which torch compares the ranks' calls before each collective."""
 GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
 """The source of the cell that fetches a sharded value."""
+
+
+PATIENCE_S = 30 * 86_400.0
+"""The seconds for which a submitted run waits for ranks and GPUs that its pool has, and others use."""
 
 
 class Session:
@@ -76,6 +80,7 @@ class Session:
         self._lock = threading.Lock()
         """The lock of `history`."""
         self.observers = Observers()
+        self.queue = RunQueue(partial(pool_capacity.of, self), self.changed)
         self._numbers = itertools.count(1)
         self._kept_values = KeptValues(self._fetch)
 
@@ -99,44 +104,155 @@ class Session:
         on_ended: Callable[[Run], object] | None = None,
         settings: Settings | None = None,
         observed: bool = True,
-        awaited: bool = True,
     ) -> Run:
         """Send the cell to its ranks. Returns as soon as the order to run it is sent.
 
         `on_ended` is called in the node's thread, before a thread that waits for the run learns of its end. `settings`
         are the settings with which the options were read, by default the present ones. With `observed`, observers may
-        follow the run. With `awaited`, the caller waits for its end.
+        follow the run.
 
         Raises:
             PoolError, CaptureError, ValueLost: Nothing was started.
         """
+        order = self._order(
+            cell, packed, options, settings, label=label, cell_id=cell_id, handles=handles, on_ended=on_ended
+        )
+        return self._begin(replace(order, observed=observed))
+
+    def submit(
+        self,
+        cell: Cell,
+        packed: payload.Packed,
+        options: Options,
+        *,
+        label: str,
+        cell_id: str = "",
+        handles: Sequence[RankValue] = (),
+        on_ended: Callable[[Run], object] | None = None,
+        settings: Settings | None = None,
+    ) -> Run:
+        """Queue the cell, which then runs beside the notebook, and return its run at once. The arguments are those of
+        `start`; what would be raised there is raised by the run's `result`."""
+        order = self._order(
+            cell, packed, options, settings, label=label, cell_id=cell_id, handles=handles, on_ended=on_ended
+        )
+        capabilities = capabilities_of(self.settings.pools[order.options.pool or ""].kind)
+        if capabilities.runs_in_send:
+            return self._begin(order)
+        order = order.as_it_is_now(remote=capabilities.remote)
+        run = self._queued(order)
+        self._remember(run)
+
+        def begin(patient: bool) -> None:
+            wait_s = order.options.wait_s or (PATIENCE_S if patient and not self._fallback(order) else 0.0)
+            self._begin(order, run, Beside(wait_s=wait_s, say=run.wait_for))
+
+        size = order.options.size
+        self.queue.submit(Submission(run=run, pool=run.pool, size=size, start=begin, drop=order.drop))
+        return run
+
+    def _order(
+        self,
+        cell: Cell,
+        packed: payload.Packed,
+        options: Options,
+        settings: Settings | None,
+        *,
+        label: str,
+        cell_id: str,
+        handles: Sequence[RankValue],
+        on_ended: Callable[[Run], object] | None,
+    ) -> Order:
         settings = settings or self.settings
         for text in self.choices.untold(settings):
             print(text)
-        options, asked = _with_strategys_variables(settings.filled(options)), options
-        trackers.check_installed(options.track)
+        filled = _with_strategys_variables(settings.filled(options))
+        trackers.check_installed(filled.track)
+        return Order(
+            cell=cell,
+            inputs=packed,
+            options=filled,
+            asked=options,
+            origins=settings.origins(options),
+            label=label,
+            cell_id=cell_id,
+            handles=tuple(handles),
+            on_ended=on_ended,
+        )
+
+    def _begin(self, order: Order, queued: Run | None = None, beside: Beside | None = None) -> Run:
+        """Begin the run on the cell's pool or, if that refuses its ranks, on the pool that it falls back to."""
+        fallback = self._fallback(order)
+        try:
+            return self._begin_here(order, queued, beside)
+        except PoolError as error:
+            if not fallback or (queued is not None and (queued.interrupted or not queued.queued)):
+                raise
+            refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
+        settings = self.settings
+        options = settings.filled(replace(order.asked, pool=fallback, pool_options={}))
+        order = replace(order, options=_with_strategys_variables(options), origins=refused)
+        return self._begin_here(order, queued, replace(beside, wait_s=PATIENCE_S) if beside else None)
+
+    def _fallback(self, order: Order) -> str:
+        """Return the pool to fall back to; empty for a cell that needs these very ranks."""
+        pool = self.settings.pools.get(order.options.pool or "")
+        return "" if pool is None or order.handles or order.options.on is not None else pool.fallback
+
+    def _begin_here(self, order: Order, queued: Run | None, beside: Beside | None) -> Run:
+        """Take ranks and send them the cell; the queued run, if there is one, becomes the run of it."""
+        options, say = order.options, beside.say if beside else print
         self.pass_on()
-        with self.pools.taking(options, handles) as group:
+        with self.pools.taking(options, order.handles, beside=beside) as group:
             for text in _meaningless(options, group.connection):
-                print(text)
-            parcel, views = payload.laid_out(packed)
-            content = shared_memory.Content(views) if views else None
-            with content or nullcontext():
+                (print if queued is None else queued.note)(text)
+            parcel, content = order.content()
+            with content if queued is None and content else nullcontext():
                 if content is not None and not group.connection.capabilities.streams_content:
                     content.fill()
-                self.pools.wait_open(group)
-                origins = settings.origins(asked)
-                run = self._run(group, options, cell, label=label, cell_id=cell_id, origins=origins, awaited=awaited)
-                run.values.held = packed.sent
-                if on_ended is not None:
+                if queued is not None:
+                    queued.stop_order.redirect(lambda force: self._give_up_starting(group))
+                self.pools.wait_open(group, say)
+                run = self._run(group, order, queued)
+                run.values.held = order.inputs.sent
+                if (on_ended := order.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with _observers_hear_of_the_end(run):
-                    given = self.observers.follow(_facts(run, cell, options), run) if observed else {}
-                    command = self._command(run, group, _with_variables(options, given), cell, parcel)
+                    given = self.observers.follow(_facts(run, order.cell, options), run) if order.observed else {}
+                    command = self._command(run, group, order, _with_variables(options, given), parcel)
                     self._send(run, group, command, content)
         return run
 
-    def _send(self, run: Run, group: WorkerGroup, command: Execute, content: shared_memory.Content | None) -> None:
+    def _give_up_starting(self, group: WorkerGroup) -> None:
+        """End ranks that are still starting, for a run that the user has stopped meanwhile."""
+        if group.state == "opening":
+            self.pools.close_group(group)
+
+    def _queued(self, order: Order) -> Run:
+        """Return a run that has no ranks yet."""
+        options = order.options
+        count = options.size.count or 0
+        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(count))
+        record = RunRecord(
+            run=self._new_id(), label=order.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
+        )
+        lines = {order.cell.filename: order.cell.source.splitlines(keepends=True)}
+        run = Run(
+            record,
+            lambda force: None,
+            pool=options.pool or "",
+            cell=lines,
+            detached=options.detach,
+            awaited=False,
+            cell_id=order.cell_id,
+        )
+        run.move_on("queued", "queued")
+        return run
+
+    def _new_id(self) -> str:
+        return f"{self.identity.name}-{next(self._numbers)}"
+
+    def _send(self, run: Run, group: WorkerGroup, command: Execute, content: Content | None) -> None:
         """Send the command with its content. Once ranks may have received any of it, an interrupt cancels the run."""
         connection = group.connection
         capabilities = connection.capabilities
@@ -146,7 +262,8 @@ class Session:
             with nullcontext() if capabilities.runs_in_send else guard:
                 fds = [] if content is None else content.early() if early else [content.finish()]
                 group.run = run
-                self._remember(run)
+                if run not in self.history:
+                    self._remember(run)
                 connection.begin(run)
                 connection.node.send(command, Descriptors(fds) if fds else NO_DESCRIPTORS)
                 if content is not None and early:
@@ -156,14 +273,14 @@ class Session:
             run.wait_ended(STOPPED_S)
             raise
 
-    def _command(self, run: Run, group: WorkerGroup, options: Options, cell: Cell, inputs: Parcel) -> Execute:
+    def _command(self, run: Run, group: WorkerGroup, order: Order, options: Options, inputs: Parcel) -> Execute:
         return Execute(
             run=run.id,
             group=group.name,
             ranks=tuple(run.record.ranks),
-            cell=cell,
+            cell=order.cell,
             inputs=inputs,
-            setting=self._setting(options, group.connection),
+            setting=cell_order.setting(order, options, group.connection),
             detached=options.detach,
             timeout_s=options.timeout_s,
             hang_timeout_s=options.hang_timeout_s,
@@ -172,29 +289,20 @@ class Session:
             label=run.record.label,
         )
 
-    def _run(
-        self,
-        group: WorkerGroup,
-        options: Options,
-        cell: Cell,
-        *,
-        label: str,
-        cell_id: str,
-        origins: str,
-        awaited: bool,
-    ) -> Run:
+    def _run(self, group: WorkerGroup, order: Order, queued: Run | None) -> Run:
+        options, cell = order.options, order.cell
         ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(group.size))
         if missing := set(ranks) - set(range(group.size)):
             raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
         record = RunRecord(
-            run=f"{self.identity.name}-{next(self._numbers)}",
-            label=label,
+            run=self._new_id() if queued is None else queued.id,
+            label=order.label,
             ranks=ranks,
             world_size=group.size,
             gpus=group.gpus,
             strategy=options.strategy or "none",
             workers=group.workers,
-            remark="; ".join(filter(None, (origins, group.connection.versions.remark))),
+            remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
         )
         if options.gpus is not None and not group.gpus:
             record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
@@ -204,20 +312,27 @@ class Session:
         for text in group.notes:
             record.apply(Noted(run=record.run, rank=None, text=text))
         group.notes = ()
-        node = group.connection.node
-        lines = {cell.filename: cell.source.splitlines(keepends=True)}
-        run = Run(
-            record,
-            lambda force: node.send(Stop(run=record.run, force=force)),
-            pool=group.connection.pool,
-            ask_stacks=lambda: node.send(AskStacks(run=record.run)),
-            abandon=group.connection.abandon,
-            cell=lines,
-            detached=options.detach,
-            awaited=awaited,
-            cell_id=cell_id,
-            echoes_output=group.connection.capabilities.echoes_output,
-        )
+        connection = group.connection
+        node = connection.node
+        ask_stacks = lambda: node.send(AskStacks(run=record.run))  # noqa: E731
+        stop = lambda force: node.send(Stop(run=record.run, force=force))  # noqa: E731
+        echoes_output = connection.capabilities.echoes_output
+        if queued is None:
+            run = Run(
+                record,
+                stop,
+                pool=connection.pool,
+                ask_stacks=ask_stacks,
+                abandon=connection.abandon,
+                cell={cell.filename: cell.source.splitlines(keepends=True)},
+                detached=options.detach,
+                cell_id=order.cell_id,
+                echoes_output=echoes_output,
+            )
+        else:
+            run = queued
+            run.begin(record, stop, pool=connection.pool, ask_stacks=ask_stacks, echoes_output=echoes_output)
+            run.stop_order.abandon = connection.abandon
         run.on_ended.append(lambda: self._after(group, run))
         return run
 
@@ -233,27 +348,6 @@ class Session:
         gone = [rank.rank for rank in run.record.ranks.values() if rank.gone]
         for handle in list(group.handles):
             handle.mark_lost(gone)
-
-    def _setting(self, options: Options, connection: Connection) -> Setting:
-        directory = os.getcwd()
-        path = tuple(folder or directory for folder in sys.path)
-        return Setting(
-            env={
-                **(travelling_environment.that_travel() if connection.remote else process_environment.variables()),
-                **(CHECKED if options.check else {}),
-                **options.env,
-            },
-            own_environment=connection.remote,
-            directory=directory,
-            umask=process.umask(),
-            path=travelling_environment.without_own(path) if connection.elsewhere else path,
-            own_libraries=connection.elsewhere,
-            libraries=library_settings.read(),
-            strategy=options.strategy or "none",
-            strategy_options=options.strategy_options,
-            keep=options.keep,
-            by_value=options.detach,
-        )
 
     def pass_on(self) -> None:
         """Tell the ranks to free the values to which this notebook has no handle any more."""
@@ -405,9 +499,20 @@ def current() -> Session:
         return _current
 
 
+def runs(*, active: bool | None = None) -> list[Run]:
+    """Return the last runs of this notebook and all that are queued or go on, oldest first.
+
+    Args:
+        active: True for those that have not ended, False for those that have, None for all.
+    """
+    known = current().history
+    return [run for run in known if active is None or run.done() is not active]
+
+
 def close() -> None:
     """End the session, if there is one; the next use starts a new one."""
     global _current
     if _current is not None and _current.identity.pid == os.getpid():
+        _current.queue.close()
         _current.pools.close()
     _current = None

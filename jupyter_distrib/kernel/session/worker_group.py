@@ -55,6 +55,8 @@ class WorkerGroup:
     """The run that uses the group now, or used it last."""
     taker: threading.Thread | None = None
     """The thread that has chosen the group and is about to send it a cell."""
+    taken_beside: bool = False
+    """Whether the cell of `taker` is one that the notebook does not wait for."""
     handles: weakref.WeakSet[RankValue] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -71,6 +73,11 @@ class WorkerGroup:
     def executing(self) -> Run | None:
         """The run that goes on in the group, or None."""
         return None if self.run is None or self.run.done() else self.run
+
+    @property
+    def busy_beside(self) -> bool:
+        """Return whether a cell that the notebook does not wait for has the group, or is about to have it."""
+        return self.executing.beside if self.executing is not None else self.taken and self.taken_beside
 
     @property
     def busy(self) -> bool:

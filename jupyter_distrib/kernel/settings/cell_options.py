@@ -30,6 +30,7 @@ from jupyter_distrib.options import (
     as_keyword,
     check_choice,
     count,
+    expression,
     gather,
     names,
     one_name,
@@ -49,6 +50,9 @@ from jupyter_distrib.system import stand_ins
 MAGIC = "%%distributed"
 DEFAULT_STRATEGY = "none"
 DEFAULT_POOL = DEFAULT_KIND
+
+
+_CHOSEN = {"strategy": DEFAULT_STRATEGY, "pool": DEFAULT_POOL}
 
 
 def _declared(initial: object, flag: str, metavar: str, meaning: str, **more: Any) -> Any:
@@ -131,6 +135,14 @@ class Options:
     track: tuple[str, ...] = _declared(
         (), "--track", "NAMES", "record the run in these experiment trackers: mlflow, tensorboard, wandb; or `none`",
         read=_trackers, default="where the notebook has a run of MLflow or W&B open", repeatable=True)
+    sweep: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
+        flag="--sweep", metavar="NAME=VALUES",
+        meaning="run the cell once for each value, such as lr=[1e-3,1e-2], as many at once as the pool has room for; "
+        "may be given again, for all combinations",
+        read=expression, repeatable=True)})
+    halt_on_failure: bool = _declared(
+        False, "--halt-on-failure", "", "with --sweep: when a run fails, stop the others and raise its error",
+        read=switch)
     explain: bool = _declared(
         False, "--explain", "", "print what would travel, and run nothing", read=switch, synonyms=("dry-run",))
     strategy_options: dict[str, str] = field(default_factory=dict)
@@ -157,7 +169,8 @@ class Options:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
         own = {name: getattr(self, name) for name in _BY_NAME if name != "env"}
-        return {name: value for name, value in own.items() if value not in (None, (), False)} | self.strategy_options
+        given = {name: value for name, value in own.items() if value not in (None, (), False, {})}
+        return given | self.strategy_options
 
 
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
@@ -189,6 +202,30 @@ def parse_line(
     for word in arguments.positionals:
         raise OptionsError(f"{word!r} stands alone: {_meant(word, arguments.values, strategies, pools)}")
     return table.chosen(arguments.values)
+
+
+def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[str]]:
+    """Parse the words of a command: options, then a script and its arguments. Return the options, and the words from
+    the script on.
+
+    Args:
+        words: The words, as a shell splits them.
+        declared: The keyword arguments of `parse_line`.
+
+    Raises:
+        OptionsError: It says in one sentence which option is wrong, why, and what to do.
+    """
+    strategy, pool = (
+        str(value_after(words, f"--{name}") or declared.get(name, default)) for name, default in _CHOSEN.items()
+    )
+    table = possible(declared["strategies"], declared["pools"], strategy, pool, as_flag)
+    taking = {option.flag for option in table.options if option.metavar}
+    end = 0
+    while end < len(words) and words[end].startswith("-"):
+        end += 2 if words[end] in taking else 1
+    if end >= len(words):
+        raise OptionsError("there is no script: write its path after the options, and its arguments after that")
+    return parse_line(shlex.join(words[:end]), **declared), list(words[end:])
 
 
 def from_keywords(
@@ -261,6 +298,8 @@ def _texts(option: Option, value: object) -> list[str]:
         if not isinstance(value, bool):
             raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")
         return [""] * value
+    if option.read is expression and isinstance(value, Mapping):
+        return [f"{key}={text if isinstance(text, str) else list(text)!r}" for key, text in value.items()]
     if option.read is variable and isinstance(value, Mapping):
         for key, text in value.items():
             if "=" in str(key) or text is None:
@@ -371,6 +410,12 @@ def _refuse_nonsense(options: Options, say: Say) -> None:
     size = options.gpus or options.ranks
     if size and options.on and options.on[-1] >= size:
         raise OptionsError(f"{named('on')} names rank {options.on[-1]}, but {size} ranks count from 0 to {size - 1}")
+    if options.sweep and options.keep:
+        raise OptionsError(
+            f"{named('sweep')} and {named('keep')} exclude each other: the runs of a sweep leave nothing on the ranks"
+        )
+    if options.halt_on_failure and not options.sweep:
+        raise OptionsError(f"{named('halt_on_failure')} is about a sweep: add {named('sweep')}, or leave it out")
     if options.out in options.keep:
         raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
 

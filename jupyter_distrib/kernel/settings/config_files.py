@@ -46,6 +46,8 @@ from jupyter_distrib.options import (
 
 _TOP = ("pool", "remote", "strategy", "track", "compat", "pools")
 _TRACK = next(option for option in OPTIONS if option.name == "track")
+_OWN = ("kind", "fallback")
+"""Keys of a pool that are no options."""
 _HARMLESS = (at_least_zero, count, rank, seconds)
 """The readers of numbers, which name no program and no machine."""
 
@@ -78,6 +80,9 @@ def _over(settings: Settings, file: File) -> Settings:
         pool = _with_absolute_paths(_pool(name, table, settings, shown, text), settings.kinds, file)
         pools[name] = _to_be_trusted(pool, settings, file, text) if file.of_project else pool
     settings = replace(settings, pools=pools)
+    for name in tables:
+        if fallback := pools[name].fallback:
+            _check_fallback(name, fallback, pools, shown, text)
     for key, choices in (("pool", pools), ("remote", pools), ("strategy", settings.strategies)):
         if key in content:
             try:
@@ -93,6 +98,15 @@ def _over(settings: Settings, file: File) -> Settings:
                 raise _wrong(shown, text, "", option.name, error) from None
             settings = replace(settings, **read)
     return settings
+
+
+def _check_fallback(name: str, fallback: str, pools: dict[str, NamedPool], shown: str, text: str) -> None:
+    try:
+        if fallback == name:
+            raise OptionsError(f"fallback = {fallback!r} is the pool itself: name another one")
+        check_choice(fallback, pools, f"fallback = {fallback!r}")
+    except OptionsError as error:
+        raise _wrong(shown, text, f"pools.{name}", "fallback", error) from None
 
 
 def _with_default(settings: Settings, key: str, value: str, origin: str) -> Settings:
@@ -140,11 +154,11 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
     known = {option.name: option for option in declared}
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "kind":
+        if key in _OWN:
             continue
         try:
             if key not in known:
-                raise unknown_option(key, (*declared, *_as_options(("kind",))), partial(_owners, kinds), _as_key)
+                raise unknown_option(key, (*declared, *_as_options(_OWN)), partial(_owners, kinds), _as_key)
             read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], _as_key)
         except OptionsError as error:
             raise _wrong(shown, text, header, key, error) from None
@@ -157,6 +171,7 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
         kind=kind,
         options={key: _as_text(known[key], table[key]) for key in values if key in own},
         **for_cells(values),
+        fallback=str(table.get("fallback", "")),
         origin=shown,
     )
 

@@ -3,10 +3,17 @@ without state, except for a cache of magic lines."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, parse_line
+from jupyter_distrib.kernel.settings.cell_options import (
+    DEFAULT_POOL,
+    DEFAULT_STRATEGY,
+    Options,
+    parse_command,
+    parse_line,
+)
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import Declared
 
@@ -45,6 +52,8 @@ class NamedPool:
     """The size of its worker groups for cells that name no size."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """The values of other fields of `Options` for cells that leave them out: `strategy`, `wait_s`, `max_capture`."""
+    fallback: str = ""
+    """The pool that its cells run on when it refuses their ranks; empty for none."""
     origin: str = BUILT_IN
     project_file: ProjectFile | None = None
     """The project's file, if only that file names the pool's interpreter, command or address."""
@@ -104,6 +113,10 @@ class Settings:
     def remote_pool(self) -> str | None:
         """Return the pool of functions with `remote=True`; None if there is none."""
         return self.remote or (REMOTE if REMOTE in self.pools else None)
+
+    def command(self, words: Sequence[str]) -> tuple[Options, list[str]]:
+        """Return the options of a command, and its words from the script on. Raises `OptionsError`."""
+        return parse_command(words, **self.possible)
 
     def strategy_for(self, pool: str | None = None) -> str:
         """Return the strategy of cells on this pool that name no strategy."""

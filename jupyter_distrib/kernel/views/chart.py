@@ -7,7 +7,7 @@ readable on white and on black. The live view draws its charts itself (`static/c
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from math import isfinite
 
@@ -23,23 +23,40 @@ POINTS = 600
 FIRST, OTHERS, TEXT = "#e8751a", "#6b8fb5", "#808080"
 
 Point = tuple[float, float]
+Line = tuple[int, list[Point]]
+"""A line: its number, and its points."""
 
 
 def chart_of(record: RunRecord) -> str:
     """Return an `<img>` with one chart for each of the first metrics that change, and the number of further ones; empty
     if no metric changes."""
-    lines = {name: _lines(record, name) for name in _names(record)}
-    charts = {name: drawn for name, drawn in lines.items() if any(_changes(points) for _, points in drawn)}
+    names = _names(record)
+    lost = {name: _lost(record, name) for name in names}
+    return drawn({name: _lines(record, name) for name in names}, "rank {}".format, lost)
+
+
+def drawn(
+    lines: Mapping[str, Sequence[Line]],
+    name_of: Callable[[int], str],
+    lost: Mapping[str, Sequence[list[Point]]] | None = None,
+) -> str:
+    """Return an `<img>` with one chart for each of the first metrics that change; empty if none does.
+
+    Args:
+        lines: The lines of each metric, each with a number; the one with the smallest number stands out.
+        name_of: Returns the name of the line with a number.
+        lost: The points of each metric that later attempts have computed again.
+    """
+    charts = {name: each for name, each in lines.items() if any(_changes(points) for _, points in each)}
     if not charts:
         return ""
     shown = list(charts.items())[:CHARTS]
     rows = -(-len(shown) // COLUMNS)
     width, height = WIDTH * min(COLUMNS, len(shown)), HEIGHT * rows
-    parts = [
-        f'<g transform="translate({WIDTH * (index % COLUMNS)} {HEIGHT * (index // COLUMNS)})">'
-        f"{_chart(name, drawn, _lost(record, name))}</g>"
-        for index, (name, drawn) in enumerate(shown)
-    ]
+    parts = []
+    for index, (name, each) in enumerate(shown):
+        at = f"{WIDTH * (index % COLUMNS)} {HEIGHT * (index // COLUMNS)}"
+        parts.append(f'<g transform="translate({at})">{_chart(name, each, name_of, (lost or {}).get(name, ()))}</g>')
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="system-ui,sans-serif" font-size="11" fill="none">{"".join(parts)}</svg>'
@@ -61,10 +78,10 @@ def _changes(points: Sequence[Point]) -> bool:
     return any(y != points[0][1] for _, y in points)
 
 
-def _lines(record: RunRecord, name: str) -> list[tuple[int, list[Point]]]:
+def _lines(record: RunRecord, name: str) -> list[Line]:
     """Return the points of each rank; those of the first rank last, so that they are drawn over the others."""
     most = max(20, POINTS // len(record.ranks))
-    lines = [(rank.rank, list(_points(rank, name, most))) for rank in record.ranks.values()]
+    lines = [(rank.rank, list(points_of(rank, name, most))) for rank in record.ranks.values()]
     return [(rank, points) for rank, points in reversed(lines) if points]
 
 
@@ -73,7 +90,8 @@ def _lost(record: RunRecord, name: str) -> list[list[Point]]:
     return [points for points in lines if points]
 
 
-def _points(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
+def points_of(rank: RankRecord, name: str, most: int) -> Iterable[Point]:
+    """Yield at most about `most` of the points of a metric that a rank reported, the last one among them."""
     points = _reported(rank, name, lost=False)
     yield from points[:: -(-len(points) // most) or 1][:-1]
     yield from points[-1:]
@@ -85,9 +103,9 @@ def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
     return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
 
 
-def _chart(name: str, lines: Sequence[tuple[int, list[Point]]], lost: Sequence[list[Point]]) -> str:
-    """Draw the title, the lines, and at the right the highest value, the lowest, and the first rank's last one; dashed
-    what later attempts have computed again."""
+def _chart(name: str, lines: Sequence[Line], name_of: Callable[[int], str], lost: Sequence[list[Point]]) -> str:
+    """Draw the title, the lines, and at the right the highest value, the lowest, and the last one of the line that
+    stands out; dashed what later attempts have computed again."""
     xs = [x for points in (*(points for _, points in lines), *lost) for x, _ in points]
     ys = [y for points in (*(points for _, points in lines), *lost) for _, y in points]
     low, high = min(ys), max(ys)
@@ -117,7 +135,9 @@ def _chart(name: str, lines: Sequence[tuple[int, list[Point]]], lost: Sequence[l
             f'<text x="{LEFT + width + 6}" y="{TOP + (1 - at) * height + 4:.0f}" fill="{FIRST}">{last:.3g}</text>'
         )
     if len(lines) > 1:
-        parts.append(f'<text x="{LEFT + width}" y="13" fill="{FIRST}" text-anchor="end">rank {first}</text>')
+        parts.append(
+            f'<text x="{LEFT + width}" y="13" fill="{FIRST}" text-anchor="end">{escape(short(name_of(first)))}</text>'
+        )
     return "".join(parts)
 
 

@@ -149,7 +149,8 @@ class InlineRun:
         try:
             with self._interrupts.allowed():
                 self._prepare(module)
-                return cell.execute(self.command.cell, module.__dict__), None
+                value = cell.execute(self.command.cell, module.__dict__)
+                return None if self.command.cell.script else value, None
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
             return None, error
         finally:
@@ -161,7 +162,7 @@ class InlineRun:
         command, namespace = self.command, module.__dict__
         rank_environment.take(command.setting, _environment(command.setting.env))
         sys.modules["__main__"] = module
-        namespace |= rank_environment.provided(namespace)
+        namespace |= rank_environment.names(command.cell, namespace)
         data, buffers = payload.from_parcel(command.inputs, os.dup(self._fds[0]) if self._fds else None)
         payload.unpack_inputs(data, buffers, namespace, device="cpu")
         identity.strategy = strategy.load("none")()

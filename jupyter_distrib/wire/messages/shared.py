@@ -105,6 +105,10 @@ class Cell:
     """Whether the cell is compiled as below `from __future__ import annotations`, which an earlier cell holds."""
     timed: bool = False
     """Whether each rank prints the time that the cell took (`%%time`)."""
+    script: str = ""
+    """The path of the script that it is, as typed; its folder is then the first of `Setting.path`. Empty for a cell."""
+    arguments: tuple[str, ...] = ()
+    """The arguments of the script."""
 
 
 @message

@@ -1,0 +1,272 @@
+"""The export of a cell's program as a script for torchrun: `%distributed_export job train.py`.
+
+    imports, plain values  |  functions and classes, each after what it needs  |  other values, from a file beside it
+    the names that a rank has; for a training strategy, the call that runs the rest under it
+    the cell
+
+Kernel side, in the thread that executes the magic. Plain values and code that the cell itself names are those of the
+run; the others are those that the notebook has now, because a run must not keep them alive.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import os
+import pickle
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+from jupyter_distrib.errors import CaptureError, OptionsError
+from jupyter_distrib.kernel.capture.capture import PROVIDED, global_names
+from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
+from jupyter_distrib.kernel.session.program import Program, is_literal
+from jupyter_distrib.kernel.session.run import Run
+
+_RANK_NAMES = {
+    "rank": 'int(os.environ["RANK"])',
+    "local_rank": 'int(os.environ["LOCAL_RANK"])',
+    "world_size": 'int(os.environ["WORLD_SIZE"])',
+    "device": 'torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")',
+}
+_MISSING = object()
+
+
+def write(run: Run, path: str, notebook: Mapping[str, object]) -> str:
+    """Write the program of a run as a script, and the values that are no code into a file beside it. Return a sentence.
+
+    Raises:
+        OptionsError: The run has no program, or the files cannot be written.
+        CaptureError: A value can be written neither as code nor into the file; it names all of them.
+    """
+    if run.program is None:
+        raise OptionsError(f"{run.id} cannot be exported: only cells and functions of this notebook can")
+    script = _Script(run, Path(path), notebook)
+    text = script.text()
+    problem = ""
+    try:
+        Path(path).write_text(text, "utf-8")
+        if script.data:
+            script.data_path.write_bytes(script.pickled)
+        elif script.data_path.exists():
+            script.data_path.unlink()
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+    if problem:
+        raise OptionsError(problem)
+    beside = f" and {script.data_path}" if script.data else ""
+    return f"{path}{beside} written: torchrun --nproc-per-node {run.record.world_size} {path}"
+
+
+@dataclass(slots=True)
+class _Script:
+    """The parts of one script, in the order in which they are found."""
+
+    run: Run
+    path: Path
+    notebook: Mapping[str, object]
+    imports: dict[str, str] = field(default_factory=dict)
+    definitions: list[str] = field(default_factory=list)
+    data: dict[str, object] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    pickled: bytes = b""
+
+    @property
+    def data_path(self) -> Path:
+        return self.path.with_suffix(".pkl")
+
+    @property
+    def program(self) -> Program:
+        assert self.run.program is not None
+        return self.run.program
+
+    def text(self) -> str:
+        for name in self.program.names:
+            self._add(name)
+        self._pickle()
+        if self.refused:
+            raise CaptureError(
+                "the script would miss "
+                + "; ".join(f"`{name}` ({why})" for name, why in self.refused.items())
+                + ". Make it in the cell, and export that."
+            )
+        strategy = self.program.options.strategy or "none"
+        parts = [f'"""{self.run.record.label} as a script: torchrun --nproc-per-node N {self.path.name}"""\n']
+        names = self._names_of_ranks() if strategy == "none" else []
+        imports = dict.fromkeys(sorted(self.imports.values()))
+        if self.data:
+            imports |= dict.fromkeys(["import pathlib", "import pickle"])
+        parts.append("\n".join(sorted({*imports, *(name for name in names if name.startswith("import "))})))
+        parts += ["\n".join(name for name in names if not name.startswith("import "))]
+        parts += self.definitions
+        if self.data:
+            parts.append(
+                f'_values = pickle.loads(pathlib.Path(__file__).with_name("{self.data_path.name}").read_bytes())\n'
+                + "\n".join(f"{name} = _values[{name!r}]" for name in self.data)
+            )
+        if strategy != "none":
+            options = f", options={dict(self.program.options.strategy_options)!r}"
+            parts.append(
+                "from jupyter_distrib.worker import under_torchrun\n\n"
+                f"under_torchrun.run(__file__, strategy={strategy!r}"
+                f"{options if self.program.options.strategy_options else ''})"
+            )
+        parts.append(self.program.source.strip("\n"))
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _names_of_ranks(self) -> list[str]:
+        """Return the lines for the names that a rank has and that the program reads."""
+        code = compile(self.program.source, "", "exec", dont_inherit=True, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        read = {*_names_in(code), *(name for each in self.program.values.values() for name in global_names(each))}
+        lines = [f"{name} = {text}" for name, text in _RANK_NAMES.items() if name in read]
+        if "device" in read and "local_rank" not in read:
+            lines.insert(0, f"local_rank = {_RANK_NAMES['local_rank']}")
+        if lines:
+            lines.append("import os")
+        if "device" in read:
+            lines.append("import torch")
+        if "jupyter_distrib" in read:
+            lines.append("import jupyter_distrib")
+        return lines
+
+    def _add(self, name: str) -> None:
+        """Add a name with all that it needs, which comes first."""
+        if name in self.done or (name in PROVIDED and name not in self.program.values):
+            return
+        self.done.add(name)
+        value = self.program.values.get(name, self.notebook.get(name, _MISSING))
+        if hasattr(builtins, name) and getattr(value, "__module__", "") in ("builtins", "io"):
+            return  # IPython has its own `open` among the names of the notebook
+        match value:
+            case ModuleType():
+                self.imports[name] = _import(value, name)
+            case DistributedFunction():
+                self._define(name, inspect.unwrap(value))
+            case FunctionType() | type():
+                self._define(name, value)
+            case _ if value is _MISSING:
+                self.refused[name] = "the notebook has it no more"
+            case _ if is_literal(value):
+                self.definitions.append(f"{name} = {value!r}")
+            case _:
+                for other in sorted(global_names(value)):
+                    self._add_if_known(other)
+                if type(value).__module__ == "__main__":
+                    self._add_if_known(type(value).__name__)
+                self.data[name] = value
+
+    def _add_if_known(self, name: str) -> None:
+        if name in self.program.values or name in self.notebook:
+            self._add(name)
+
+    def _define(self, name: str, value: FunctionType | type) -> None:
+        own = value.__name__
+        if value.__module__ not in ("__main__", None):
+            root = value.__qualname__.partition(".")[0]
+            self.imports[name] = f"from {value.__module__} import {root}" + (f" as {name}" if name != root else "")
+            if "." in value.__qualname__:
+                self.refused[name] = f"it is {value.__qualname__} of {value.__module__}"
+            return
+        source = _source(value)
+        if isinstance(source, _Why):
+            self.refused[name] = source.text
+            return
+        for other in sorted({*global_names(value), *_names_in_header(source)} - {own}):
+            self._add_if_known(other)
+        if own != name:
+            if own in self.done:
+                self.definitions.append(f"{name} = {own}")
+                return
+            self.done.add(own)
+            source = f"{source}\n\n{name} = {own}"
+        self.definitions.append(source)
+
+    def _pickle(self) -> None:
+        for name, value in list(self.data.items()):
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # noqa: BLE001 - foreign code
+                self.refused[name] = f"{type(value).__name__}: {error}"
+                del self.data[name]
+        self.pickled = pickle.dumps(self.data) if self.data else b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """The reason why something has no source that can be written."""
+
+    text: str
+
+
+def _import(module: ModuleType, name: str) -> str:
+    own = module.__name__
+    if own == name:
+        return f"import {own}"
+    return f"import {own} as {name}"
+
+
+def _source(value: FunctionType | type) -> str | _Why:
+    if isinstance(value, FunctionType) and value.__closure__:
+        return _Why("a function made in another one, which holds its names")
+    try:
+        text = _class_text(value) if isinstance(value, type) else inspect.getsource(value)
+        text = textwrap.dedent(text).strip("\n")
+        (statement,) = ast.parse(text).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return _Why("its source is not known")
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        first = statement.lineno - 1  # without @distributed, which would need a pool
+        return "\n".join([*_other_decorators(statement, text), *text.splitlines()[first:]])
+    return _Why("a lambda")
+
+
+def _class_text(value: type) -> str:
+    """Return the source of a class of the notebook, which Python looks for in a file. Raises `OSError`."""
+    for item in vars(value).values():
+        code = getattr(inspect.unwrap(getattr(item, "__func__", item)), "__code__", None)
+        if code is None:
+            continue
+        lines = linecache.getlines(code.co_filename)
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                return "".join(lines[first - 1 : node.end_lineno])
+    return inspect.getsource(value)
+
+
+def _other_decorators(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, text: str) -> list[str]:
+    written = [ast.get_source_segment(text, each) or "" for each in statement.decorator_list]
+    return [f"@{each}" for each in written if "distributed(" not in each]
+
+
+def _names_in_header(source: str) -> set[str]:
+    """Return the names that a definition reads at once: its decorators, defaults and bases."""
+    (statement,) = ast.parse(source).body
+    heads: list[ast.expr] = []
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        heads = [*statement.decorator_list, *statement.args.defaults, *filter(None, statement.args.kw_defaults)]
+        heads += [each.annotation for each in statement.args.args if each.annotation is not None]
+    elif isinstance(statement, ast.ClassDef):
+        return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return {node.id for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)}
+
+
+def _names_in(code: object) -> set[str]:
+    names = set(getattr(code, "co_names", ()))
+    for constant in getattr(code, "co_consts", ()):
+        names |= _names_in(constant) if hasattr(constant, "co_names") else set()
+    return names
+
+
+def check_path(path: str) -> None:
+    """Raise `OptionsError` for a path that is no script's."""
+    if not path.endswith(".py"):
+        raise OptionsError(f"{path} is no name of a script: write NAME.py")
+    if os.path.isdir(path):
+        raise OptionsError(f"{path} is a folder: write the name of a script in it")

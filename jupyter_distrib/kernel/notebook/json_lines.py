@@ -1,0 +1,88 @@
+"""Runs as lines of JSON, for programs that drive notebooks: `%distributed_status --json`, `%distributed_logs --json`.
+
+One line for each run. The keys are documented in docs/headless.md: more may come, those that are there stay. Kernel
+side.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from jupyter_distrib.kernel.record.failures import cause, in_brief, is_consequence
+from jupyter_distrib.kernel.record.record import RankRecord
+from jupyter_distrib.kernel.record.terminal_stream import without_codes
+from jupyter_distrib.kernel.record.traceback_text import innermost
+from jupyter_distrib.kernel.session.results import short_text
+from jupyter_distrib.kernel.session.run import Run
+
+
+def status_line(run: Run) -> str:
+    """Return the state of a run, with its values and errors, in one line."""
+    return _line(status_of(run))
+
+
+def logs_line(run: Run, rank: int | None) -> str:
+    """Return the state of a run with the complete output of one rank, or of all of them, in one line."""
+    ranks = list(run.record.ranks) if rank is None else [rank]
+    logs = {str(each): without_codes(run.logs(each)) for each in ranks}
+    return _line({"run": run.id, "state": run.state, "logs": logs})
+
+
+def status_of(run: Run) -> dict[str, Any]:
+    """Return the state of a run in values that JSON knows."""
+    record = run.record
+    refusal = run.refusal
+    return {
+        "run": run.id,
+        "label": record.label,
+        "state": run.state,
+        "place": run.place,
+        "pool": run.pool,
+        "strategy": record.strategy,
+        "ranks": list(record.ranks),
+        "world_size": record.world_size,
+        "gpus": record.gpus,
+        "detached": run.detached,
+        "began_at_s": run.clock.began_at_s,
+        "elapsed_s": round(run.elapsed_s, 3),
+        "values": {str(rank): short_text(value) for rank, value in run.seen_values().items()},
+        "errors": [_error(rank, root=rank.rank == cause(record)) for rank in record.ranks.values() if in_brief(rank)],
+        "refusal": None if refusal is None else f"{type(refusal).__name__}: {refusal}",
+        "metrics": {str(rank.rank): _numbers(rank) for rank in record.ranks.values() if rank.metrics},
+        "progress": {str(rank.rank): _loops(rank) for rank in record.ranks.values() if rank.progress},
+        "notes": list(dict.fromkeys(note.text for note in record.notes)),
+        "stall": record.stall.text if record.stall is not None else "",
+        "files": {str(rank): str(run.log_file(rank)) for rank in record.ranks if run.log_file(rank).exists()},
+    }
+
+
+def _error(rank: RankRecord, *, root: bool) -> dict[str, Any]:
+    failure = rank.failure
+    frame = innermost(failure.frames) if failure is not None else None
+    return {
+        "rank": rank.rank,
+        "root": root,
+        "consequence": is_consequence(rank),
+        "type": failure.type_name if failure is not None else "RankLost",
+        "message": failure.message if failure is not None else in_brief(rank),
+        "file": frame.filename if frame is not None else "",
+        "line": frame.line if frame is not None else 0,
+    }
+
+
+def _numbers(rank: RankRecord) -> dict[str, float | str]:
+    return {name: _number(value) for name, value in rank.metrics.items()}
+
+
+def _loops(rank: RankRecord) -> list[dict[str, Any]]:
+    return [{"label": bar.label, "step": bar.step, "total": bar.total} for bar in rank.progress]
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False)

@@ -1,0 +1,93 @@
+"""Scripts on warm ranks, as torchrun runs them: `%distributed_run train.py`, `run_script` and `jupyter distrib run`.
+
+The script is the cell: its text travels, is `__main__` on each rank, and finds its arguments in `sys.argv` and its
+folder first on the path, which other nodes are given a copy of. In the thread that executes the cell.
+"""
+
+from __future__ import annotations
+
+import os
+import tokenize
+from collections.abc import Sequence
+from typing import Any
+
+from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.presses import early_interrupt
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.settings.cell_options import Options, from_keywords
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.system import formatting, interrupts
+from jupyter_distrib.wire.messages import Cell
+
+OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
+"""Options that are about the names of a cell."""
+LABEL_CHARACTERS = 60
+
+
+def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any) -> None:
+    """Run a script on every rank of a pool, as torchrun does.
+
+    Args:
+        path: The script.
+        arguments: Its arguments, which it finds in `sys.argv` as texts.
+        options: The options of `%%distributed`.
+
+    Raises:
+        OptionsError: An option is wrong, or there is no such script.
+        RankLost: A rank left with another status than 0.
+        BaseException: The exception of the first rank that failed.
+    """
+    chosen = from_keywords(options, **session.current().settings.possible)
+    try:
+        run(os.fspath(path), [str(each) for each in arguments], chosen)
+    except KeyboardInterrupt as interrupt:
+        stopped = early_interrupt(interrupt)
+    else:
+        return
+    raise stopped
+
+
+def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
+    """Run a script and show it; a detached one is returned at once."""
+    for name in OF_CELLS:
+        if getattr(options, name):
+            flag = "--" + name.strip("_").replace("_", "-")
+            raise OptionsError(f"{flag} is about the names of a cell: a script has none of the notebook's")
+    cell = Cell(source=_read(path), filename=path, script=path, arguments=tuple(arguments))
+    current = session.current()
+    if options.pool:
+        current.choices.name(options.pool)
+    with interrupts.WholeImports():
+        packed = payload.pack_inputs({}, {})
+    label = formatting.short(" ".join((path, *arguments)), LABEL_CHARACTERS)
+    if not options.detach:
+        from jupyter_distrib.kernel.notebook.live_view import LiveView
+
+        begun = current.start(cell, packed, options, label=label)
+        begun.wait(LiveView(begun))
+        return None
+    from jupyter_distrib.kernel.notebook import runs_view
+
+    begun = current.submit(cell, packed, options, label=label)
+    begun.wait_begun()
+    runs_view.show([begun])
+    return begun
+
+
+def _read(path: str) -> str:
+    """Return the text of a script. Raises `OptionsError` if it cannot be read, `SyntaxError` if it is no Python."""
+    problem, text = "", ""
+    try:
+        with tokenize.open(path) as file:  # in the encoding that its first lines name
+            text = file.read()
+    except IsADirectoryError:
+        problem = "it is a folder: name the script in it"
+    except FileNotFoundError:
+        problem = f"there is no such file in {os.getcwd()}" if not os.path.isabs(path) else "there is no such file"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise OptionsError(f"the script {path} cannot be read: {problem}")
+    compile(text, path, "exec", dont_inherit=True)
+    return text

@@ -1,0 +1,195 @@
+"""A sweep: one cell, run once for each configuration of the names that `--sweep` gives values to.
+
+    %%distributed --sweep "lr=[1e-3, 1e-2]" --ranks 1     -->  two runs, as many at once as the pool has room for
+
+In the thread that executes the cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from jupyter_distrib.errors import CaptureError, OptionsError
+from jupyter_distrib.kernel.capture.capture import Captured, Input
+from jupyter_distrib.kernel.notebook.runs_view import RunsView, bundle_of, row_of
+from jupyter_distrib.kernel.session import presses
+from jupyter_distrib.kernel.session.results import Results
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.views import run_table
+from jupyter_distrib.system import formatting
+
+MOST_RUNS = 10_000
+
+Configuration = dict[str, Any]
+
+
+def configurations(given: Mapping[str, str], notebook: dict[str, Any]) -> list[Configuration]:
+    """Return one mapping from names to values for each combination, the last name changing first.
+
+    Args:
+        given: The expressions by name; each gives the values of that name.
+        notebook: The names of the notebook, which the expressions may read.
+
+    Raises:
+        OptionsError: An expression fails, or gives no values.
+    """
+    values = {name: _values(name, text, notebook) for name, text in given.items()}
+    count = 1
+    for each in values.values():
+        count *= len(each)
+    if count > MOST_RUNS:
+        raise OptionsError(f"--sweep gives {count:,} runs: choose fewer values, {MOST_RUNS:,} runs are the most")
+    return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
+
+
+def _values(name: str, text: str, notebook: dict[str, Any]) -> list[Any]:
+    problem = ""
+    try:
+        values = list(eval(text, dict(notebook)))  # noqa: S307 - the user's own expression, as in the cell
+    except Exception as error:  # noqa: BLE001 - foreign code
+        problem, values = f"{type(error).__name__}: {error}", []
+    if problem or not values:
+        why = f"cannot be evaluated ({problem})" if problem else "gives no values"
+        raise OptionsError(f"--sweep {name}={text} {why}: write a list, such as --sweep {name}=[1,2]")
+    return values
+
+
+def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input, ...]:
+    """Return the cell's inputs with the values of a configuration in place of the notebook's.
+
+    Raises:
+        CaptureError: The cell itself gives one of the names a value.
+    """
+    for name in configuration:
+        if name in captured.defines:
+            raise CaptureError(f"--sweep gives `{name}` its values, and so does the cell: take its own line out.")
+    others = [item for item in captured.inputs if item.name not in configuration]
+    swept = [
+        Input(name=name, value=value, line=0, certain=True, reason="--sweep") for name, value in configuration.items()
+    ]
+    return (*others, *swept)
+
+
+def texts(configuration: Configuration) -> dict[str, str]:
+    """Return the values of a configuration as short texts."""
+    return {name: formatting.short(repr(value)) for name, value in configuration.items()}
+
+
+class SweepRuns(Sequence[Any]):
+    """The runs of a sweep, and their values in the order of the configurations.
+
+    `sweep[0]` is the value of the first run: the rank's value if it has one rank, else its `Results`. In place of the
+    value of a run that failed stands its exception.
+    """
+
+    def __init__(self, configured: Sequence[Configuration], runs: Sequence[Run]) -> None:
+        self.configurations = tuple(configured)
+        self.runs = tuple(runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a value, or a list of values; waits for the ends of their runs."""
+        if isinstance(index, slice):
+            return [_value(run) for run in self.runs[index]]
+        return _value(self.runs[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_value, self.runs)
+
+    def cancel(self, *, force: bool = False) -> None:
+        """Stop all runs of the sweep, the queued ones first."""
+        for run in reversed(self.runs):
+            if not run.done():
+                run.cancel(force=force)
+
+    def wait(self, *, halt_on_failure: bool) -> SweepRuns:
+        """Wait for all runs and show them in one view; an interrupt stops them, a second one kills them.
+
+        Args:
+            halt_on_failure: Stop the others when one has failed, and raise its exception.
+
+        Raises:
+            KeyboardInterrupt: The sweep was interrupted.
+            BaseException: The exception of the first run, if none succeeded.
+        """
+        interrupted: list[bool] = []
+
+        def pressed() -> None:
+            self.cancel(force=bool(interrupted))
+            interrupted.append(True)
+
+        with presses.taken_as_orders(pressed, stopped=lambda: bool(interrupted)):
+            view = self.view()
+            while not all(run.done() for run in self.runs):
+                view.wait_for_news()
+                view.draw()
+                if halt_on_failure and any(_has_failed(run) for run in self.runs):
+                    self.cancel()
+            view.draw()
+        self._raise(interrupted=bool(interrupted), halt_on_failure=halt_on_failure)
+        return self
+
+    def view(self) -> RunsView:
+        """Return the view of the sweep, drawn once."""
+        view = RunsView(self._bundle)
+        for run in self.runs:
+            view.follow(run)
+        view.draw()
+        return view
+
+    def _raise(self, *, interrupted: bool, halt_on_failure: bool) -> None:
+        failed = [run for run in self.runs if _has_failed(run)]
+        if interrupted:
+            failed = [run for run in self.runs if run.state == "interrupted"] or failed
+        elif not halt_on_failure and len(failed) < len(self.runs):
+            return
+        for run in failed[:1]:
+            run.result()
+
+    def _rows(self) -> list[run_table.RunRow]:
+        return [row_of(run, texts(each)) for run, each in zip(self.runs, self.configurations, strict=True)]
+
+    def _bundle(self) -> dict[str, str]:
+        rows = self._rows()
+        ended = all(run.done() for run in self.runs)
+        return bundle_of(run_table.of_sweep(rows), run_table.chart_of_sweep(rows) if ended else "")
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{label_of(each)}: {_shown(run)}" for run, each in self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[Run, Configuration]]:
+        return zip(self.runs, self.configurations, strict=True)
+
+
+def label_of(configuration: Configuration) -> str:
+    """Return a configuration in one line: `lr=0.001, width=8`."""
+    return ", ".join(f"{name}={text}" for name, text in texts(configuration).items())
+
+
+def _has_failed(run: Run) -> bool:
+    return run.done() and run.state in ("failed", "lost", "refused")
+
+
+def _value(run: Run) -> Any:
+    try:
+        results = run.result()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the user's exception, in place of the value
+        return error
+    if results is None:
+        return None
+    return results[results.ranks[0]] if len(results) == 1 else results
+
+
+def _shown(run: Run) -> str:
+    if not run.done():
+        return run.state
+    value = _value(run)
+    return repr(Results({0: value})).partition(": ")[2]

@@ -1,0 +1,119 @@
+"""A cell with all that it needs to be run, and the state of the kernel's process that goes with it. Kernel side; a run
+that is queued has both as they were when it was submitted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jupyter_distrib.kernel.session import travelling_environment
+from jupyter_distrib.kernel.session.connection import Connection
+from jupyter_distrib.kernel.session.results import RankValue
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.serialization import payload, shared_memory
+from jupyter_distrib.system import library_settings, process, process_environment
+from jupyter_distrib.wire.messages import Cell, Parcel, Setting
+
+CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+"""The variable with which torch compares the ranks' calls before each collective."""
+Content = shared_memory.Content | shared_memory.Written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenInputs:
+    """The inputs of a queued cell: a copy that later changes in the notebook do not reach."""
+
+    parcel: Parcel
+    content: shared_memory.Written | None
+    sent: tuple[object, ...]
+    """The kernel's functions and classes among them; see `Packed.sent`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The state of the kernel's process that the ranks take over."""
+
+    env: dict[str, str]
+    directory: str
+    umask: int | None
+    path: tuple[str, ...]
+    libraries: dict[str, Any]
+
+    @classmethod
+    def now(cls, *, remote: bool) -> Surroundings:
+        directory = os.getcwd()
+        return cls(
+            env=travelling_environment.that_travel() if remote else process_environment.variables(),
+            directory=directory,
+            umask=process.umask(),
+            path=tuple(folder or directory for folder in sys.path),
+            libraries=library_settings.read(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A cell with all that it needs to be run."""
+
+    cell: Cell
+    inputs: payload.Packed | WrittenInputs
+    options: Options
+    """The options of the cell, completed with all defaults."""
+    asked: Options
+    """The options as the cell gives them."""
+    origins: str
+    """The origins of what the cell does not name."""
+    label: str
+    cell_id: str
+    handles: tuple[RankValue, ...]
+    """The kept values that the cell reads."""
+    on_ended: Callable[[Run], object] | None
+    observed: bool = True
+    surroundings: Surroundings | None = None
+    """The state of the process at the time of submission; None for the present one."""
+
+    def as_it_is_now(self, *, remote: bool) -> Order:
+        """Return the order with copies of all that may change before it begins."""
+        assert isinstance(self.inputs, payload.Packed)
+        parcel, views = payload.laid_out(self.inputs)
+        content = shared_memory.Written(views) if views else None
+        inputs = WrittenInputs(parcel=parcel, content=content, sent=self.inputs.sent)
+        return replace(self, inputs=inputs, surroundings=Surroundings.now(remote=remote))
+
+    def content(self) -> tuple[Parcel, Content | None]:
+        """Return the parcel, and the part of the inputs that travels in shared memory."""
+        if isinstance(self.inputs, WrittenInputs):
+            return self.inputs.parcel, self.inputs.content
+        parcel, views = payload.laid_out(self.inputs)
+        return parcel, shared_memory.Content(views) if views else None
+
+    def drop(self) -> None:
+        """Free the copies of an order that is not carried out."""
+        if isinstance(self.inputs, WrittenInputs) and self.inputs.content is not None:
+            self.inputs.content.close()
+
+
+def setting(order: Order, options: Options, connection: Connection) -> Setting:
+    """Return what each rank finds around the cell; `options` have the variables of observers as well."""
+    surroundings = order.surroundings or Surroundings.now(remote=connection.remote)
+    path = surroundings.path
+    if script := order.cell.script:
+        folder = os.path.dirname(os.path.join(surroundings.directory, script))
+        path = (folder, *(each for each in path if each != folder))
+    return Setting(
+        env={**surroundings.env, **(CHECKED if options.check else {}), **options.env},
+        own_environment=connection.remote,
+        directory=surroundings.directory,
+        umask=surroundings.umask,
+        path=travelling_environment.without_own(path) if connection.elsewhere else path,
+        own_libraries=connection.elsewhere,
+        libraries=surroundings.libraries,
+        strategy=options.strategy or "none",
+        strategy_options=options.strategy_options,
+        keep=options.keep,
+        by_value=options.detach,
+    )

@@ -1,0 +1,27 @@
+"""The number of ranks that a pool has room for at once. In a thread that starts a queued run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from jupyter_distrib.kernel.session.run_queue import Capacity
+
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.session.session import Session
+
+
+def of(session: Session, pool: str) -> Capacity:
+    """Return the size that the settings give the pool, else what its nodes have. Raises `PoolError`."""
+    size = session.settings.size_of(pool)
+    if size.count and not size.gpus:
+        return Capacity(gpus=0, cpus=size.count)
+    answer = session.pools.connect(pool).ask()
+    nodes = answer.nodes or ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and len(nodes) < 2:
+        gpus = len(list(filter(None, visible.split(","))))
+    else:
+        gpus = sum(node.gpus or 0 for node in nodes)
+    cpus = int(sum(node.cpus or 0 for node in nodes)) or os.cpu_count() or 1
+    return Capacity(gpus=size.count or gpus, cpus=size.count or cpus)

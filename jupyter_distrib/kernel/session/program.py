@@ -1,0 +1,64 @@
+"""The program of a run, kept for `%distributed_export` without keeping large values alive. In the thread that begins
+the run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from types import FunctionType, ModuleType
+
+from jupyter_distrib.kernel.capture.capture import Input
+from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.wire.messages import Cell
+
+LITERAL_CHARACTERS = 2000
+"""The length up to which a value is written as a literal."""
+SHORT_ITEMS = 20
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The program that a run executes."""
+
+    source: str
+    names: tuple[str, ...]
+    """The names that it captured."""
+    values: Mapping[str, object]
+    """The values of those that are code or short and plain, as they were."""
+    options: Options
+
+    @classmethod
+    def of(cls, cell: Cell, inputs: tuple[Input, ...], options: Options) -> Program:
+        kept = {
+            each.name: each.value
+            for each in inputs
+            if isinstance(each.value, (ModuleType, type, FunctionType)) or _is_short(each.value)
+        }
+        return cls(source=cell.source, names=tuple(each.name for each in inputs), values=kept, options=options)
+
+
+def _is_short(value: object) -> bool:
+    """Return, in no time, whether a value is plain and takes hardly any memory."""
+    if type(value) in (tuple, dict) and len(value) < SHORT_ITEMS:  # type: ignore[arg-type]
+        items = value.values() if isinstance(value, dict) else value
+        return all(isinstance(each, _PLAIN) and _is_short(each) for each in items)  # type: ignore[attr-defined]
+    return isinstance(value, _PLAIN) and (not isinstance(value, (str, bytes)) or len(value) < LITERAL_CHARACTERS)
+
+
+def is_literal(value: object) -> bool:
+    """Return whether Python reads the text of a value back as an equal one."""
+    if isinstance(value, float):
+        return isfinite(value)
+    if _is_short(value):
+        return True
+    if type(value) not in _CONTAINERS or not value:
+        return type(value) in (list, tuple, dict) and not value
+    text = repr(value)
+    try:
+        return len(text) < LITERAL_CHARACTERS and bool(ast.literal_eval(text) == value)
+    except (ValueError, SyntaxError, MemoryError, TypeError):
+        return False

@@ -1,0 +1,110 @@
+"""Tables of several runs, a line for each: those that a cell has submitted, and those of a sweep. Kernel side; pure
+functions.
+
+    run  call           state             progress        metrics    time
+    7    train(0.001)   done                              loss 0.31  12 s
+    8    train(0.01)    running           epoch 3/10      loss 0.24  3 s
+    9    train(0.1)     queued, place 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isnan
+
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.views import chart
+from jupyter_distrib.kernel.views import text as text_view
+from jupyter_distrib.kernel.views.table import Row, TextTable
+from jupyter_distrib.system.formatting import duration
+
+LARGER_IS_BETTER = ("acc", "auc", "f1", "precision", "recall", "reward", "score")
+"""Beginnings of the last word of a metric's name of which the largest value comes first; else the smallest does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run of a table."""
+
+    run: str
+    label: str
+    state: str
+    """The state, with the place in the queue."""
+    elapsed_s: float
+    record: RunRecord
+    swept: Mapping[str, str] = field(default_factory=dict)
+    """The values of the run in a sweep, as text, by name."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric, on the first rank that reported it."""
+        found: dict[str, float] = {}
+        for rank in self.record.ranks.values():
+            found = {**rank.metrics, **found}
+        return found
+
+    @property
+    def time(self) -> str:
+        begun = any(rank.started_at_s is not None for rank in self.record.ranks.values())
+        return duration(self.elapsed_s) if begun else ""
+
+    def status(self) -> tuple[str, str]:
+        """Return the progress of the slowest ranks, and their metrics or their failure."""
+        rows = text_view.statuses(self.record, max(self.elapsed_s, text_view.QUIET_S))
+        return (rows[0][2], rows[0][3]) if rows else ("", "")
+
+
+def of_runs(rows: Sequence[RunRow]) -> TextTable:
+    """Return the table of runs that were submitted, in their order."""
+    head = ("run", "call", "state", "progress", "metrics", "time")
+    lines: list[Row] = [(row.run.rpartition("-")[2], row.label, row.state, *row.status(), row.time) for row in rows]
+    return TextTable(head=head, rows=lines).without_empty("progress", "metrics", "time")
+
+
+def of_sweep(rows: Sequence[RunRow]) -> TextTable:
+    """Return the table of a sweep: what each run has reported, sorted by the first metric."""
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    swept = list(rows[0].swept) if rows else []
+    head = (*swept, *names, "state", "progress", "time", "")
+    lines: list[Row] = []
+    for row in in_order(rows):
+        progress, detail = row.status()
+        numbers = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in names]
+        trouble = detail if row.state in ("failed", "lost", "refused", "interrupted") else ""
+        reason = row.record.remark if row.state == "refused" else trouble
+        lines.append((*row.swept.values(), *numbers, row.state, progress, row.time, reason))
+    return TextTable(head=head, rows=lines).without_empty("progress", "time", "")
+
+
+def in_order(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the runs with the best value of the first metric first, and those without one last, as submitted."""
+    first = next((name for row in rows for name in row.metrics), "")
+    word = first.lower().replace("/", "_").split("_")[-1]
+    sign = -1.0 if word.startswith(LARGER_IS_BETTER) else 1.0
+
+    def key(row: RunRow) -> float:
+        value = row.metrics.get(first, inf)
+        return inf if isnan(value) else value if value == inf else sign * value
+
+    return sorted(rows, key=key)
+
+
+def chart_of_sweep(rows: Sequence[RunRow]) -> str:
+    """Return the charts of what the runs of a sweep have reported; the line of the best one stands out."""
+    ordered = in_order(rows)
+    names = list(dict.fromkeys(name for row in ordered for name in row.metrics))
+    most = max(20, chart.POINTS // max(1, len(rows)))
+
+    def lines(name: str) -> list[chart.Line]:
+        found = []
+        for number, row in reversed(list(enumerate(ordered))):
+            rank = next((rank for rank in row.record.ranks.values() if name in rank.metrics), None)
+            if rank is not None and (points := list(chart.points_of(rank, name, most))):
+                found.append((number, points))
+        return found
+
+    def name_of(number: int) -> str:
+        return ", ".join(f"{name}={value}" for name, value in ordered[number].swept.items())
+
+    return chart.drawn({name: lines(name) for name in names}, name_of)

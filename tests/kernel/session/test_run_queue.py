@@ -1,0 +1,189 @@
+"""The queue of submitted runs: who begins when, and what their states are. No ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_queue import Capacity, RunQueue, Submission
+from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
+from jupyter_distrib.wire.messages import Ended
+
+ONE = GroupSize(count=1, gpus=False)
+
+
+class Bed:
+    """A queue whose runs begin and end when a test says so."""
+
+    def __init__(self, room: Capacity) -> None:
+        self.begun: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        self.dropped: list[Run] = []
+        self.asked: list[str] = []
+        self.stopped: list[Run] = []
+        self.patient: list[bool] = []
+        self._room = room
+        self.queue = RunQueue(self._capacity_of, lambda: None)
+
+    def _capacity_of(self, pool: str) -> Capacity:
+        self.asked.append(pool)
+        return self._room
+
+    def submit(self, name: str, size: GroupSize = ONE, *, pool: str = "lab", error: Exception | None = None) -> Run:
+        run = Run(
+            RunRecord(run=name, label=name, ranks=range(size.count or 0), world_size=size.count or 0),
+            lambda force: None,
+            pool=pool,
+            awaited=False,
+        )
+
+        def start(patient: bool) -> None:
+            self.patient.append(patient)
+            if error is not None:
+                raise error
+            record = RunRecord(run=name, label=name, ranks=range(size.count or 0), world_size=size.count or 0)
+            run.begin(record, lambda force: self.stopped.append(run), pool=pool, echoes_output=False)
+            self.begun.put(run)
+
+        self.queue.submit(Submission(run=run, pool=pool, size=size, start=start, drop=lambda: self.dropped.append(run)))
+        return run
+
+    def next(self) -> str:
+        return self.begun.get(timeout=10).id
+
+    def end(self, run: Run) -> None:
+        run.deliver(Ended(run=run.id, at_s=time.monotonic()), NO_DESCRIPTORS)
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed(Capacity(gpus=0, cpus=2))
+
+
+def test_s21_as_many_runs_as_there_is_room_for_begin_in_the_order_of_their_calls(bed: Bed) -> None:
+    runs = [bed.submit(name) for name in "abcd"]
+
+    assert [bed.next(), bed.next()] == ["a", "b"]
+    assert [(run.state, run.place) for run in runs[2:]] == [("queued", 1), ("queued", 2)]
+    assert [run.state for run in runs[:2]] == ["running", "running"]
+    assert repr(runs[3]) == "Run d of d: queued (place 2)"
+    bed.end(runs[1])
+    assert bed.next() == "c"
+    assert (runs[3].state, runs[3].place) == ("queued", 1)
+    bed.end(runs[0])
+    assert bed.next() == "d"
+    assert bed.asked == ["lab"]
+
+
+def test_s21_a_run_that_is_larger_than_the_pool_begins_alone_and_is_not_overtaken(bed: Bed) -> None:
+    first, large, last = bed.submit("a"), bed.submit("b", GroupSize(count=3, gpus=False)), bed.submit("c")
+
+    assert bed.next() == "a"
+    assert (large.state, last.state) == ("queued", "queued")
+    bed.end(first)
+    assert bed.next() == "b"
+    assert last.state == "queued"
+    bed.end(large)
+    assert bed.next() == "c"
+    assert bed.patient == [True, False, True]  # what the pool does not have is refused, not waited for
+
+
+def test_s21_runs_on_gpus_and_runs_on_the_cpu_do_not_wait_for_each_other() -> None:
+    bed = Bed(Capacity(gpus=1, cpus=1))
+    gpu = GroupSize(count=1)
+    bed.submit("gpu", gpu)
+    assert bed.next() == "gpu"
+    behind = bed.submit("second gpu", gpu)
+    assert behind.state == "queued"
+    assert Bed(Capacity(gpus=1, cpus=1)).submit("cpu").state in ("starting", "running")
+
+
+def test_s21_the_queues_of_two_pools_are_two(bed: Bed) -> None:
+    for name in "ab":
+        bed.submit(name)
+    assert {bed.next(), bed.next()} == {"a", "b"}
+    waiting = bed.submit("c")
+    bed.submit("elsewhere", pool="other")
+
+    assert bed.next() == "elsewhere"
+    assert (waiting.state, waiting.place) == ("queued", 1)
+
+
+def test_s21_a_run_that_is_refused_says_why_and_the_next_begins(bed: Bed) -> None:
+    refused = bed.submit("a", error=PoolError("the pool has no such GPU"))
+    bed.submit("b")
+
+    assert bed.next() == "b"
+    assert refused.wait_ended(10)
+    assert refused.state == "refused"
+    with pytest.raises(PoolError, match="no such GPU"):
+        refused.result()
+    assert bed.dropped == [refused]
+
+
+def test_s22_a_queued_run_is_cancelled_at_once_and_never_begins(bed: Bed) -> None:
+    runs = [bed.submit(name) for name in "abcd"]
+    assert {bed.next(), bed.next()} == {"a", "b"}
+
+    runs[2].cancel()
+
+    assert (runs[2].done(), runs[2].state, runs[3].place) == (True, "interrupted", 1)
+    assert bed.dropped == [runs[2]]
+    with pytest.raises(KeyboardInterrupt):
+        runs[2].result()
+    bed.end(runs[0])
+    assert bed.next() == "d"
+
+
+def test_s22_a_running_run_is_stopped_through_its_pool(bed: Bed) -> None:
+    run = bed.submit("a")
+    bed.next()
+
+    run.cancel()
+
+    assert bed.stopped == [run]
+    assert run.state == "stopping"
+
+
+def test_s20_a_run_can_be_awaited(bed: Bed) -> None:
+    run = bed.submit("a", GroupSize(gpus=False))
+    bed.next()
+
+    async def main() -> object:
+        asyncio.get_running_loop().call_soon(lambda: bed.end(run))
+        return await run
+
+    assert asyncio.run(asyncio.wait_for(main(), 10)) is None
+
+
+def test_s20_to_await_a_run_that_was_stopped_is_no_keyboard_interrupt(bed: Bed) -> None:
+    for name in "ab":
+        bed.submit(name)
+    assert {bed.next(), bed.next()} == {"a", "b"}
+    queued = bed.submit("c")
+    queued.cancel()
+
+    async def main() -> object:
+        return await queued
+
+    with pytest.raises(CancelledError, match="Stopped by you"):
+        asyncio.run(main())
+
+
+def test_s22_what_is_still_queued_when_the_extension_is_unloaded_says_so(bed: Bed) -> None:
+    for name in "ab":
+        bed.submit(name)
+    assert {bed.next(), bed.next()} == {"a", "b"}
+    queued = bed.submit("c")
+
+    bed.queue.close()
+
+    with pytest.raises(PoolError, match="still queued when the extension was unloaded"):
+        queued.result()

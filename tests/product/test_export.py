@@ -1,0 +1,145 @@
+"""A cell that was exported trains under torchrun to the weights that it had on ranks of this package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+SETUP = """
+import math, torch, torch as th
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+features, targets = torch.randn(64, 6), torch.randn(64, 2)
+data = TensorDataset(features, targets)
+LR, widths = 0.05, [6, 8, 2]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(layer(a, b) for a, b in zip(widths, widths[1:])))
+    def forward(self, x):
+        return self.layers(x)
+def layer(a, b):
+    return nn.Linear(a, b)
+def seeded():
+    torch.manual_seed(3)
+    return Net()
+"""
+BY_HAND = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(seeded())
+optimizer = th.optim.SGD(model.parameters(), lr=LR)
+sampler = torch.utils.data.DistributedSampler(data, world_size, rank, shuffle=False)
+for x, y in DataLoader(data, batch_size=8, sampler=sampler):
+    loss = nn.functional.mse_loss(model(x), y) * math.sqrt(1)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+if rank == 0:
+    torch.save(weights, "weights.pt")
+dist.destroy_process_group()
+weights
+"""
+UNCHANGED = """
+model = seeded()
+optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+for x, y in DataLoader(data, batch_size=8):
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+if rank == 0:
+    torch.save(weights, "weights.pt")
+weights
+"""
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Notebook]:
+    with Notebook(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) as notebook:
+        notebook.ok("%load_ext jupyter_distrib")
+        yield notebook
+
+
+def torchrun(folder: Path, script: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(("options", "body"), [("", BY_HAND), ("--strategy ddp", UNCHANGED)], ids=["by hand", "ddp"])
+def test_an_exported_cell_trains_to_the_same_weights_under_torchrun(
+    book: Notebook, tmp_path: Path, options: str, body: str
+) -> None:
+    book.ok(SETUP)
+    book.ok(f"%%distributed --ranks 2 {options} --out trained\n{body}")
+    told = book.ok("import os\nos.remove('weights.pt')\n%distributed_export trained train.py").stdout
+    assert told == "train.py and train.pkl written: torchrun --nproc-per-node 2 train.py\n"
+
+    torchrun(tmp_path, "train.py")
+
+    assert book.ok("theirs = torch.load('weights.pt')\ntorch.equal(trained[0], theirs)").result == "True"
+
+
+def test_an_exported_function_is_called_with_its_arguments(book: Notebook, tmp_path: Path) -> None:
+    book.ok("""
+from jupyter_distrib import distributed
+scale = 3
+@distributed(ranks=2)
+def work(x, *, name):
+    import os
+    open(name + os.environ["RANK"], "w").write(str(x * scale))
+run = work.submit(2, name="out")
+run.result()
+""")
+    book.ok("work = None\n%distributed_export run job.py")
+    for rank in range(2):
+        (tmp_path / f"out{rank}").unlink()
+
+    torchrun(tmp_path, "job.py")
+
+    assert [(tmp_path / f"out{rank}").read_text() for rank in range(2)] == ["6", "6"]
+    assert not (tmp_path / "job.pkl").exists()
+    assert "@distributed" not in (tmp_path / "job.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("setup", "cell", "message"),
+    [
+        ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),
+        ("import torch\nx = torch.ones(2)", "x.sum()", "the script would miss `x` (the notebook has it no more)"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(book: Notebook, setup: str, cell: str, message: str) -> None:
+    book.ok(setup)
+    book.ok("%%distributed --ranks 1 --out got\n" + cell)
+    book.ok("x = None\ndel x")
+
+    assert message in book.fails("%distributed_export got train.py").evalue
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "%distributed_export NAME SCRIPT.py wants the name of a Results or Run"),
+        ("got", "%distributed_export NAME SCRIPT.py wants the name of a Results or Run"),
+        ("got train", "train is no name of a script: write NAME.py"),
+        ("nothing train.py", "there is no run nothing in this notebook"),
+        ("got /nowhere/train.py", "/nowhere/train.py cannot be written: No such file or directory"),
+    ],
+)
+def test_a_wrong_export_is_refused(book: Notebook, line: str, message: str) -> None:
+    book.ok("%%distributed --ranks 1 --out got\nrank")
+
+    assert message in book.fails(f"%distributed_export {line}").evalue

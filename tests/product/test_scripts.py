@@ -1,0 +1,199 @@
+"""Scripts on warm ranks do what they do under torchrun: from a notebook, from Python, and from the shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import ROOT, Notebook
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """\
+import os, sys
+import helper
+assert __name__ == "__main__"
+assert "rank" not in globals()
+def main():
+    where = os.path.basename(__file__), os.path.basename(sys.path[0]), os.path.basename(sys.argv[0])
+    helper.COUNT += 1
+    print(sys.argv[1:], where, os.environ["RANK"], os.environ["WORLD_SIZE"], helper.COUNT)
+if __name__ == "__main__":
+    main()
+"""
+TRAIN = """\
+import argparse, sys, torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--out")
+arguments = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr)
+torch.manual_seed(dist.get_rank())
+for _ in range(3):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), arguments.out)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with Notebook(tmp_path_factory.mktemp("scripts")) as notebook:
+        notebook.ok("%load_ext jupyter_distrib")
+        yield notebook
+
+
+@pytest.fixture
+def folder(book: Notebook, tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(SCRIPT)
+    (tmp_path / "project" / "helper.py").write_text("COUNT = 0\n")
+    book.ok(f"import os\nos.chdir({str(tmp_path)!r})")
+    return tmp_path
+
+
+def shell(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from jupyter_distrib.kernel.notebook.command_line import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_t02_a_script_has_its_arguments_and_returns_nothing(book: Notebook, folder: Path) -> None:
+    outcome = book.ok("%distributed_run --ranks 2 project/train.py --lr 1e-3 'two words'")
+
+    where = "('train.py', 'project', 'train.py')"
+    assert f"[0] ['--lr', '1e-3', 'two words'] {where} 0 2 1" in outcome.view
+    assert f"[1] ['--lr', '1e-3', 'two words'] {where} 1 2 1" in outcome.view
+    assert outcome.result == ""
+    book.ok("import jupyter_distrib")
+    again = book.ok("print(jupyter_distrib.run_script('project/train.py', '--lr', 1e-3, ranks=2))")
+    assert "[0] ['--lr', '0.001']" in again.view
+    assert again.stdout == "None\n"
+
+
+def test_t07_modules_beside_the_script_are_imported_anew_for_each_run(book: Notebook, folder: Path) -> None:
+    for _ in range(2):
+        assert " 0 2 1" in book.ok("%distributed_run --ranks 2 project/train.py").view
+    (folder / "project" / "helper.py").write_text("COUNT = 10\n")
+    assert " 0 2 11" in book.ok("%distributed_run --ranks 2 project/train.py").view
+    assert book.ok("%%distributed --ranks 2\nimport sys\nsys.argv, 'project' in sys.path[0]").result == (
+        "ranks 0-1: ([''], False)"
+    )
+
+
+def test_t02_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: Path) -> None:
+    (folder / "ddp.py").write_text(TRAIN)
+    book.ok("%distributed_run --ranks 2 ddp.py --lr 0.1 --out ours.pt")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*torchrun, "ddp.py", "--lr", "0.1", "--out", "theirs.pt"], cwd=folder, check=True, timeout=90)
+
+    assert book.ok(
+        "import torch\nours, theirs = torch.load('ours.pt'), torch.load('theirs.pt')\n"
+        "sorted(ours) == sorted(theirs), all(torch.equal(ours[name], theirs[name]) for name in ours)"
+    ).result == "(True, True)"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        ("import sys\nsys.exit(0)", "", ""),
+        ("import sys\nsys.exit(3)", "RankLost", "Ranks 0-1 called sys.exit(3)."),
+        ("def work():\n    1 / 0\nwork()", "ZeroDivisionError", "bad.py"),
+    ],
+)
+def test_t02_a_script_that_ends_early_or_fails_says_so(
+    book: Notebook, folder: Path, body: str, error: str, message: str
+) -> None:
+    (folder / "bad.py").write_text(body)
+
+    outcome = book.cell("%distributed_run --ranks 2 bad.py")
+
+    assert (outcome.ename, message in outcome.traceback) == (error, True), outcome.traceback
+    assert "left the cell early" not in outcome.view
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "there is no script: write its path after the options"),
+        ("--ranks 2", "there is no script: write its path after the options"),
+        ("--ranks 2 nothing.py", "the script nothing.py cannot be read: there is no such file in "),
+        ("project", "the script project cannot be read: it is a folder: name the script in it"),
+        ("--rank 2 project/train.py", "unknown option --rank: did you mean --ranks?"),
+        ("--keep model project/train.py", "--keep is about the names of a cell: a script has none of the notebook's"),
+    ],
+)
+def test_t02_a_wrong_line_is_refused(book: Notebook, folder: Path, line: str, message: str) -> None:
+    outcome = book.fails(f"%distributed_run {line}")
+
+    assert (outcome.ename, message in outcome.evalue) == ("OptionsError", True), outcome.evalue
+
+
+def test_t02_a_script_that_is_no_python_starts_nothing(book: Notebook, folder: Path) -> None:
+    (folder / "bad.py").write_text("def f(:\n")
+
+    assert book.fails("%distributed_run --ranks 2 bad.py").ename == "SyntaxError"
+
+
+def test_t02_a_detached_script_gives_a_run(book: Notebook, folder: Path) -> None:
+    assert (
+        " 0 2 1"
+        in book.ok(
+            "run = %distributed_run --detach --ranks 2 project/train.py\nrun.result()\nprint(run.logs(0))"
+        ).stdout
+    )
+
+
+def test_g04_a_program_that_parses_its_own_arguments_finds_no_group(book: Notebook, folder: Path) -> None:
+    (folder / "cli.py").write_text(
+        "import argparse, torch.distributed as dist\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('config')\nparser.add_argument('--debug', action='store_true')\n"
+        "print(parser.parse_args(), dist.is_initialized())\n"
+    )
+
+    assert (
+        "Namespace(config='a.yaml', debug=True) False"
+        in book.ok("%distributed_run --ranks 2 cli.py a.yaml --debug").view
+    )
+
+
+def test_t02_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
+    done = shell(folder, "run", "--ranks", "2", "project/train.py", "--lr", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[1] ['--lr', '1']" in done.stdout
+    (folder / "bad.py").write_text(
+        "import sys, os\nif sys.argv[1] == 'exit': sys.exit(3)\nif sys.argv[1] == 'die': os.kill(os.getpid(), 9)\n1 / 0"
+    )
+    assert shell(folder, "run", "--ranks", "2", "bad.py", "exit").returncode == 3
+    assert shell(folder, "run", "--ranks", "1", "bad.py", "die").returncode == 137
+    failed = shell(folder, "run", "--ranks", "2", "bad.py", "fail")
+    assert failed.returncode == 1
+    assert "ZeroDivisionError: division by zero" in failed.stderr
+    assert "bad.py" in failed.stderr
+    assert "jupyter_distrib" not in failed.stderr
+
+
+def test_t02_the_shells_command_says_how_it_is_used(folder: Path) -> None:
+    assert shell(folder).returncode == 2
+    helped = shell(folder, "run", "--help")
+    assert (helped.returncode, "usage: jupyter distrib run" in helped.stdout, "--ranks N" in helped.stdout) == (
+        0,
+        True,
+        True,
+    )
+    wrong = shell(folder, "run", "--gpu", "2", "train.py")
+    assert (wrong.returncode, wrong.stderr) == (2, "jupyter distrib: unknown option --gpu: did you mean --gpus?\n")
