@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 HIDE_ALL = ("-1", "NoDevFiles", "none", "void")
 """Words that, first in CUDA_VISIBLE_DEVICES, hide all GPUs: CUDA stops at them, and schedulers set them for jobs
 without GPUs."""
+
+
+Maker: TypeAlias = Literal["NVIDIA", "AMD", "Intel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,9 @@ class Gpu:
     cuda_word: str = field(default="", compare=False)
     """Name of the GPU in a rank's CUDA_VISIBLE_DEVICES; empty: its UUID."""
     only_by_number: bool = field(default=False, compare=False)
-    """Whether that cannot be a UUID, as for AMD's GPUs."""
+    """Whether that cannot be a UUID, as for AMD's and Intel's GPUs."""
+    kind: Literal["cuda", "xpu"] = field(default="cuda", compare=False)
+    """Torch's name for such devices."""
 
     @property
     def number(self) -> str:
@@ -68,7 +73,7 @@ class Inventory:
     """The GPUs of this node at one moment."""
 
     gpus: tuple[Gpu, ...] = ()
-    maker: Literal["NVIDIA", "AMD"] = "NVIDIA"
+    maker: Maker = "NVIDIA"
     left_out: tuple[tuple[str, str], ...] = ()
     """Numbers of GPUs that cannot be used, and why."""
     problem: str = ""

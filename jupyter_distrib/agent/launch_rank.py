@@ -60,7 +60,8 @@ def _device(local_rank: int, gpus: Sequence[Gpu]) -> str:
     if not gpus:
         return "cpu"
     whole = [gpu for gpu in gpus if gpu.slice is None]
-    return f"cuda:{whole.index(gpus[local_rank])}" if gpus[local_rank] in whole else "cuda:0"
+    own = gpus[local_rank]
+    return f"{own.kind}:{whole.index(own) if own in whole else 0}"
 
 
 def as_program(rank: Rank, load_env: dict[str, str]) -> int:

@@ -1,8 +1,10 @@
-"""Lists GPUs of other makers than NVIDIA, as far as ranks can use them: AMD's, from files of the system. Any thread.
+"""Lists GPUs of other makers than NVIDIA, as far as ranks can use them: AMD's and Intel's, by files of the system. Any
+thread.
 
 A torch that is built for ROCm calls AMD's GPUs `cuda:0` and so on, and its ranks go by CUDA_VISIBLE_DEVICES like others
-(rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. Intel's and
-Apple's GPUs are only reported: no rank leases them.
+(rocm.docs.amd.com, "GPU isolation techniques"); the numbers are those of the kernel driver's topology. A torch for XPU
+calls Intel's GPUs `xpu:0`, and its ranks go by ZE_AFFINITY_MASK; the numbers are those of cards in the order of the PCI
+bus (oneapi-src.github.io/level-zero-spec, "Environment Variables"). Apple's GPU is only reported: no rank leases it.
 """
 
 from __future__ import annotations
@@ -27,16 +29,36 @@ def inventory(build: TorchBuild) -> Inventory:
     """Return the inventory of a machine without an NVIDIA driver."""
     if build.hip:
         return Inventory(gpus=tuple(amd_gpus()), maker="AMD")
-    return Inventory(remark=unused(build))
+    if build.xpu:
+        return Inventory(gpus=tuple(intel_gpus()), maker="Intel")
+    return Inventory(remark=unused())
 
 
-def unused(build: TorchBuild) -> str:
+def unused() -> str:
     """Say that the machine has a GPU which ranks do not use; empty if it has none."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return "ranks do not lease Apple's GPU; a cell can use it as torch.device('mps')."
-    if build.xpu and any(_line(path / "device" / "vendor") == _INTEL for path in DRM.glob("renderD*")):
-        return "ranks do not lease Intel's GPUs; a cell can use one as torch.device('xpu')."
     return ""
+
+
+def intel_gpus() -> list[Gpu]:
+    """List Intel's GPUs in the order of the PCI bus."""
+    found = [path / "device" for path in DRM.glob("renderD*") if _line(path / "device" / "vendor") == _INTEL]
+    addresses = sorted(path.resolve().name for path in found)
+    names = {path.resolve().name: _line(path / "device") for path in found}
+    return [
+        Gpu(
+            index=index,
+            uuid=f"GPU-intel-{address}",
+            name=f"Intel GPU {names[address]}".rstrip(),
+            memory_bytes=None,
+            used_bytes=None,
+            cuda_word=str(index),
+            only_by_number=True,
+            kind="xpu",
+        )
+        for index, address in enumerate(addresses)
+    ]
 
 
 def amd_gpus() -> list[Gpu]:

@@ -21,9 +21,9 @@ class TorchBuild:
     known: bool = True
     """Whether the file could be read; if not, nothing is refused on a guess."""
 
-    def uses(self, maker: Literal["NVIDIA", "AMD"]) -> bool:
-        """Return whether its ranks can use GPUs of this maker, as `cuda:0` and so on: ROCm uses that name, too."""
-        return bool(self.cuda if maker == "NVIDIA" else self.hip) or not self.known
+    def uses(self, maker: Literal["NVIDIA", "AMD", "Intel"]) -> bool:
+        """Return whether its ranks can use GPUs of this maker."""
+        return bool({"NVIDIA": self.cuda, "AMD": self.hip, "Intel": self.xpu}[maker]) or not self.known
 
 
 @cache

@@ -87,11 +87,23 @@ def environment() -> dict[str, str]:
     }
     if me.agent:
         out["JUPYTER_DISTRIB_AGENT"] = me.agent
+    out |= device_variables()
     if me.visible_devices is None:
-        out |= {"CUDA_VISIBLE_DEVICES": "", **known.cpu_environment()}
-    else:
-        out |= {"CUDA_VISIBLE_DEVICES": me.visible_devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        out |= known.cpu_environment()
     return {name: str(value) for name, value in out.items()}
+
+
+def device_variables() -> dict[str, str]:
+    """Return the variables by which this process sees the devices of its node's ranks, and no others."""
+    me = order()
+    visible = me.visible_devices or ""
+    if me.device.startswith("xpu"):
+        cards = {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
+        return {"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": visible, **cards}
+    return {"CUDA_VISIBLE_DEVICES": visible} | ({} if me.visible_devices is None else _BUS_ORDER)
+
+
+_BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def with_defaults(given: dict[str, str]) -> dict[str, str]:

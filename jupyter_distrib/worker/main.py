@@ -58,7 +58,7 @@ def run_worker(
     os.setsid()
     process.take_streams(stdout_fd, stderr_fd)
     identity.take(order)
-    os.environ |= {"CUDA_VISIBLE_DEVICES": order.visible_devices or "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **identity.device_variables()}
     link = Link(socket.socket(fileno=link_fd))
     messenger = Messenger(link)
     interrupts = Interrupts(messenger)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.agent import gpu_choice, launch_rank, other_gpus
+from jupyter_distrib.agent.devices import Inventory
 from jupyter_distrib.agent.torch_build import TorchBuild, parse
-from jupyter_distrib.wire.messages import OpenWorkerGroup
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
+from jupyter_distrib.worker import identity
 
 ROCM = TorchBuild(hip="6.4.43482")
 
@@ -65,16 +68,59 @@ def test_a_torch_for_cuda_has_none_of_them() -> None:
     assert other_gpus.inventory(TorchBuild(cuda="12.8")).gpus == ()
 
 
+@pytest.fixture
+def two_intel_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cards, of which the driver has numbered that with the higher address first; and a GPU of AMD."""
+    drm = tmp_path / "drm"
+    for minor, address, vendor in (
+        (128, "0000:9a:00.0", "0x8086"),
+        (129, "0000:03:00.0", "0x8086"),
+        (130, "0000:01:00.0", "0x1002"),
+    ):
+        device = tmp_path / "pci" / address
+        write(device / "vendor", f"{vendor}\n")
+        write(device / "device", "0x56c0\n")
+        (drm / f"renderD{minor}").mkdir(parents=True)
+        (drm / f"renderD{minor}" / "device").symlink_to(device)
+    monkeypatch.setattr(other_gpus, "DRM", drm)
+
+
+XPU = TorchBuild(xpu="20250101")
+
+
+@pytest.mark.usefixtures("two_intel_gpus")
 @pytest.mark.parametrize("size", [0, 2])
-def test_an_intel_gpu_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    write(tmp_path / "renderD128" / "device" / "vendor", "0x8086\n")
-    monkeypatch.setattr(other_gpus, "DRM", tmp_path)
-    build = TorchBuild(xpu="20250101")
-    choice = gpu_choice.choose(OpenWorkerGroup(group="c1", size=size, gpus=True), other_gpus.inventory(build), build)
+def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> None:
+    command = OpenWorkerGroup(group="c1", size=size, gpus=True)
+    choice = gpu_choice.choose(command, other_gpus.inventory(XPU), XPU)
+    order = launch_rank.order(replace(command, size=2), 1, 1, choice.alternatives[0])
 
     assert choice.size == 2
-    assert choice.notes == ("CPU ranks: ranks do not lease Intel's GPUs; a cell can use one as torch.device('xpu').",)
-    assert other_gpus.unused(TorchBuild()) == "", "a torch that could not use it"
+    assert [gpu.uuid for gpu in choice.alternatives[0]] == ["GPU-intel-0000:03:00.0", "GPU-intel-0000:9a:00.0"]
+    assert [gpu.name for gpu in choice.alternatives[0]] == ["Intel GPU 0x56c0"] * 2
+    assert (order.device, order.visible_devices) == ("xpu:1", "0,1")
+
+
+@pytest.mark.usefixtures("two_intel_gpus")
+def test_without_a_torch_for_xpu_they_are_not_told() -> None:
+    assert other_gpus.inventory(TorchBuild()) == Inventory()
+
+
+def test_ranks_on_intels_gpus_see_those_of_their_worker_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = WorkerOrder(
+        group="g", worker="g.0.1", agent_pid=1, rank=0, world_size=2, local_rank=0, local_world_size=2,
+        device="xpu:0", visible_devices="1,3",
+    )  # fmt: skip
+    monkeypatch.setattr(identity, "_order", order)
+    assert (
+        identity.environment().items()
+        >= {
+            "ZE_AFFINITY_MASK": "1,3",
+            "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1",
+            "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
+            "CUDA_VISIBLE_DEVICES": "",
+        }.items()
+    )
 
 
 def test_apples_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_a_refusal_names_what_the_holder_keeps(bed: GpuBed) -> None:
         refused = second.fails("%%distributed --gpus 1\n1")
 
         assert refused.evalue.startswith("--gpus 1, but only 0 of 8 GPUs are free. GPUs 0-7: ")
-        assert refused.evalue.endswith("(keeps w).")
+        assert re.search(r"GPUs 0-7: .*kernel \d+.* since \d\d:\d\d \(keeps w\)\.$", refused.evalue)
 
 
 def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:

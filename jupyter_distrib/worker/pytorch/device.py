@@ -18,21 +18,22 @@ class Device:
     """The GPU of a rank, or none.
 
     Args:
-        name: `cuda:0`; empty for a CPU rank.
+        name: `cuda:0`, `xpu:0`; empty for a CPU rank.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._module = torch.get_device_module(name) if name else None
 
     def take(self) -> None:
         """Make the GPU the current device of this thread, whose queries would otherwise make a context on the first
         GPU."""
-        if self._name:
-            torch.cuda.set_device(torch.device(self._name))
+        if self._module is not None:
+            self._module.set_device(torch.device(self._name))
 
     def drain(self, limit_s: float) -> DeviceState:
         """Wait for all work of the device, for at most `limit_s`."""
-        if not self._name:
+        if self._module is None:
             return DeviceState()
         errors: list[str] = []
         thread = threading.Thread(target=self._synchronize, args=[errors], name="jupyter_distrib-drain", daemon=True)
@@ -43,15 +44,17 @@ class Device:
     def _synchronize(self, errors: list[str]) -> None:
         try:
             self.take()
-            torch.cuda.synchronize()
+            assert self._module is not None
+            self._module.synchronize()
         except Exception as error:  # noqa: BLE001 - after any error of the driver the context is unusable
             errors.append(str(error).partition("\n")[0] or type(error).__name__)
 
     def memory(self) -> tuple[int, int] | None:
         """Return the bytes of tensors, and those that the allocator holds for them; None for a CPU rank."""
-        return (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) if self._name else None
+        return None if self._module is None else (self._module.memory_allocated(), self._module.memory_reserved())
 
     def release_memory(self) -> None:
         """Give back the memory that the allocator holds in reserve, if it is large."""
-        if self._name and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > RELEASE_BYTES:
-            torch.cuda.empty_cache()
+        tensor_bytes, reserved_bytes = self.memory() or (0, 0)
+        if self._module is not None and reserved_bytes - tensor_bytes > RELEASE_BYTES:
+            self._module.empty_cache()

@@ -32,6 +32,7 @@ GIVE_UP_S = 5.0
 """The seconds after which a rank whose groups have not been aborted is given up."""
 DRAIN_S = 0.5
 """The seconds that a GPU has for work that needs other ranks: ranks that come, come soon."""
+_ON_DEVICE = ("nccl", "xccl")
 _RAN_BEFORE = "jupyter_distrib: ran before"
 
 
@@ -77,7 +78,7 @@ class Rendezvous:
             RuntimeError: NCCL does not abort, so that this rank has to be replaced.
         """
         self._show()
-        if self._has_nccl():  # never `destroy`, which waits for kernels that wait for other ranks
+        if self._waits_on_device():  # never `destroy`, which waits for kernels that wait for other ranks
             self.abort(lambda: None)
         if self._aborting is not None:
             self._aborting.join(GIVE_UP_S)
@@ -214,7 +215,7 @@ class Rendezvous:
 
     def abort(self, then: Callable[[], None]) -> None:
         """Abort NCCL while its sockets are whole; gloo is freed when they are cut. See `Groups.abort`."""
-        if not self._has_nccl():
+        if not self._waits_on_device():
             return then()
         if self._aborting is None or not self._aborting.is_alive():
             self._aborting = _daemon(self._abort)
@@ -231,11 +232,12 @@ class Rendezvous:
             self._take_device()
             private.abort_groups()
 
-    def _has_nccl(self) -> bool:
-        return any("nccl" in private.backends(group) for _, group, _ in private.known_groups())
+    def _waits_on_device(self) -> bool:
+        """Return whether a group's collectives are work of the device, which destroying the group would wait for."""
+        return any(name in private.backends(group) for _, group, _ in private.known_groups() for name in _ON_DEVICE)
 
     def wait_s(self) -> float:
-        return DRAIN_S if self._has_nccl() else 0.0
+        return DRAIN_S if self._waits_on_device() else 0.0
 
     def can_stay(self) -> bool:
         """Return whether the strategy's group can be used on, or there is none: about others little is known."""
@@ -273,7 +275,7 @@ def _daemon(call: Callable[[], None]) -> threading.Thread:
 
 def default_backend(device: torch.device) -> str:
     """Return the backend of a strategy's group: object collectives work with it on GPU ranks, too."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    return {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}.get(device.type, "gloo")
 
 
 def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:

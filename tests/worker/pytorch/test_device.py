@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from jupyter_distrib.wire.messages import WorkerOrder
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.framework import DeviceState
-from jupyter_distrib.worker.pytorch import device
+from jupyter_distrib.worker.pytorch import device, process_group
 from jupyter_distrib.worker.pytorch.device import Device
 
 
@@ -58,6 +59,25 @@ def test_a_cpu_rank_asks_nothing(asked: dict[str, list[object]]) -> None:
 
     assert cpu.drain(5.0) == DeviceState()
     assert asked == {"set_device": [], "empty_cache": []}
+
+
+def test_a_device_of_another_kind_is_asked_by_its_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    xpu = SimpleNamespace(
+        set_device=lambda at: taken.append(str(at)),
+        synchronize=lambda: taken.append("synchronize"),
+        empty_cache=lambda: taken.append("empty_cache"),
+        memory_allocated=lambda: 1 << 30,
+        memory_reserved=lambda: 3 << 30,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda name: {"xpu": xpu}[torch.device(name).type])
+    own = Device("xpu:1")
+
+    assert own.drain(5.0) == DeviceState()
+    assert own.memory() == (1 << 30, 3 << 30)
+    own.release_memory()
+    assert taken == ["xpu:1", "synchronize", "empty_cache"]
+    assert process_group.default_backend(torch.device("xpu:1")) == "cpu:gloo,xpu:xccl"
 
 
 @pytest.mark.parametrize(("reserved", "emptied"), [(3 << 30, 1), ((2 << 30) + 1, 1), (2 << 30, 0)])
