@@ -108,7 +108,8 @@ class Placement:
 
     def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
         """Pass on what came from a node; `fds` stay the caller's."""
-        self.group.handle_event(node, event, fds)
+        if self.group.place is self:
+            self.group.handle_event(node, event, fds)
 
     def tell(self, event: Event) -> None:
         """Tell the kernel something about a run."""
@@ -117,7 +118,8 @@ class Placement:
     def lost(self, node: int, reason: str) -> None:
         """Record that a node is out of reach."""
         self._lost = True
-        self.group.lost(node, reason)
+        if self.group.place is self:
+            self.group.lost(node, reason)
 
     # ------------------------------------------------------------------------------------------------ claiming
 
@@ -222,7 +224,7 @@ class Placement:
         self._call(partial(self.group.queued, reason))
 
     def _call(self, call: Callable[[], None]) -> None:
-        self.delivery.calls.put(lambda: None if self.group.closed else call())
+        self.delivery.calls.put(lambda: call() if self.group.place is self and not self.group.closed else None)
 
     # ------------------------------------------------------------------------------------------------ giving back
 

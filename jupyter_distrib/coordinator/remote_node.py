@@ -84,7 +84,7 @@ class RemoteNode:
         if fds:
             assert isinstance(command, Execute)
             self._held = held = _Held(command)
-            self._delivery.put(command.run, fds, lambda part: self._take_over(held, frame, part))
+            self._delivery.put(f"{command.run}/{command.attempt}", fds, lambda part: self._take_over(held, frame, part))
         elif self._held is not None:
             self._held.behind.append(lambda: self._hand_over(command, frame))
         else:

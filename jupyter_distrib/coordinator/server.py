@@ -101,6 +101,7 @@ class Coordinator:
             tell=lambda event, fds: self._tell(client, group, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
+        group.find_again = lambda: self.find_nodes(client, group.command)
         group.on_closed = lambda: self.server.close(group, force=True)
         self.server.add(client, group)
         group.open()

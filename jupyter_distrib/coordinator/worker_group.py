@@ -74,7 +74,12 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def __init__(self, command: OpenWorkerGroup, *, loop: Loop, place: NodeSource, logs: Path, tell: Tell) -> None:
         super().__init__(command, tell)
         self.on_closed: Callable[[], None] = lambda: None
-        self._loop, self._place, self._logs = loop, place, logs
+        self.place = place
+        """The source of the present nodes; what others report is of nodes that were given back."""
+        self.find_again: Callable[[], NodeSource] | None = None
+        """Callback that looks for nodes in place of those of which one was lost, for a run that is started again."""
+        self._loop, self._logs = loop, logs
+        self._replaces_nodes = False
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
         self._store_timer: Timer | None = None
@@ -101,7 +106,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     # ------------------------------------------------------------------------------------------------ starting
 
     def open(self) -> None:
-        self._place.start(self.command, self)
+        self.place.start(self.command, self)
 
     def queued(self, reason: str) -> None:
         if not self.closed:
@@ -134,8 +139,22 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if self.closed:
             return
         self._useless = True
+        if (pending := self.take_pending()) is not None:
+            pending.fail(f"the run cannot go on: {reason}")
         self.on_closed()
-        self.tell(WorkerGroupRefused(group=self.name, reason=reason), ())
+        cls = WorkerGroupClosed if self._replaces_nodes else WorkerGroupRefused
+        self.tell(cls(group=self.name, reason=reason), ())
+
+    def _replace_nodes(self, find: Callable[[], NodeSource]) -> None:
+        """Look for other nodes, since one was lost; the run that is started again waits for their ranks."""
+        self.place.give_back(useless=True, killed=True)
+        if self._store_timer is not None:
+            self._store_timer.cancel()
+            self._store_timer = None
+        self._shares, self._infos, self._ending, self._replaces_nodes = [], {}, "", True
+        self.kept.clear()
+        self.place = find()
+        self.place.start(self.command, self)
 
     def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
         """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
@@ -163,7 +182,14 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def _opened(self, node: int, event: WorkerGroupOpened) -> None:
         self._infos[node] = event.workers
         self._notes += (self._on_node(node, note) for note in event.notes)
-        if len(self._infos) == len(self._shares):
+        if len(self._infos) < len(self._shares):
+            return
+        if self._replaces_nodes:
+            self._replaces_nodes = False
+            lost = tuple(info.rank for info in self.infos())
+            self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+            self._execute_pending()
+        else:
             opened = WorkerGroupOpened(
                 group=self.name,
                 workers=self.infos(),
@@ -191,15 +217,20 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if self._store_timer is not None:
             self._store_timer.cancel()
             self._store_timer = None
-        if (pending := self.take_pending()) is not None:
-            self.execute(pending.command, pending.descriptors, pending.tell)
+        self._execute_pending()
 
     # ------------------------------------------------------------------------------------------------ running
 
+    def _execute_pending(self) -> None:
+        if (pending := self.take_pending()) is not None:
+            self.execute(pending.command, pending.descriptors, pending.tell)
+
     def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks."""
-        if self._store_timer is not None:
+        if self._store_timer is not None or self._replaces_nodes or self._ending:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
+            if self._ending and self.find_again is not None:
+                self._replace_nodes(self.find_again)
             return
         ranks = {
             node: mine
@@ -243,7 +274,13 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             self._make_store()
         run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
-        if self._ending and not self.closed:
+        if run.command.max_restarts:
+            self._loop.soon(self._close_if_ending)  # when the run has been started again, if it is
+        else:
+            self._close_if_ending()
+
+    def _close_if_ending(self) -> None:
+        if self._ending and self.idle and not self.closed:
             self._close()
 
     # ------------------------------------------------------------------------------------------------ ending
@@ -297,4 +334,4 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if not self._useless:
             for share in self._shares:
                 share.node.send(CloseWorkerGroup(group=self.name, force=force))
-        self._place.give_back(useless=self._useless, killed=force)
+        self.place.give_back(useless=self._useless, killed=force)

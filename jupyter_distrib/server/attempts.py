@@ -15,7 +15,7 @@ from dataclasses import replace
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Ended, Event, Execute, Noted, Restarted
+from jupyter_distrib.wire.messages import Ended, Event, Execute, Failed, Noted, Restarted, Returned, Started
 
 
 class Attempts:
@@ -45,14 +45,17 @@ class Attempts:
         self._tell, self._execute, self._soon, self._on_over = tell, execute, soon, on_over
         self._policy = RestartPolicy(command.max_restarts, on_error=command.restart_on_error)
         self._began_s = time.monotonic()
-        self._stopped = False
+        self._stopped = self._began = False
 
     def start(self) -> None:
         """Begin the next attempt; if the run was stopped meanwhile, or has no ranks any more, it ends here."""
         command = replace(self.command, attempt=self._policy.attempt, timeout_s=self._time_left_s())
-        copies = Descriptors.duplicates(self._parcel)
-        if self._stopped or not self._execute(command, copies, self.tell):
-            PendingCell(command=command, descriptors=copies, tell=self.tell).cancel()
+        # What tells how much of the content is there has been read by the first attempt; all is there since it began.
+        copies = Descriptors.duplicates([*self._parcel][: 1 if self._policy.attempt else None])
+        if not self._stopped and self._execute(command, copies, self.tell):
+            return
+        pending = PendingCell(command=command, descriptors=copies, tell=self.tell)
+        pending.cancel() if self._stopped else pending.fail("the run cannot go on: its ranks were ended.")
 
     def stop(self) -> None:
         """Record that the user stops the run."""
@@ -62,8 +65,11 @@ class Attempts:
     def tell(self, event: Event, fds: tuple[int, ...]) -> None:
         """Send an event of the run, unless it is the end of an attempt that is not the last."""
         self._policy.take(event)
+        self._began = self._began or isinstance(event, Started | Returned | Failed)
         if not isinstance(event, Ended):
             return self._tell(event, fds)
+        if not self._began and len(self._parcel) > 1:
+            self._policy.stop()  # not all of the content may have come from the notebook
         decision = self._policy.decide()
         if isinstance(decision, Restart):
             self._tell(self._restarted(decision.cause), ())

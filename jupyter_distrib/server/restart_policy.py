@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 from jupyter_distrib.wire.messages import Event, Exited, Failed, Interrupted, Measured, Progressed, TimedOut
 
+_NO_RANKS = "jupyter_distrib.errors.PoolError"
+"""The type of a failure by which a cell ends that does not reach its ranks."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, None)
 """The exit codes of ranks that have met their end at any place: these ends tell nothing of the cell."""
 
@@ -75,6 +77,8 @@ class RestartPolicy:
         match event:
             case Exited() if not event.asked:
                 now.lost = now.lost or event
+            case Failed() if event.failure.type_name == _NO_RANKS:
+                self.stop()
             case Failed():
                 now.failed = now.failed or event
             case Progressed():
