@@ -43,7 +43,10 @@ def test_g10_a_host_that_is_lost_is_replaced(shared_notebook: Notebook) -> None:
     assert re.search(
         r"attempt 2 of 3, since rank [01] was lost \(node [ab] was lost: its agent has ended\)", ended.text
     )
-    assert "lost" in shared_notebook.fails(f"%%distributed {POOL} --ranks 2\nheld").text
+    assert (
+        "`held` of ranks 0-1 is gone with the process"
+        in shared_notebook.fails(f"%%distributed {POOL} --ranks 2\nheld").text
+    )
     assert shared_notebook.ok(f"%%distributed {POOL} --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
 
 
