@@ -172,7 +172,7 @@ class Relay:
                 return self._inbox.end()
             with Descriptors(fds):
                 content = self._content_of(fds[0]) if fds else None
-            self._inbox.put(frame, content)
+            self._inbox.put(frame, content, more=self._link.has_frame)
 
     def _content_of(self, fd: int) -> Any:
         """Return the content behind a descriptor, for a pickle that avoids a copy if it can."""

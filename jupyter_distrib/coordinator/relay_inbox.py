@@ -38,8 +38,8 @@ class RelayInbox:
         """Whether new entries are for the call that brought a cell."""
         self._over = False
 
-    def put(self, frame: bytes, content: Any) -> None:
-        """Add an entry."""
+    def put(self, frame: bytes, content: Any, *, more: bool = False) -> None:
+        """Add an entry; `more` have come already and will be put next."""
         kind = kind_of(frame)
         with self._lock:
             self._entries.append((frame, content))

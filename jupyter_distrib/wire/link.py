@@ -161,6 +161,12 @@ class Link:
             self.frame, fds = found
             yield decode_frame(self.frame)[0], fds
 
+    @property
+    def has_frame(self) -> bool:
+        """Whether a whole message has arrived that was not received yet."""
+        length = frame_length(self._incoming)
+        return length is not None and len(self._incoming) >= length
+
     def _fill(self) -> None:
         try:
             # Not `socket.recv_fds`, which ignores its flags (Python 3.11 to 3.14): programs that ranks start would get

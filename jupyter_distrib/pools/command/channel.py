@@ -16,7 +16,7 @@ from jupyter_distrib.pools.command.connect import HostConnection
 from jupyter_distrib.pools.command.piped_relay import ALIVE_S
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.link import encode
+from jupyter_distrib.wire.link import encode, split
 from jupyter_distrib.wire.messages import (
     Message,
     RelayAlive,
@@ -138,7 +138,7 @@ class PipeChannel:
                 self._values.add(message)
             case RelayPassed():
                 content = self._values.take(0)[0] if message.has_content else None
-                self._entries.append((message.frame, content))
+                self._entries += [(frame, content) for frame in split(message.frames)]
             case RelayReturned():
                 value = message.value
                 if message.contents is not None:

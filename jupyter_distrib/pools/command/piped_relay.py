@@ -48,14 +48,27 @@ class PipedInbox(RelayInbox):
     def __init__(self, send: Callable[[Message], None]) -> None:
         super().__init__()
         self._send = send
+        self._gathered = b""
+        """Frames that travel with the next one."""
 
-    def put(self, frame: bytes, content: Any) -> None:
+    def put(self, frame: bytes, content: Any, *, more: bool = False) -> None:
         if content is not None:
+            self._pass_on(b"")
             _send_content(self._send, 0, content)
-        self._send(RelayPassed(frame=frame, has_content=content is not None))
+            self._send(RelayPassed(frames=frame, has_content=True))
+        elif more:
+            self._gathered += frame
+        else:
+            self._pass_on(frame)
+
+    def _pass_on(self, frame: bytes) -> None:
+        if frames := self._gathered + frame:
+            self._gathered = b""
+            self._send(RelayPassed(frames=frames))
 
     def end(self) -> None:
         with suppress(OSError):  # the pipe is gone, too
+            self._pass_on(b"")
             self._send(RelayEnded())
 
     def take_at_once(self) -> None:

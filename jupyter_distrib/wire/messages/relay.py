@@ -47,10 +47,11 @@ class RelayFailed:
 
 @message
 class RelayPassed:
-    """A frame of the node's agent, whose content, if it has one, came before it."""
+    """Frames of the node's agent, one behind another."""
 
-    frame: bytes
+    frames: bytes
     has_content: bool = False
+    """Whether it is a single one, whose content came before it."""
 
 
 @message
