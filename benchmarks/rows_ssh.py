@@ -182,7 +182,7 @@ def _copied_s(bed: Bed, file: Path) -> float:
     began_s = time.perf_counter()
     copies = [
         subprocess.Popen(
-            [shutil.which("scp") or "scp", "-q", "-F", str(bed.config), str(file), f"{host.name}:/dev/null"]
+            [shutil.which("scp") or "scp", "-q", "-F", str(bed.config), str(file), f"{host.name}:/tmp/big"]
         )
         for host in bed.hosts
     ]

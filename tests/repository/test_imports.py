@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
     "pools/command": {"agent", "coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
+    "pools/slurm": {"coordinator", "errors", "options", "pools", "pools/command", "system", "wire"},
     "pools/ssh": {"errors", "options", "pools", "pools/command", "wire"},
     "pools/ray": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
     # the notebook's kernel

@@ -69,6 +69,7 @@ class Host:
             "PidFile none",
             "PermitRootLogin yes",
             "MaxStartups 100",
+            "Subsystem sftp internal-sftp",  # for scp
             *extra,
         ]
         config.write_text("\n".join(lines) + "\n")

@@ -7,9 +7,8 @@ import json
 import sys
 
 from jupyter_distrib.pools.command.command import Template
-from jupyter_distrib.pools.command.serve import serve
+from jupyter_distrib.pools.command.serve import serve_hosts
 
 if __name__ == "__main__":
     options = json.load(sys.stdin)
-    command = Template(start=options["start"], python=options["python"])
-    serve(command, int(sys.argv[1]), sys.argv[2], sys.argv[3], options)
+    serve_hosts(Template(start=options["start"], python=options["python"]), sys.argv[1:], options)

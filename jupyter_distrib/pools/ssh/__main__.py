@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import sys
 
-from jupyter_distrib.pools.command.serve import serve
+from jupyter_distrib.pools.command.serve import serve_hosts
 from jupyter_distrib.pools.ssh.command import Ssh
 
 if __name__ == "__main__":
     options = json.load(sys.stdin)
-    serve(Ssh(ssh=options["ssh"], python=options["python"]), int(sys.argv[1]), sys.argv[2], sys.argv[3], options)
+    serve_hosts(Ssh(ssh=options["ssh"], python=options["python"]), sys.argv[1:], options)

@@ -1,0 +1,117 @@
+"""Asks Slurm for nodes, and holds them as long as they are used. Blocks, in the thread of `acquire`."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command.hosts import Host
+from jupyter_distrib.pools.slurm import command
+from jupyter_distrib.system.launch import new_log
+
+AT_ONCE_S = 10.0
+"""Seconds in which nodes that are free are granted, for commands that do not wait."""
+LOOK_S = 2.0
+ANSWER_S = 20.0
+ENDING_S = 5.0
+
+
+class Allocation:
+    """One job of Slurm, which ends with this process."""
+
+    def __init__(self, options: Mapping[str, str], say: Callable[[str], None], given_up: threading.Event) -> None:
+        self._options, self._say, self._given_up = options, say, given_up
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = new_log()
+        self._said = ""
+        self._granted = False
+
+    def obtain(self, size: int, *, gpus: bool, wait_s: float, name: str) -> tuple[str, tuple[Host, ...]]:
+        """Wait for nodes for so many ranks; return the job and its nodes. Raises `PoolError`."""
+        words = command.salloc(self._options, size, gpus=gpus, name=name)
+        self._process = process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
+        )
+        until_s = time.monotonic() + max(wait_s, AT_ONCE_S)
+        while (found := self._line(process)) is None:
+            if process.poll() is not None:
+                raise PoolError(f"Slurm refuses these ranks: {command.refused(self._heard())}.")
+            job = command.job_of(self._heard())
+            reason = _reason(job) if job else ""
+            text = f"job {job} is queued in Slurm{reason}." if job else "Slurm was asked for nodes."
+            if any(never in reason for never in command.NEVER):
+                raise PoolError(
+                    f"Slurm will never start {text.removesuffix('.')}: ask for less, or of another partition."
+                )
+            if time.monotonic() > until_s:
+                raise PoolError(f"{text} Wait for it by --wait S.")
+            if text != self._said and job:
+                self._said = text
+                self._say(text)
+        self._granted = True
+        job, nodes, counts = found
+        return job, command.hosts(node_names(nodes), command.tasks(counts))
+
+    def _line(self, process: subprocess.Popen[bytes]) -> tuple[str, str, str] | None:
+        """Return what was granted, or None after a while."""
+        assert process.stdout is not None
+        until_s = time.monotonic() + LOOK_S
+        while time.monotonic() < until_s:
+            if self._given_up.is_set():
+                raise PoolError("the ranks were given up while they were waited for.")
+            if select.select([process.stdout], [], [], 0.2)[0]:
+                return command.granted(process.stdout.readline().decode())
+        return None
+
+    def _heard(self) -> str:
+        return os.pread(self._log.fileno(), 1 << 16, 0).decode("utf-8", "replace")
+
+    def release(self) -> None:
+        """Give the nodes back, or stop asking for them."""
+        if (process := self._process) is None:
+            return
+        self._process = None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):
+            process.stdin.close()  # which ends the program in the allocation, if there is one
+        if not self._granted:
+            process.terminate()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_S)
+                break
+            process.send_signal(number)
+        process.wait()
+        process.stdout.close()
+
+
+def node_names(nodes: str) -> list[str]:
+    """Return the names of `n[1-3]`. Raises `PoolError`."""
+    return _output("scontrol", "show", "hostnames", nodes).split()
+
+
+def _reason(job: str) -> str:
+    """Return why a job waits, and until when, as far as Slurm tells."""
+    with suppress(PoolError):
+        reason, _, start = _output("squeue", "--noheader", f"--jobs={job}", "--format=%r|%S").strip().partition("|")
+        expected = f", expected start {start}" if start not in ("", "N/A") else ""
+        return f" ({reason}{expected})" if reason and reason != "None" else ""
+    return ""
+
+
+def _output(*words: str) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
+    if done.returncode:
+        raise PoolError(f"{words[0]} failed: {command.refused(done.stderr)}.")
+    return done.stdout

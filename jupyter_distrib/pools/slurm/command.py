@@ -1,0 +1,86 @@
+"""The command lines of Slurm, and what its messages mean. Pure. Slurm 22.05."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jupyter_distrib.pools.command import bootstrap, command
+from jupyter_distrib.pools.command.hosts import Host
+
+NEVER = (
+    "PartitionNodeLimit",
+    "PartitionConfig",
+    "PartitionTimeLimit",
+    "BadConstraints",
+    "InvalidQOS",
+    "InvalidAccount",
+)
+"""Reasons for which a job waits for ever."""
+_NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
+_GRANTED = "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; exec cat >/dev/null"
+"""Program in an allocation, which lasts as long as its input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Srun:
+    """A step of a job on each of its nodes; see `HostCommand`."""
+
+    job: str
+    python: str
+    engine: str = "Slurm"
+    kind: str = "slurm"
+
+    def words(self, host: str) -> list[str]:
+        # Without --unbuffered, bytes stay in srun until a line ends.
+        step = ["--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none"]
+        return ["srun", f"--jobid={self.job}", *step, f"--nodelist={host}", self.python, *bootstrap.WORDS]
+
+    def failure(self, host: str, status: int | None, said: str) -> str:
+        shown = f"srun --jobid={self.job} --overlap -w {host}"
+        return command.sentence(host, self.python, status, said, tried=f"{shown} {self.python} --version", shown=shown)
+
+
+def salloc(options: Mapping[str, str], size: int, *, gpus: bool, name: str) -> list[str]:
+    """Return the command that holds an allocation for so many ranks, and says which it is."""
+    own = [f"--{key}={options[key]}" for key in _NAMES if key in options]
+    wanted = [f"--ntasks={size}", *([f"--nodes={options['nodes']}"] if "nodes" in options else [])]
+    if gpus and "gres" not in options:
+        wanted += [f"--gpus={size}", "--gpus-per-task=1"]
+    more = shlex.split(options.get("salloc", ""))
+    return ["salloc", f"--job-name={name}", *own, *wanted, *more, "sh", "-c", _GRANTED]
+
+
+def granted(line: str) -> tuple[str, str, str] | None:
+    """Return job, nodes and tasks per node from the line that says so."""
+    words = line.split()
+    return (words[1], words[2], words[3]) if len(words) == 4 and words[0] == "granted" else None
+
+
+def job_of(said: str) -> str:
+    """Return the job that salloc is waiting for, or an empty string."""
+    match = re.search(r"(?:Pending job allocation|job) (\d+)", said)
+    return match[1] if match else ""
+
+
+def tasks(text: str) -> list[int]:
+    """Return the tasks of each node from `2(x3),1`."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        counts += [int(match[1])] * int(match[2] or 1) if match else []
+    return counts
+
+
+def hosts(names: list[str], counts: list[int]) -> tuple[Host, ...]:
+    """Return the nodes of an allocation with the ranks that each has room for."""
+    slots = counts if len(counts) == len(names) else [None] * len(names)
+    return tuple(Host(name=name, slots=count) for name, count in zip(names, slots, strict=True))
+
+
+def refused(said: str) -> str:
+    """Return what salloc says of options that it does not take."""
+    lines = [line.partition("error: ")[2] for line in said.splitlines() if "error: " in line]
+    return "; ".join(dict.fromkeys(filter(None, lines))) or command.last_line(said)

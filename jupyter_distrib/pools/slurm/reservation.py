@@ -1,0 +1,108 @@
+"""Reserves nodes of Slurm for one worker group: in the notebook's own allocation, or in a new one, which is given back
+with the nodes. What happens on them is `pools/command/reservation.py`'s.
+
+`acquire` and `release` run in threads of their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command.hosts import Host
+from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
+from jupyter_distrib.pools.command.transfer import PipeTransfer
+from jupyter_distrib.pools.slurm import command
+from jupyter_distrib.pools.slurm.allocation import Allocation, node_names
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, Hello, NodeStatus, OpenWorkerGroup
+
+
+class SlurmCluster:
+    """Slurm, for one coordinator; `options` are the pool's, and `job` the notebook's own allocation, if any."""
+
+    def __init__(self, options: Mapping[str, str], loop: Loop, calls: CallSoon, archive: Future[bytes]) -> None:
+        self.options, self.loop, self.calls, self.archive = options, loop, calls, archive
+        self.facts: dict[str, Mapping[str, Any]] = {}
+
+    def reserve(self, opening: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> SlurmReservation:
+        """See `coordinator.engine.Reserve`."""
+        return SlurmReservation(self, opening, hello, say)
+
+    def hosts(self, job: str, hosts: tuple[Host, ...]) -> Hosts:
+        """Return the nodes of an allocation."""
+        nodes = int(self.options.get("nodes", "0")) if self.options.get("job") else 0  # else salloc has seen to it
+        own = HostOptions(hosts=hosts, nodes=nodes, interface=self.options.get("interface", ""))
+        found = Hosts(command.Srun(job=job, python=self.options["python"]), own, self.loop, self.calls, self.archive)
+        found.facts = self.facts
+        return found
+
+    def ask(self, tell: Callable[[tuple[NodeStatus, ...] | None], None]) -> None:
+        """Report the nodes that have been used; see `Coordinator.ask_nodes`."""
+        self.hosts("", ()).ask(tell)
+
+
+class SlurmReservation:
+    """See `coordinator.engine.Reservation`."""
+
+    engine = "Slurm"
+    address_advice = HostsReservation.address_advice
+
+    def __init__(self, of: SlurmCluster, opening: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+        self._of, self._opening, self._hello, self._say = of, opening, hello, say
+        self._given_up = threading.Event()
+        self._allocation = Allocation(of.options, say, self._given_up)
+        self._nodes: HostsReservation | None = None
+
+    def acquire(self) -> ReservedNodes:
+        job, hosts = self._found()
+        self._nodes = HostsReservation(self._of.hosts(job, hosts), self._opening, self._hello, self._say)
+        if self._given_up.is_set():
+            self._nodes.give_up()
+        try:
+            return self._nodes.acquire()
+        except BaseException:
+            self._allocation.release()
+            raise
+
+    def _found(self) -> tuple[str, tuple[Host, ...]]:
+        """Return the job and the nodes for these ranks."""
+        if job := self._of.options.get("job", ""):
+            return job, command.hosts(node_names(self._of.options["job_nodes"]), [])
+        size = self._opening.size or (0 if self._opening.gpus else DEFAULT_CPU_RANKS)
+        if not 0 < size < 100_000:
+            raise PoolError(f"Slurm has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
+        name = f"jupyter_distrib {os.path.basename(self._hello.notebook) or self._hello.label}"
+        try:
+            return self._allocation.obtain(size, gpus=self._opening.gpus, wait_s=self._opening.wait_s, name=name)
+        except BaseException:
+            self._allocation.release()
+            raise
+
+    def give_up(self) -> None:
+        self._given_up.set()
+        if self._nodes is not None:
+            self._nodes.give_up()
+
+    def release(self) -> None:
+        self.give_up()
+        if self._nodes is not None:
+            self._nodes.release()
+        self._allocation.release()
+
+    def is_room_wanted(self) -> bool:
+        return False
+
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
+        return PipeTransfer(run, fds, self._of.calls, given_up)
+
+    def cause(self, error: BaseException) -> str:
+        return str(error) or type(error).__name__
+
+    def was_raised_on_node(self, error: BaseException) -> bool:
+        return self._nodes is not None and self._nodes.was_raised_on_node(error)

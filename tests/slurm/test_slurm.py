@@ -1,0 +1,114 @@
+"""Ranks in allocations of a real Slurm: the contract suite, refusals, the queue, and what is given back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from jupyter_distrib import testing
+from jupyter_distrib.pools.slurm.pool import SlurmPool
+from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.wire.messages import (
+    OpenWorkerGroup,
+    Started,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
+)
+from tests.processes import wait_until
+from tests.slurm.bed import SlurmBed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ON_ONE_NODE = ("gives_values_in_rank_order", "sets_torchruns_variables", "numbers_ranks_from_the_first")
+SIZE = ("refuses_a_size", "chooses_a_size")
+CHECKS = (
+    *ON_ONE_NODE,
+    *SIZE,
+    "opens_and_closes",
+    "sends_output_in_order",
+    "stops",
+    "moves_big_values",
+    "tells_exceptions",
+)
+"""Those that touch what is Slurm's; all of them run over the same pipe in `tests/pools/command`."""
+
+
+def pool(**options: str) -> SlurmPool:
+    return SlurmPool(**{"python": sys.executable, "interface": "lo", **options})
+
+
+@contextmanager
+def client(**options: str) -> Iterator[PoolClient]:
+    one = PoolClient(pool(**options))
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "check", [each for each in testing.checks() if each.__name__ in CHECKS], ids=lambda e: e.__name__
+)
+def test_contract(check: testing.Check, bed: SlurmBed) -> None:
+    more = {} if check.__name__ in (*ON_ONE_NODE, *SIZE) else {"nodes": "2"}
+    check(lambda: pool(**({"nodes": "1"} if check.__name__ in ON_ONE_NODE else more)))
+
+
+def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBed) -> None:
+    with client(nodes="2") as one:
+        group = one.group(2)
+        assert one.run(group, "import socket\nsocket.gethostname()").values == {0: "n1", 1: "n2"}
+        assert len(bed.jobs()) >= 1
+        one.close_group(group)
+    assert wait_until(lambda: not bed.jobs(), 30), "nodes that are free stay for ten seconds"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"partition": "nowhere"}, "Slurm refuses these ranks: .*invalid partition specified: nowhere"),
+        ({"gres": "gpu:4"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
+        ({"time": "99-0"}, r"Slurm (will never start job \d+ .*PartitionTimeLimit|refuses these ranks: .*time limit)"),
+    ],
+)
+def test_options_that_slurm_does_not_take(bed: SlurmBed, options: dict[str, str], said: str) -> None:
+    import re
+
+    with client(**options) as one:
+        refused = one.open(2)
+        assert isinstance(refused, WorkerGroupRefused)
+        assert re.match(said, refused.reason), refused.reason
+    assert wait_until(lambda: not bed.jobs(), 10), "nothing waits on"
+
+
+def test_a_queue_is_told_and_waited_for(bed: SlurmBed) -> None:
+    with subprocess.Popen(["salloc", "-N2", "--exclusive", "sh", "-c", "cat"], stdin=subprocess.PIPE) as other:
+        assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)
+        with client() as one:
+            refused = one.open(2)
+            assert isinstance(refused, WorkerGroupRefused)
+            assert "is queued in Slurm (Resources" in refused.reason, refused.reason
+            one.send(OpenWorkerGroup(group="waits", size=2, gpus=False, wait_s=60.0))
+            queued = one.wait(WorkerGroupQueued)
+            assert "is queued in Slurm" in queued.reason
+            other.communicate(b"")
+            opened = one.wait(WorkerGroupOpened, WorkerGroupRefused)
+            assert isinstance(opened, WorkerGroupOpened), opened
+            one.close_group(opened)
+
+
+def test_a_job_that_is_cancelled_ends_the_cell_with_slurms_words(bed: SlurmBed) -> None:
+    with client(nodes="2") as one:
+        group = one.group(2)
+        thread = one.when(Started, lambda _: [bed.output("scancel", job) for job in bed.jobs()])
+        one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
+        thread.join(60)
+        reason = one.wait(WorkerGroupClosed).reason
+        assert " was lost: its connection has ended (" in reason, reason
+        assert "srun: " in reason or "CANCELLED" in reason, reason
