@@ -163,7 +163,7 @@ class Link:
 
     @property
     def has_frame(self) -> bool:
-        """Whether a whole message has arrived that was not received yet."""
+        """Return whether a whole message has arrived that was not received yet."""
         length = frame_length(self._incoming)
         return length is not None and len(self._incoming) >= length
 
