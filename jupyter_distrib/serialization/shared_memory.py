@@ -23,6 +23,7 @@ from functools import cache
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.system.control_groups import free_memory_bytes
+from jupyter_distrib.wire.descriptors import Descriptors
 
 ALIGNMENT = 64
 """The alignment of every buffer, in bytes: a cache line, the widest vector register (AVX-512), and the alignment of
@@ -75,11 +76,11 @@ class Content:
         self._told, self._telling = 0, -1
         """The number of steps reported to the reader, and the descriptor for the reports, or -1."""
 
-    def early(self) -> list[int]:
-        """Return descriptors for an `Arriving`, to be sent before the content is filled; the caller closes them."""
+    def early(self) -> Descriptors:
+        """Return descriptors for an `Arriving`, to be sent before the content is filled; the caller owns them."""
         memory = self._memory.duplicate()
         reading, self._telling = os.pipe()
-        return [memory, reading]
+        return Descriptors((memory, reading))
 
     def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Copy the buffers until `given_up` returns True."""
@@ -125,8 +126,8 @@ class Written:
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._fd = write(buffers)
 
-    def early(self) -> list[int]:
-        return [self.finish()]
+    def early(self) -> Descriptors:
+        return Descriptors((self.finish(),))
 
     def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Do nothing: they are complete."""
@@ -156,11 +157,12 @@ class Arriving:
     """The reader's side of a content, which waits for its parts.
 
     Args:
-        fds: The descriptors of `Content.early`, or only that of complete memory; closed at the end of the context.
+        descriptors: Those of `Content.early`, or only that of complete memory; closed at the end of the context.
     """
 
-    def __init__(self, fds: Sequence[int]) -> None:
-        self._memory, self._telling = fds[0], fds[1:]
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._descriptors = descriptors
+        self._memory, *self._telling = descriptors
         self.size_bytes = os.fstat(self._memory).st_size
         self._here = 0 if self._telling else self.size_bytes
         """The number of bytes that have arrived."""
@@ -179,8 +181,7 @@ class Arriving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in (self._memory, *self._telling):
-            os.close(fd)
+        self._descriptors.close()
 
 
 class Unfinished:

@@ -9,6 +9,7 @@ import pytest
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import shared_memory
+from jupyter_distrib.wire.descriptors import Descriptors
 
 
 def views(*parts: bytes) -> list[memoryview]:
@@ -43,9 +44,9 @@ class Early:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared_memory, "STEP_BYTES", 1000)
         self.content = shared_memory.Content(views(b"a" * 2500, b"b" * 700))  # the second one from 2560 on
-        fds = self.content.early()
-        self.told = fds[1]
-        self.arriving = shared_memory.Arriving(fds)
+        descriptors = self.content.early()
+        _, self.told = descriptors
+        self.arriving = shared_memory.Arriving(descriptors)
 
     def steps(self) -> int:
         """Told by now, and not waited for."""
@@ -101,7 +102,7 @@ def test_whoever_has_lost_its_reader_goes_on(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_all_of_what_is_finished_has_arrived() -> None:
-    with shared_memory.Arriving([shared_memory.write(views(b"x" * 100))]) as arriving:
+    with shared_memory.Arriving(Descriptors([shared_memory.write(views(b"x" * 100))])) as arriving:
         arriving.wait(arriving.size_bytes)
 
 

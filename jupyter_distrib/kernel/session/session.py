@@ -260,12 +260,14 @@ class Session:
         guard = interrupts.Uninterrupted(run.cancel)
         try:
             with nullcontext() if capabilities.runs_in_send else guard:
-                fds = [] if content is None else content.early() if early else [content.finish()]
+                descriptors = NO_DESCRIPTORS
+                if content is not None:
+                    descriptors = content.early() if early else Descriptors((content.finish(),))
                 group.run = run
                 if run not in self.history:
                     self._remember(run)
                 connection.begin(run)
-                connection.node.send(command, Descriptors(fds) if fds else NO_DESCRIPTORS)
+                connection.node.send(command, descriptors)
                 if content is not None and early:
                     content.fill(given_up=lambda: guard.pressed or run.interrupted)
         except PayloadError:

@@ -8,7 +8,6 @@ few parts at most, however large the whole is.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from jupyter_distrib.coordinator.engine import ContentPart, Receive
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.wire.descriptors import Descriptors
 
 PART_BYTES = 4 << 20
 AHEAD = 3
@@ -40,17 +40,21 @@ class PipeTransfer:
         self._hosts: list[Receive] = []
         self._asked: queue.SimpleQueue[list[Future[Any]]] = queue.SimpleQueue()
         """Calls with which the hosts were given each part but the last."""
-        own = [os.dup(fd) for fd in fds]
+        own = Descriptors.duplicates(fds)
         threading.Thread(target=self._send, args=(own,), name="jupyter_distrib-put", daemon=True).start()
 
     def add(self, receive: Receive) -> None:
         """Add a host; only in the turn of the loop in which this was made."""
         self._hosts.append(receive)
 
-    def _send(self, fds: Sequence[int]) -> None:
-        """Send the content, in a thread of its own. Takes the descriptors."""
+    def _send(self, descriptors: Descriptors) -> None:
+        """Send the content, in a thread of its own. Owns the descriptors."""
         try:
-            with shared_memory.Arriving(fds) as arriving, arriving.mapped() as content, memoryview(content) as view:
+            with (
+                shared_memory.Arriving(descriptors) as arriving,
+                arriving.mapped() as content,
+                memoryview(content) as view,
+            ):
                 size, taking = arriving.size_bytes, deque[list[Future[Any]]]()
                 for start in range(0, size, PART_BYTES):
                     arriving.wait(start + PART_BYTES)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
+from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
     DEFAULT_CPU_RANKS,
@@ -19,9 +20,7 @@ from jupyter_distrib.wire.messages import (
     Attach,
     CloseWorkerGroup,
     Command,
-    Ended,
     Execute,
-    Exited,
     Forget,
     GroupStatus,
     Hello,
@@ -131,10 +130,8 @@ class InlineNode:
         return ""
 
     def _tell_no_group(self, command: Execute) -> None:
-        now = time.monotonic()
-        for rank in command.ranks:
-            self._sink(Exited(run=command.run, rank=rank, pid=0, exit_code=None, asked=False, at_s=now), NO_DESCRIPTORS)
-        self._sink(Ended(run=command.run, at_s=now), NO_DESCRIPTORS)
+        for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
+            self._sink(event, NO_DESCRIPTORS)
 
     def _forget(self, command: Forget) -> None:
         if (group := self._groups.get(command.group)) is not None:

@@ -8,7 +8,6 @@ follows. The store holds a few parts at a time, however large the whole is.
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import threading
@@ -22,6 +21,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray.cluster import cause
 from jupyter_distrib.serialization import shared_memory
 from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.wire.descriptors import Descriptors
 
 PART_BYTES = 64 << 20
 AHEAD = 2
@@ -45,17 +45,21 @@ class RayTransfer:
         self._nodes: list[Receive] = []
         self._asked: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         """Calls with which the nodes were given each part but the last."""
-        own = [os.dup(fd) for fd in fds]
+        own = Descriptors.duplicates(fds)
         threading.Thread(target=self._put, args=(own,), name="jupyter_distrib-put", daemon=True).start()
 
     def add(self, receive: Receive) -> None:
         """Add a node; only in the turn of the loop in which this was made."""
         self._nodes.append(receive)
 
-    def _put(self, fds: Sequence[int]) -> None:
-        """Put the content into the store, in a thread of its own. Takes the descriptors."""
+    def _put(self, descriptors: Descriptors) -> None:
+        """Put the content into the store, in a thread of its own. Owns the descriptors."""
         try:
-            with shared_memory.Arriving(fds) as arriving, arriving.mapped() as content, memoryview(content) as view:
+            with (
+                shared_memory.Arriving(descriptors) as arriving,
+                arriving.mapped() as content,
+                memoryview(content) as view,
+            ):
                 size, taking = arriving.size_bytes, deque[list[Any]]()
                 for start in range(0, size, PART_BYTES):
                     arriving.wait(start + PART_BYTES)
