@@ -121,10 +121,16 @@ class Notebook:
             "    del globals()[_name]"
         )
 
-    def start(self, code: str, cell_id: str = "") -> None:
-        """Send a cell; with its id, as JupyterLab does it, which then is given widgets."""
+    def start(self, code: str, cell_id: str = "", *, keyboard: bool = False) -> None:
+        """Send a cell; with its id, as JupyterLab does it, which then is given widgets; with a keyboard, as a console."""
         self._outcome, self._began_s = Outcome(), time.monotonic()
-        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": keyboard,
+        }
         metadata = {"cellId": cell_id} if cell_id else {}
         message = self.client.session.msg("execute_request", {**content, "stop_on_error": True}, metadata=metadata)
         self.client.shell_channel.send(message)

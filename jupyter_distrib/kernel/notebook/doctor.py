@@ -115,8 +115,9 @@ def _front_end(shell: Any) -> Iterator[Finding]:
     yield Finding(topic="kernel", text=where)
     routes = {
         "widget": "the live widget, and static HTML at the end",
-        "html": "HTML that is drawn anew; the front end did not say which cell it executes, or asked for this",
-        "lines": "lines as they come",
+        "html": "HTML that is drawn anew; the front end is not known to run the widget, or this was asked for",
+        "lines": "lines as they come, and the end as a display; the front end did not say which cell it executes",
+        "terminal": "lines as they come, and the table of ranks at the end",
     }
     route = live_view.route()
     yield Finding(topic="live view", text=f"{route}: {routes[route]}")

@@ -1,10 +1,13 @@
 """The live view of a run in the cell that started it, and the static view that remains at the end. An observer of the
 run, which draws in the thread that waits for it.
 
-    a notebook that people watch      the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
+    JupyterLab, Notebook 7            the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
                                       at most
-    any other client of the kernel    HTML and text, drawn anew in place
-    a plain terminal                  lines as they come
+    VS Code, programs that execute    HTML and text, drawn anew in place
+    notebooks
+    other clients that people use     lines as they come, and the end as a display of its own: many of them (Jupyter
+                                      console) ignore updates of displays
+    a plain terminal                  lines as they come, a line of status now and then, the table of ranks at the end
 
 Nothing appears before there is something to see, and of a cell that ends at once only the end is shown: static HTML and
 text (`kernel/views/html.py`, `kernel/views/text.py`) without a widget, which a saved notebook keeps.
@@ -43,10 +46,12 @@ WIDGET_AFTER_S = 0.3
 WIDGET_EVERY_S = 0.2
 TICK_S = 1.0
 """The interval, without news, of checking whether the run is worth showing by now and of drawing its clock."""
+STATUS_EVERY_S = 5.0
+"""The interval of lines of status in a terminal, while nothing else is printed."""
 _QUIET = (Started, Returned)
 """Events with no visible effect by themselves, which do not wake the thread that waits."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
-"""The environment variable that forces `widget` or `html`, for a front end that is mistaken for another kind."""
+"""The environment variable that forces `widget`, `html` or `lines` on a front end that is mistaken for another kind."""
 _NO_WIDGETS = (
     "The run goes on. Its live view is a widget, which this front end does not show; the output comes here at the end. "
     f"{CHOICE}=html in the kernel's environment gives a plain view instead."
@@ -111,6 +116,8 @@ class LiveView(View):
         self._next_s = 0.0
         self._changes = -1
         self._streamed = 0
+        self._printed_s = time.monotonic()
+        """The time of the last line that was printed."""
         self._widget: RunWidget | None = None
         self._pieces = StateDelta(run.pool)
         self._place = cell_outputs.place(get_ipython())
@@ -120,7 +127,9 @@ class LiveView(View):
         """Return the method that shows this run; None if it is not shown at all."""
         if self._run.echoes_output:
             return None
-        return {"lines": self._stream, "widget": self._push, "html": self._draw_html}[route()]
+        way = route()
+        self._in_kernel = way != "terminal"
+        return {"terminal": self._stream, "lines": self._stream, "widget": self._push, "html": self._draw_html}[way]
 
     def open_now(self) -> LiveView:
         """Open the display under the cell now, for a run that another thread shows after the end of the cell."""
@@ -167,7 +176,7 @@ class LiveView(View):
         show, self._show = self._show, None
         if show == self._stream:
             self._stream(record, elapsed_s)
-            return
+            return self._end_of_lines(record, elapsed_s)
         self._put(self._bundle(record, elapsed_s, shown=self._display.exists))
         if self._display.exists:
             model = self._widget.model_id if self._widget is not None else ""
@@ -245,18 +254,34 @@ class LiveView(View):
     # ------------------------------------------------------------------------------------------------ a terminal
 
     def _stream(self, record: RunRecord, elapsed_s: float) -> None:
-        """Print lines as they come, and the rest at the end: a plain terminal cannot redraw in place."""
+        """Print lines as they come, or a line of status after a while without any: nothing is redrawn in place."""
         lines, self._streamed = text_view.stream_lines(record, self._streamed)
-        if record.ended and self._streamed != 0:
-            lines.append(text_view.header(record, elapsed_s, self._run.pool))
+        if not lines and not record.ended and time.monotonic() >= self._printed_s + STATUS_EVERY_S:
+            lines = [text_view.status_line(record, elapsed_s, self._run.pool)]
+        if lines:
+            self._printed_s = time.monotonic()
         for line in lines:
-            print(line, file=sys.stdout)
+            print(line, file=sys.stdout, flush=True)
+
+    def _end_of_lines(self, record: RunRecord, elapsed_s: float) -> None:
+        """Show the end below the lines: the table of ranks, and in a kernel what else its client can show."""
+        text = text_view.as_text(record, elapsed_s, self._run.pool, with_output=False)
+        if text and self._in_kernel:
+            self._put({"text/plain": text, "text/html": html_view.as_html(record, elapsed_s, self._run.pool)})
+        elif text:
+            print(text, file=sys.stdout, flush=True)
 
 
 def route() -> str:
-    """Return the kind of view for a run of the cell that is being executed: `widget`, `html` or `lines`."""
+    """Return the kind of view for a run of the cell that is being executed: `widget`, `html`, `lines`, or `terminal`
+    outside a kernel."""
     shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
-        return "lines"
-    wanted = os.environ.get(CHOICE) or ("widget" if cell_outputs.cell_id(shell) else "html")
-    return "widget" if wanted == "widget" and importlib.util.find_spec("anywidget") else "html"
+        return "terminal"
+    if cell_outputs.cell_id(shell):
+        way = "widget" if cell_outputs.shows_widgets(shell) else "html"
+    else:
+        way = "lines" if cell_outputs.has_keyboard(shell) else "html"
+    chosen = os.environ.get(CHOICE)
+    wanted = chosen if chosen in ("widget", "html", "lines") else way
+    return "html" if wanted == "widget" and not importlib.util.find_spec("anywidget") else wanted

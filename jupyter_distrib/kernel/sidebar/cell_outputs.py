@@ -172,6 +172,17 @@ def cell_id(shell: Any) -> str:
     return str((_asked(shell).get("metadata") or {}).get("cellId") or "")
 
 
+def shows_widgets(shell: Any) -> bool:
+    """Return whether the front end is known to run this package's widget: JupyterLab or Notebook 7, whose ids of cells
+    are plain; VS Code's are addresses, and others send none."""
+    return bool(cell := cell_id(shell)) and ":" not in cell
+
+
+def has_keyboard(shell: Any) -> bool:
+    """Return whether the front end of the running cell can ask its user: programs that execute notebooks cannot."""
+    return bool((_asked(shell).get("content") or {}).get("allow_stdin"))
+
+
 def place(shell: Any) -> CellPlace:
     """Return the present execution of a cell."""
     # IPython counts at the beginning of a cell or, in other versions, at its end; this result has the cell's number.

@@ -50,10 +50,13 @@ def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
     return not record.ended and (elapsed_s >= QUIET_S or bool(record.partial_lines()))
 
 
-def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
+def as_text(
+    record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False, with_output: bool = True
+) -> str:
     """Return the present view, or the final one once the record has ended; empty if nothing is worth showing.
 
     `elapsed_s` is by the caller's clock (`record.elapsed_s` for a replay); `pool` is the pool's name for the header.
+    `with_output` is False where the ranks' output has been shown already.
     """
     if not always and not is_worth_showing(record, elapsed_s):
         return ""
@@ -63,12 +66,21 @@ def as_text(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool
         [
             header(record, elapsed_s, pool),
             *remarks(record),
-            *output(record),
+            *(output(record) if with_output else ()),
             *_displays(record),
             *("  ".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:])).rstrip() for row in rows),
         ]
     )
     return visible(lines)
+
+
+def status_line(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
+    """Return how far a run is, in one line: the header and the first rank's row."""
+    rows = statuses(record, elapsed_s)
+    parts = [header(record, elapsed_s, pool), *(rows[0] if rows else ())]
+    if len(rows) > 1:
+        parts.append(f"({len(rows) - 1} more)")
+    return visible("  ".join(filter(None, parts)))
 
 
 def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:

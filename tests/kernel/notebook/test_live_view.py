@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
-from tests.notebook import Notebook, ask
+from tests.notebook import ROOT, Notebook, ask
 
 CELL = "f3a9"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -233,3 +236,56 @@ def test_the_pure_functions_of_the_view_under_node() -> None:
     done = subprocess.run(["node", "--test", str(folder)], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout
+
+
+def test_a_console_has_lines_as_they_come_and_the_end_as_a_display_of_its_own(book: Notebook) -> None:
+    book.start(TRAIN, keyboard=True)
+    outcome = book.until("[0-1] step 3")
+    assert not outcome.displays
+    outcome = book.finish()
+
+    assert outcome.stdout.splitlines() == [f"[0-1] step {step}" for step in range(8)]
+    assert len(outcome.displays) == 1
+    assert "step 8/8" in outcome.view
+    assert "[0-1] step 7" not in outcome.view
+    assert outcome.kinds == STATIC
+
+
+def test_a_front_end_that_may_not_run_the_widget_has_html(book: Notebook) -> None:
+    outcome = book.cell(TRAIN, cell_id="vscode-notebook-cell:/home/me/a.ipynb#W0sZmlsZQ%3D%3D")
+
+    assert outcome.kinds == STATIC
+    assert outcome.open_widgets == set()
+    assert "[0-1] step 7" in outcome.view
+
+
+STATUS = "import jupyter_distrib.kernel.notebook.live_view as view; view.STATUS_EVERY_S = 0.2"
+SLOW = "import time\nprint('begun', rank, flush=True)\ntime.sleep(1.5)\nprint('done', rank)\nrank + 40"
+
+
+@pytest.mark.slow
+def test_a_terminal_has_lines_of_status_and_the_table_of_ranks_at_the_end(tmp_path: Path) -> None:
+    terminal = pexpect.spawn(
+        sys.executable,
+        ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor", "--no-confirm-exit"],
+        cwd=str(tmp_path),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path), "TERM": "dumb"},
+        encoding="utf-8",
+        timeout=60,
+    )
+    try:
+        for line in ("%load_ext jupyter_distrib", STATUS):
+            terminal.expect(r"In \[\d+\]: ")
+            terminal.sendline(line)
+        terminal.expect(r"In \[\d+\]: ")
+        terminal.sendline(f"get_ipython().run_cell_magic('distributed', '--ranks 2', {SLOW!r})")
+        terminal.expect(r"\[0\] begun 0")
+        terminal.expect(r"2 ranks · [^\n]*rank 0  running")
+        terminal.expect(r"\[1\] done 1")
+        terminal.expect(r"\n2 ranks · ")
+        terminal.expect(r"Out\[\d+\]:")
+        assert terminal.before is None or "[1] done 1" not in terminal.before
+        terminal.sendline("exit")
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)
