@@ -78,7 +78,8 @@ class Forkservers:
             return "not running"
         if self._generation.serving is None:
             return "importing torch"
-        return "ready" if self.preloaded or not self.growing else "ready (still importing)"
+        importing = self.growing and not self.preloaded and self._generation.coming
+        return "ready (still importing)" if importing else "ready"
 
     def start(self) -> None:
         """Exec the forkserver, unless one is up or on its way."""

@@ -51,6 +51,9 @@ class Capabilities:
     runs_in_send: bool = False
     """Whether `Node.send` of an `Execute` returns when the run has ended, and raises `PoolError` for what it cannot
     do."""
+    read_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that decide where a pool is, by the option that they stand in for: when one changes
+    in a running notebook, the next cell reaches the pool anew."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     """Options of a cell that have no effect in these pools, by `Option.name`, and why."""
 

@@ -129,6 +129,37 @@ def _write_logging(_: Any, value: dict[str, Any] | None) -> None:
     logging.root.setLevel(value.get("level", logging.WARNING))
 
 
+def _read_levels(_: Any) -> dict[str, int] | None:
+    """Return the levels of loggers by name, but for those of a kernel's own libraries and of torch."""
+    levels = {
+        name: level
+        for name, logger in list(logging.root.manager.loggerDict.items())
+        if (level := getattr(logger, "level", 0)) and name.partition(".")[0] not in _OWN_LOGGERS
+    }
+    return levels or None
+
+
+def _write_levels(_: Any, value: dict[str, int] | None) -> None:
+    value = value or {}
+    for name in _levels_before.keys() - value.keys():
+        logging.getLogger(name).setLevel(_levels_before.pop(name))
+    for name, level in value.items():
+        _levels_before.setdefault(name, logging.getLogger(name).level)
+        logging.getLogger(name).setLevel(level)
+
+
+_OWN_LOGGERS = frozenset(
+    {
+        *("IPython", "ipykernel", "traitlets", "tornado", "asyncio", "comm", "parso", "prompt_toolkit", "zmq"),
+        *("torch", "c10d-NullHandler-default", "strobelight_function_profiler", "strobelight_compile_time_profiler"),
+        *("jupyter_distrib", "matplotlib"),
+    }
+)
+"""Loggers whose levels the libraries of a kernel, torch and this package set themselves."""
+_levels_before: dict[str, int] = {}
+"""The levels that this process had before another one's were set."""
+
+
 def _read_warnings(_: Any) -> list[list[str]] | None:
     """Return the filters for all modules and one of Python's categories, which is what users set."""
     found = []
@@ -159,5 +190,6 @@ SETTINGS = (
     LibrarySetting(name="torch printing", library="torch", read=_read_torch_printing, write=_write_torch_printing),
     LibrarySetting(name="numpy printing", library="numpy", read=_read_numpy_printing, write=_write_numpy_printing),
     LibrarySetting(name="logging", library="logging", read=_read_logging, write=_write_logging),
+    LibrarySetting(name="levels of loggers", library="logging", read=_read_levels, write=_write_levels),
     LibrarySetting(name="warnings", library="warnings", read=_read_warnings, write=_write_warnings),
 )

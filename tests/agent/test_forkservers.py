@@ -270,6 +270,18 @@ def test_the_preloaded_forkserver_serves_what_the_base_one_left(stage: Stage) ->
     assert len(stage.started) == 1
 
 
+def test_a_preloaded_forkserver_that_has_died_is_not_waited_for(stage: Stage) -> None:
+    stage.forkservers.start()
+    stage.early.send(ForkserverReady(pid=1, early=True))
+    stage.turn()
+    assert stage.forkservers.state == "ready (still importing)"
+    stage.preloaded.close()
+    stage.turn()
+    assert stage.forkservers.state == "ready"
+    stage.order(0)
+    stage.take(stage.early)
+
+
 @pytest.mark.slow
 def test_many_orders_at_once_all_arrive(stage: Stage) -> None:
     """More than the socket takes at once."""

@@ -99,3 +99,20 @@ def test_a_default_device_is_said_not_to_be_set(notebook: Notebook) -> None:
     view = notebook.ok("%%distributed --ranks 1\nimport torch\ntorch.ones(1).device.type").view
 
     assert "torch's default device of the notebook, meta, is not set on the ranks: use `device`" in view
+
+
+def test_levels_of_loggers_travel_and_are_taken_back() -> None:
+    mine, other = logging.getLogger("my.training"), logging.getLogger("their.library")
+    mine.setLevel(logging.DEBUG)
+    told = json.loads(json.dumps(library_settings.read()))
+    mine.setLevel(logging.NOTSET)
+    assert told["levels of loggers"]["my.training"] == logging.DEBUG
+    assert "their.library" not in told["levels of loggers"]
+
+    other.setLevel(logging.ERROR)
+    applied = library_settings.Applied()
+    applied.apply(told)
+    assert mine.level == logging.DEBUG
+    applied.apply({})
+    assert (mine.level, other.level) == (logging.NOTSET, logging.ERROR)
+    other.setLevel(logging.NOTSET)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -188,12 +189,25 @@ class Connection:
         """The id of the process at the other end, once it has answered."""
         self.lost = ""
         """The reason why nothing can be sent any more; empty while the pool can be reached."""
+        self._variables = self._read_variables()
         self._leaving = False
         self._known_lost = threading.Event()
         self._on_lost, self._on_change = on_lost, on_change
         self._requests = Requests(address.name)
         opened = opened or open_pool(address.kind, address.options)
         self.node: Node = opened.connect(hello, self.take, self._lose)
+
+    def _read_variables(self) -> dict[str, str | None]:
+        """Return the variables that decide where the pool is, where no option does."""
+        return {
+            name: os.environ.get(name)
+            for option, name in self.capabilities.read_variables.items()
+            if self._address.options.get(option, "auto") == "auto"
+        }
+
+    def is_current(self) -> bool:
+        """Return whether the pool is still where the notebook's environment says."""
+        return not self._variables or self._variables == self._read_variables()
 
     @property
     def pool(self) -> str:

@@ -44,7 +44,7 @@ class Connections:
             connection.wait_if_gone()  # it is dropped then, and the cell gets another agent
         with self._lock:
             for connection in self._open:
-                if connection.pool == pool and connection.options == options:
+                if connection.pool == pool and connection.options == options and connection.is_current():
                     return connection
             named = self._choices.settings.pools[pool]
             if options is None:

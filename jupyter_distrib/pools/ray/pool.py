@@ -50,7 +50,7 @@ class RayPool:
         ),
         PYTHON,
     )
-    capabilities: ClassVar = Capabilities(streams_content=True)
+    capabilities: ClassVar = Capabilities(streams_content=True, read_variables={"address": "RAY_ADDRESS"})
 
     def __init__(self, **options: str) -> None:
         self._options = options

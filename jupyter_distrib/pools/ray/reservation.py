@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -272,5 +272,16 @@ def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
         for group in placement_group_table().values()
         if str(group.get("name", "")).startswith("jupyter_distrib: ") and group["state"] == "CREATED"
     }
-    holders = f" {', '.join(sorted(names))} {'has' if len(names) == 1 else 'have'} ranks in it." if names else ""
-    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders
+    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders(names)
+
+
+def holders(names: Collection[str]) -> str:
+    """Return a sentence, with a space before it, on the notebooks that have ranks in a cluster, and on how to free
+    them; empty without any."""
+    if not names:
+        return ""
+    told, verb = ", ".join(sorted(names)), "has" if len(names) == 1 else "have"
+    return (
+        f" {told} {verb} ranks in it: `%distributed_pool stop` in that notebook frees them, and `%distributed_attach` "
+        "shows a detached run of it; or wait for them with --wait S."
+    )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.pools.ray.reservation import RayChannel
+from jupyter_distrib.pools.ray.reservation import RayChannel, holders
 
 
 @pytest.mark.parametrize("soon", [True, False])
@@ -23,3 +23,11 @@ def test_a_cluster_that_has_gone_is_told_whichever_of_rays_calls_raises(soon: bo
     channel = RayChannel(Actor())
     assert str(channel.ask("receive").exception()) == "cut"
     assert (channel.order("send", b"") is None) == soon
+
+
+def test_who_has_the_ranks_is_told_and_how_to_free_them() -> None:
+    assert holders([]) == ""
+    assert holders(["train.ipynb"]).startswith(
+        " train.ipynb has ranks in it: `%distributed_pool stop` in that notebook"
+    )
+    assert holders(["b.ipynb", "a.ipynb"]).startswith(" a.ipynb, b.ipynb have ranks in it: ")
