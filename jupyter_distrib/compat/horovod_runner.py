@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jupyter_distrib.compat import launching, on_ranks
-from jupyter_distrib.kernel.notebook.decorator import distributed
+from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.run import Run, View
 from jupyter_distrib.wire.messages import Ended, RunEvent
 
 __all__ = ["HorovodRunner", "log_to_driver"]
@@ -60,22 +61,14 @@ class HorovodRunner:
         if np:
             options["gpus"] = abs(np)
         given = main, (), kwargs
-        if self.driver_log_verbosity == "all":
-            return launching.launch("HorovodRunner", on_ranks.with_variables, given, {}, **options)[0]
-        run = distributed(**options)(on_ranks.with_variables).submit(*given)
-        try:
-            results = run.wait(DriverLines())
-        except Exception as error:  # noqa: BLE001 - the ranks' own
-            cause = error
-        else:
-            return None if results is None else results[0]
-        raise launching.failure("HorovodRunner", run, cause) from cause
+        view: Callable[[Run], View] = LiveView if self.driver_log_verbosity == "all" else DriverLines
+        return launching.launch("HorovodRunner", on_ranks.with_variables, given, {}, view, **options)[0]
 
 
 class DriverLines(Observer):
     """A view of a run that shows the messages of `log_to_driver` only; drawn in the thread that waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
         self._news = threading.Event()
         self._entry = 0
 

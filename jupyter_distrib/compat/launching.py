@@ -6,22 +6,31 @@ Kernel side, in the thread that calls.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jupyter_distrib.errors import DistributedError, RankLost, RemoteError, RunTimeout
 from jupyter_distrib.kernel.notebook.decorator import distributed
+from jupyter_distrib.kernel.notebook.live_view import LiveView
+from jupyter_distrib.kernel.notebook.script import run_script
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.results import Results
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run import Run, View
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
 
 LAST_LINES = 100
 """The number of lines of output that the error of a failed launch has."""
 
 
 def launch(
-    name: str, function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], **options: Any
+    name: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    view: Callable[[Run], View] = LiveView,
+    **options: Any,
 ) -> Results:
     """Run a function on every rank of a pool, and return the value of each.
 
@@ -30,15 +39,32 @@ def launch(
         DistributedError: Nothing was started.
     """
     launched = distributed(**options)(function)
+    with _failing_as(name):
+        run = launched.start(tuple(args), dict(keywords))
+        results: Results | None = run.wait(view(run))
+    return results if results is not None else Results(dict.fromkeys(run.record.ranks))
+
+
+def launch_script(name: str, path: str, arguments: Sequence[Any], **options: Any) -> None:
+    """Run a script on every rank of a pool. Raises the same as `launch`."""
+    with _failing_as(name):
+        run_script(path, *arguments, **options)
+
+
+@contextmanager
+def _failing_as(name: str) -> Iterator[None]:
+    """Raise the error of a launcher for a run that fails; what keeps a run from its start stays as it is."""
     before = session.current().history[-1:]
     try:
-        return launched.distributed(*args, **dict(keywords))
+        yield
     except Exception as error:
-        failed = session.current().history[-1:]
-        if failed == before or _is_ours(error):
+        last = session.current().history[-1:]
+        if last == before or _is_ours(error):
             raise
-        cause = error
-    raise failure(name, failed[0], cause) from cause
+        run, cause = last[0], error
+    else:
+        return
+    raise failure(name, run, cause) from cause
 
 
 def failure(name: str, run: Run, cause: BaseException) -> RuntimeError:
@@ -69,11 +95,10 @@ def _exit_code(run: Run, number: int) -> int:
     return 1 if rank.exit is None or rank.exit.exit_code is None else rank.exit.exit_code
 
 
-def pool_of(*, local: bool) -> dict[str, object]:
+def pool_of(*, local: bool) -> dict[str, Any]:
     """Return the option for the pool: this machine, or the pool named `remote`, else the one in use."""
-    if local:
-        return {"remote": False}
-    return {"remote": True} if session.current().settings.remote_pool() is not None else {}
+    pool = DEFAULT_POOL if local else session.current().settings.remote_pool()
+    return {} if pool is None else {"pool": pool}
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:

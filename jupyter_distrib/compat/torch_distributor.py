@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jupyter_distrib.compat import launching, on_ranks
+from jupyter_distrib.compat import launching
 
 __all__ = ["TorchDistributor"]
 
@@ -59,6 +59,5 @@ class TorchDistributor:
         name = type(self).__name__
         if callable(train_object):
             return launching.launch(name, train_object, args, kwargs, **options)[0]
-        script = launching.check_script(name, train_object, kwargs), [str(each) for each in args]
-        launching.launch(name, on_ranks.run_file, script, {}, **options)
+        launching.launch_script(name, launching.check_script(name, train_object, kwargs), args, **options)
         return None

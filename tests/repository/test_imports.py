@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/notebook",
         "kernel/record",
         "kernel/session",
+        "kernel/settings",
         "runtime",
         "wire",
     },

@@ -112,7 +112,7 @@ class DistributedFunction(Generic[P, R]):
         """
         self._check("distributed", args, kwargs)
         try:
-            run = self._start(args, kwargs)
+            run = self.start(args, kwargs)
             results = run.wait(_view(run))
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
@@ -128,7 +128,7 @@ class DistributedFunction(Generic[P, R]):
         """
         self._check("submit", args, kwargs)
         try:
-            run = self._start(args, kwargs, submitted=True)
+            run = self.start(args, kwargs, submitted=True)
             _show_submitted(run)
             return run
         except KeyboardInterrupt as interrupt:
@@ -152,7 +152,8 @@ class DistributedFunction(Generic[P, R]):
         if problem:
             raise TypeError(f"{name}.{method}(): {problem}; the function is {name}{signature}")
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
+    def start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, submitted: bool = False) -> Run:
+        """Start the function on every rank, without a view. Return the `Run`."""
         name = self.function.__name__
         function = self if self._is_importable() else self.function
         parts = {"__function__": function, "__arguments__": args, "__keywords__": kwargs}

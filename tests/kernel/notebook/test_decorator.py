@@ -196,7 +196,7 @@ def test_calls_at_once_take_turns_if_they_may_wait(book: Notebook, tmp_path: Pat
 def test_a_run_that_nobody_came_to_wait_for_makes_room(book: Notebook, tmp_path: Path) -> None:
     """As after an interrupt between its start and the wait for its end."""
     book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
-    book.ok("left = train._start((None,), {})")
+    book.ok("left = train.start((None,), {})")
 
     assert book.ok("train.distributed(3)").result == "ranks 0-1: 3"
     assert book.ok("left.wait_ended(30)").result == "True"
