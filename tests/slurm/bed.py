@@ -122,6 +122,7 @@ class SlurmBed:
     def close(self) -> None:
         for job in self.jobs():
             self.output("scancel", job)
+        wait_until(lambda: not self.jobs(), 30)  # steps that end need the daemons
         for process in reversed(self._processes):
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)

@@ -112,3 +112,19 @@ def test_a_job_that_is_cancelled_ends_the_cell_with_slurms_words(bed: SlurmBed) 
         reason = one.wait(WorkerGroupClosed).reason
         assert " was lost: its connection has ended (" in reason, reason
         assert "srun: " in reason or "CANCELLED" in reason, reason
+
+
+def test_in_a_job_its_nodes_are_used_and_not_given_back(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["salloc", "-N2", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_JOB_NODELIST; exec cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as own:
+        assert own.stdout is not None
+        job, nodes = own.stdout.readline().split()
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+        with client(nodes="2") as one:
+            group = one.group(4)
+            values = one.run(group, "import os, socket\n(socket.gethostname(), os.environ['SLURM_JOB_ID'])").values
+            assert values == {0: ("n1", job), 1: ("n1", job), 2: ("n2", job), 3: ("n2", job)}
+            one.close_group(group)
+        assert bed.jobs() == [job]
+        own.communicate("")

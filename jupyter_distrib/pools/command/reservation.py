@@ -68,7 +68,7 @@ class Hosts:
 
     def ask(self, tell: Callable[[tuple[NodeStatus, ...] | None], None]) -> None:
         """Report the hosts that have been connected to; see `Coordinator.ask_nodes`."""
-        tell(tuple(_status(name, facts) for name, facts in self.facts.items()))
+        tell(tuple(_status(name, facts) for name, facts in tuple(self.facts.items())))
 
 
 class HostsReservation:
@@ -220,7 +220,7 @@ class HostsReservation:
     ) -> list[int]:
         rooms = [each.room(has, gpus=gpus, free=free) for each, has in zip(candidates, found, strict=True)]
         size = self._command.size or (sum(room.ranks for room in rooms) if gpus else DEFAULT_CPU_RANKS)
-        return plan(max(size, int(gpus)), rooms, self._of.options.nodes)
+        return plan(size or int(gpus), rooms, self._of.options.nodes)
 
     def _shortage(
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], error: PoolError, *, gpus: bool
