@@ -182,13 +182,14 @@ class NodeRun:
     def hang_up(self, rank: Rank) -> None:
         """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: only ranks
         that wait for it notice."""
-        if self.pending or self._connections.spans_nodes:
-            self.health.clean = False
-            if rank.has_device and self.watch is not None and not self._connections.spans_nodes:
-                # NCCL does not notice that a rank has left, and is aborted on all ranks or on none.
-                self.watch.stop_at_a_stall()
-            else:
-                self._connections.hang_up(rank)
+        if not (self.pending or self._connections.spans_nodes):
+            return
+        self.health.clean = False
+        if not rank.has_device:
+            self._connections.hang_up(rank)
+        elif self.watch is not None and not self._connections.spans_nodes:  # else the coordinator stops the ranks
+            # NCCL does not notice that a rank has left, and is aborted on all ranks or on none.
+            self.watch.stop_at_a_stall()
 
     def lost(
         self, rank: Rank, code: int | None, peak_rss_bytes: int, oom_kills: control_groups.OutOfMemoryKills

@@ -68,6 +68,7 @@ class SpreadRun:
 
     Args:
         ranks: The ranks that execute it, by node.
+        on_gpus: Whether they have GPUs.
         nodes: All nodes of the worker group.
         logs: Folder of the logs of all runs.
         on_over: Called once, when every node has ended it and its logs have arrived.
@@ -79,6 +80,7 @@ class SpreadRun:
         tell: Tell,
         *,
         ranks: dict[int, set[int]],
+        on_gpus: bool,
         nodes: Sequence[SpreadNode],
         loop: Loop,
         logs: Path,
@@ -88,7 +90,7 @@ class SpreadRun:
         self.started_s = time.monotonic()
         self.health = GroupHealth()
         self.logs = LogCollection(command.run, nodes, logs / command.run, self._finish_if_over)
-        self._nodes, self._on_over = nodes, on_over
+        self._nodes, self._on_over, self._on_gpus = nodes, on_over, on_gpus
         self._going = set(ranks)
         """Nodes that have not reported their end of the run."""
         self._timers = Timers(loop)
@@ -149,8 +151,10 @@ class SpreadRun:
                 self.tell(event, fds)
 
     def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
-        """Stop other nodes as the end of one rank demands."""
+        """Stop other nodes as the end of one rank demands. NCCL does not notice that a rank has left."""
         match event:
+            case Returned() if event.exited_early and self._on_gpus:
+                self._watch.stop_at_a_stall()
             case Failed():
                 self._timers.later(FAILURE_GRACE_S, lambda: self.stop(but=node))
             case Exited():

@@ -48,6 +48,10 @@ class SpreadWatch:
         """Stop watching, because the run is over or being stopped."""
         self._timer.cancel()
 
+    def stop_at_a_stall(self) -> None:
+        """Stop the run as soon as ranks are seen to wait for one that does not come."""
+        self._stalls.limit_s = 0.0
+
     def handle_event(self, event: NodeSawRanks) -> None:
         self._looks |= {look.rank: look for look in event.looks}
 

@@ -241,6 +241,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             command,
             tell,
             ranks=ranks,
+            on_gpus=self.command.gpus,
             nodes=[share.node for share in self._shares],
             loop=self._loop,
             logs=self._logs,

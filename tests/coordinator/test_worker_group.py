@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +377,17 @@ def test_ranks_of_which_nothing_was_heard_yet_have_not_come_and_those_that_have_
         "Ranks 1-3 have not reached all_reduce #1; rank 0 waits there (line 4). Rank 1 runs the cell. "
         "Ranks 2-3 have left the cell."
     )
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_ranks_on_gpus_that_wait_for_one_that_has_left_early_are_stopped(gathering: Gathering, gpus: bool) -> None:
+    """NCCL does not notice that a rank has left; gloo's connections are cut by the rank's own node."""
+    gathering.group.command = replace(gathering.group.command, gpus=gpus)
+    gathering.run()
+    gathering.group.handle_event(1, Returned(run="r", rank=3, value=None, exited_early=True))
+    looked(gathering, *(look(rank, 4, waits_s=6.0) for rank in range(3)))
+
+    assert [Stop(run="r") in node.got for node in gathering.nodes] == [gpus, gpus]
 
 
 def test_all_nodes_look_closer_when_ranks_of_one_wait(gathering: Gathering) -> None:
