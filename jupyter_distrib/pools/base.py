@@ -10,7 +10,6 @@ the node in the commands and events of `wire/messages/`."""
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Declared, Option, seconds
+from jupyter_distrib.system import entry_points
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Command, Event, Hello
 
@@ -154,7 +154,7 @@ def _options(cls: Any) -> tuple[Option, ...]:
 def _brought() -> dict[str, Any]:
     """Return the classes that installed packages bring, by the names of their entry points; built-in kinds win."""
     found = {}
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for entry in entry_points.of_group(ENTRY_POINTS):
         try:
             found[entry.name] = entry.load()
         except Exception as error:  # noqa: BLE001 - foreign code; the other pools must stay usable

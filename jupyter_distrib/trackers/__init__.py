@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.system import entry_points
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.observer import Follow
@@ -69,4 +70,4 @@ def _built_in() -> tuple[str, ...]:
 
 @cache
 def _points() -> Mapping[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return {point.name: point for point in entry_points.of_group(ENTRY_POINTS)}

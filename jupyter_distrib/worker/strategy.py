@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.options import Declared, Option
+from jupyter_distrib.system import entry_points
 from jupyter_distrib.worker.framework import TORCH, VARIABLE
 
 ENTRY_POINTS = "jupyter_distrib.strategies"
@@ -176,7 +177,7 @@ def load_built_in() -> None:
 def declared() -> Declared:
     """Return every strategy with its own options, `none` first; one that cannot be loaded has none, and fails later."""
     options = {name: load(name).options for name in _built_in()}
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for point in entry_points.of_group(ENTRY_POINTS):
         if point.name not in options:
             try:
                 options[point.name] = load(point.name).options

@@ -65,7 +65,7 @@ class _Entry:
 @pytest.fixture
 def brought(monkeypatch: pytest.MonkeyPatch) -> Any:
     def bring(loaded: Any) -> None:
-        monkeypatch.setattr(base.importlib.metadata, "entry_points", lambda group: [_Entry(loaded)])
+        monkeypatch.setattr(base.entry_points, "of_group", lambda group: [_Entry(loaded)])
         base._brought.cache_clear()
 
     yield bring

@@ -24,7 +24,7 @@ from typing import Protocol
 from jupyter_distrib import trackers
 from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import entry_points, interrupts
 from jupyter_distrib.wire.messages import Displayed, Ended, RunEvent, Wrote
 
 ENTRY_POINTS = "jupyter_distrib.observers"
@@ -77,7 +77,6 @@ class Observers:
         """Functions that are called in the thread that begins a run; their observers return at once from every call."""
         self._hung: dict[str, ObserverThread] = {}
         """Observers that have hung in an earlier run, by name."""
-        _entry_points()
 
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
         """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
@@ -253,7 +252,7 @@ def _size_bytes(event: RunEvent) -> int:
 
 @cache
 def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return {entry.name: entry for entry in entry_points.of_group(ENTRY_POINTS)}
 
 
 @cache
