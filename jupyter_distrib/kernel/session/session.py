@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,9 +18,8 @@ from typing import Any
 from jupyter_distrib import trackers
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
-from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import cell_order, detached, pool_capacity, selection
+from jupyter_distrib.kernel.session import cell_order, detached, observed_runs, pool_capacity, selection
 from jupyter_distrib.kernel.session.cell_order import Content, Order
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.connection import Connection
@@ -44,7 +42,6 @@ from jupyter_distrib.wire.messages import (
     AskStacks,
     Attached,
     Cell,
-    Ended,
     Execute,
     NotAttached,
     Noted,
@@ -217,8 +214,12 @@ class Session:
                 run.values.held = order.inputs.sent
                 if (on_ended := order.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
-                with _observers_hear_of_the_end(run):
-                    given = self.observers.follow(_facts(run, order.cell, options), run) if order.observed else {}
+                with observed_runs.told_of_a_failed_start(run):
+                    given = (
+                        self.observers.follow(observed_runs.facts(run, order.cell, options), run)
+                        if order.observed
+                        else {}
+                    )
                     command = self._command(run, group, order, _with_variables(options, given), parcel)
                     self._send(run, group, command, content)
         return run
@@ -427,7 +428,7 @@ class Session:
                 age_s=event.elapsed_s,
                 detached=True,
             )
-            self.observers.follow(_facts(run), run)
+            self.observers.follow(observed_runs.facts(run), run)
             return run
 
         answer = connection.attach(name or "" if listed is None else listed.run, make)
@@ -435,37 +436,6 @@ class Session:
             raise PoolError(answer.reason)
         self._remember(answer)
         return answer
-
-
-def _facts(run: Run, cell: Cell | None = None, options: Options | None = None) -> ObservedRun:
-    """Return the facts about a run for its observers; a run without its cell is an attached one."""
-    record = run.record
-    return ObservedRun(
-        id=run.id,
-        label=record.label,
-        source=cell.source if cell is not None else "",
-        options={} if options is None else options.given(),
-        strategy=record.strategy,
-        pool=run.pool,
-        ranks=tuple(record.ranks),
-        world_size=record.world_size,
-        gpus=record.gpus,
-        detached=run.detached,
-        attached=cell is None,
-        began_at_s=run.clock.began_at_s,
-        note=run.note,
-    )
-
-
-@contextmanager
-def _observers_hear_of_the_end(run: Run) -> Iterator[None]:
-    """Pass the end of the run to its observers if any exception keeps the cell from being sent."""
-    try:
-        yield
-    except BaseException:
-        if not run.done():
-            run.observers.tell(Ended(run=run.id, at_s=time.monotonic()), run.record)
-        raise
 
 
 def _with_strategys_variables(options: Options) -> Options:
