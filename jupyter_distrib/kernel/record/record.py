@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Literal, assert_never
 
+from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.output_lines import Line, Lines
 from jupyter_distrib.kernel.record.terminal_stream import Progress, Stream
@@ -48,7 +49,6 @@ from jupyter_distrib.wire.messages import (
 RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
 
 HISTORY = 1000
-NESTED_BARS = 3
 NOTES = 100
 NOT_FINITE = 5
 """The number of values that are named when they become nan or infinite."""
@@ -197,7 +197,8 @@ class RunRecord:
             case Wrote():
                 self._write(self.ranks[event.rank], event)
             case Progressed():
-                self._progress(self.ranks[event.rank], event)
+                rank = self.ranks[event.rank]
+                rank.progress = nested_progress.moved_on(rank.progress, event)
             case Measured():
                 self._measure(self.ranks[event.rank], event)
             case Noted():
@@ -296,7 +297,7 @@ class RunRecord:
         texts, bars = stream.feed(event.text)
         self._keep(rank, event.stream, texts)
         for depth, bar in bars:
-            rank.progress = _drawn(rank.progress, depth, bar)
+            rank.progress = nested_progress.drawn(rank.progress, depth, bar)
         rank.last_line = stream.peek() or rank.last_line
 
     def _keep(self, rank: RankRecord, stream: str, texts: list[str]) -> None:
@@ -304,16 +305,6 @@ class RunRecord:
         for text in texts:
             append(Line(rank=number, stream=stream, text=text))
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
-
-    def _progress(self, rank: RankRecord, event: Progressed) -> None:
-        index = next((i for i, old in enumerate(rank.progress) if old.label == event.label), None)
-        if index is None:
-            outer, rate = tuple(old for old in rank.progress if not old.finished), None
-        else:
-            # An outer loop moves on only when the loops inside it are over, so those are dropped.
-            outer, rate = rank.progress[:index], _smoothed_rate(rank.progress[index], event)
-        new = Progress(label=event.label, step=event.step, total=event.total, rate=rate, at_s=event.at_s)
-        rank.progress = (*outer, new)[-NESTED_BARS:]
 
     def _measure(self, rank: RankRecord, event: Measured) -> None:
         for name, value in event.values.items():
@@ -400,20 +391,3 @@ class RunRecord:
 def _again(old: Sample, event: Measured) -> bool:
     """Return whether the first report of an attempt shows that an earlier one's step is computed again."""
     return old.step >= event.step and not old.values.keys().isdisjoint(event.values)
-
-
-def _smoothed_rate(old: Progress, event: Progressed) -> float | None:
-    seconds, steps = event.at_s - old.at_s, event.step - old.step
-    if steps < 0:  # the loop was begun again
-        return None
-    if seconds <= 0:
-        return old.rate
-    return steps / seconds if old.rate is None else 0.7 * old.rate + 0.3 * steps / seconds
-
-
-def _drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -> tuple[Progress, ...]:
-    """Put tqdm's bar at its depth and drop the bars below it; `bar` None clears, `depth` None means unknown so far."""
-    if depth is None:
-        same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
-        depth = next(same, 0)
-    return (bars[:depth] + ((bar,) if bar else ()))[-NESTED_BARS:]
