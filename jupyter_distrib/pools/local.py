@@ -304,7 +304,7 @@ class Home:
     def _environment(self, directory: Path) -> dict[str, str]:
         """Return the kernel's environment, with this package importable from anywhere, also from a source folder."""
         root = Path(__file__).parent.parent.parent
-        if self.python:
+        if self.python or _is_lower_layer(root):
             root = _alone(directory)
         before = os.environ.get("PYTHONPATH")
         return {
@@ -322,6 +322,13 @@ class Home:
                 last = " ".join(filter(None, map(str.strip, lines[-2:])))
                 return f"{reason}; under {self.python} it said: {last}" if last else reason
         return reason
+
+
+def _is_lower_layer(folder: Path) -> bool:
+    """Return whether a folder of packages comes behind another one on the kernel's path, as a base environment behind a
+    virtual one: in front of all, its torch would win."""
+    layers = [each for each in sys.path if each.endswith("-packages")]
+    return str(folder) in layers[1:]
 
 
 def _alone(directory: Path) -> Path:

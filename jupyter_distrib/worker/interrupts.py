@@ -5,6 +5,7 @@ that must be completed. The signal arrives in the main thread; the control threa
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import types
 
@@ -32,6 +33,14 @@ class Interrupts:
 
     def install(self) -> None:
         signal.signal(signal.SIGINT, self.on_interrupt)
+        shown = sys.unraisablehook
+
+        def unless_stopped(unraisable: sys.UnraisableHookArgs) -> None:
+            """Show an exception of a finalizer ("Exception ignored in ..."), unless it follows from a stop."""
+            if not self.stopping:
+                shown(unraisable)
+
+        sys.unraisablehook = unless_stopped
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         self.postponed = self._messenger.main_thread_sends or library_imports.importing_library(frame)

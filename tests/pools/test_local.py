@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import Home, LocalNode
 from jupyter_distrib.wire import link as links
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -170,3 +172,23 @@ def test_an_interpreter_that_was_deleted_since_is_told(tmp_path: Path, monkeypat
     python = str(tmp_path / "venv" / "bin" / "python")
     with pytest.raises(PoolError, match=f"^there is no interpreter at {python} any more"):
         Home(name="agent-x", python=python).reach()
+
+
+def test_packages_of_a_lower_layer_do_not_come_before_those_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where this package is installed in a base environment, with another torch beside it."""
+    lower = tmp_path / "base" / "site-packages"
+    (lower / "jupyter_distrib" / "pools").mkdir(parents=True)
+    (lower / "torch").mkdir()
+    monkeypatch.setattr(local, "__file__", str(lower / "jupyter_distrib" / "pools" / "local.py"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "venv" / "site-packages"), str(lower)])
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+
+    first = Path(Home(name="agent-x")._environment(run)["PYTHONPATH"].split(os.pathsep)[0])
+
+    assert [each.name for each in first.iterdir()] == ["jupyter_distrib"]
+    assert (first / "jupyter_distrib").resolve() == lower / "jupyter_distrib"
+    monkeypatch.setattr(sys, "path", [str(lower), str(tmp_path / "other" / "site-packages")])
+    assert Home(name="agent-x")._environment(run)["PYTHONPATH"].split(os.pathsep)[0] == str(lower)

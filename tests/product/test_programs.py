@@ -204,6 +204,33 @@ def test_a_cells_own_keyboard_interrupt_is_told_at_once(book: Notebook) -> None:
     assert outcome.wall_s < 1.0
 
 
+# ---------------------------------------------------------------------------------------------------- finalizers
+
+
+NOISY = """
+import time
+class Noisy:
+    def __del__(self):
+        raise ValueError("told by a finalizer")
+def work(seconds):
+    noisy = Noisy()
+    print("ready", flush=True)
+    time.sleep(seconds)
+"""
+
+
+def test_what_finalizers_raise_is_seen_unless_it_follows_from_a_stop(book: Notebook) -> None:
+    assert "told by a finalizer" in book.ok(ON_ONE + NOISY + "work(0)").view
+
+    book.start(ON_ONE + NOISY + "work(100)")
+    book.until("ready")
+    book.interrupt()
+    outcome = book.finish()
+
+    assert outcome.ename == "KeyboardInterrupt"
+    assert "finalizer" not in outcome.text.replace(NOISY, "")
+
+
 # ---------------------------------------------------------------------------------------------------- folders
 
 
