@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,24 @@ if rank == 2:
     pathlib.Path("{mark}").write_text(repr(time.monotonic()))
     os.kill(os.getpid(), signal.SIGKILL)
 torch.distributed.all_reduce(x)
+"""
+RESTARTED = """\
+import os, pathlib, signal, time, torch, jupyter_distrib
+model = torch.nn.Linear(1000, 1000)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+began_s = time.monotonic()
+plain = jupyter_distrib.resume("{folder}", model=model, optimizer=optimizer)
+loaded_s = time.monotonic() - began_s
+for step in range(plain.get("step", 0), 3):
+    model(torch.ones(8, 1000)).sum().backward()
+    optimizer.step()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+        break
+    jupyter_distrib.save("{folder}", model=model, optimizer=optimizer, step=step)
+    if rank == 1 and step == 1:
+        pathlib.Path("{mark}").write_text(repr(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+(time.monotonic(), loaded_s)
 """
 KEEP = "%%distributed --ranks 2 --strategy ddp --keep kept\nkept = [rank]\nimport os; os.getpid()"
 CHECK = "%%distributed --ranks 2 --strategy ddp\n" + GROUP + "\nimport os; (os.getpid(), kept == [rank])"
@@ -107,6 +126,25 @@ def killed(plan: Plan) -> Iterator[Figure]:
         target="0.5 s",
         ok=min(again) <= 0.5,
         numbers={"times_s": again},
+    )
+
+
+def restarted(plan: Plan) -> Iterator[Figure]:
+    """A rank of 2 is killed in a training with a checkpoint, which --max-restarts goes on with."""
+    line = LINE.format(ranks=2) + " --max-restarts 1 --out ends"
+    times_s = []
+    with plan.warm("--ranks 2 --strategy ddp", GROUP) as notebook:
+        for number in plan.times(10, 5):
+            mark, folder = notebook.runtime / "killed-at", notebook.runtime / f"checkpoint-{number}"
+            notebook.good(f"{line}\n{RESTARTED.format(mark=mark, folder=folder)}")
+            first_s, loaded_s = ast.literal_eval(notebook.good("max(ends)").result)
+            times_s.append(first_s - loaded_s - float(mark.read_text()))
+    yield Figure(
+        what="rank killed with SIGKILL in a training, 2 ranks: first step of the next attempt, without load",
+        measured=spread(times_s),
+        target="1 s",
+        ok=min(times_s) <= 1.0,
+        numbers={"times_s": times_s},
     )
 
 

@@ -42,6 +42,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "memory": rows_training.memory,
     "numpy": rows_training.linear_algebra,
     "killed": rows_trouble.killed,
+    "restarted": rows_trouble.restarted,
     "interrupted": rows_trouble.interrupted,
     "import": rows_start.imported,
     "growth": rows_trouble.growth,
