@@ -25,6 +25,9 @@ _RANK_AND_SIZE = ({"rank", "num_replicas"}, {"rank", "world_size"}, {"process_in
 _SPLIT_STREAM = "_distributed"
 """The attribute that `datasets.distributed.split_dataset_by_node` sets on a stream."""
 
+_SPLIT_STAGE = "split_by_node"
+"""The name of the stage that gives each rank its shards in a pipeline of `webdataset`."""
+
 
 def wraps_model(module: Any) -> bool:
     """Return whether a module reduces the gradients of the model in it."""
@@ -45,7 +48,10 @@ def divides_data(part: Any, *, by_attributes: bool) -> bool:
     if _is_one_of(part, SAMPLERS) or known.divides_data(part):
         return True
     names = getattr(part, "__dict__", {}).keys() if by_attributes else set()
-    return any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, _SPLIT_STREAM, None) is not None
+    if any(pair <= names for pair in _RANK_AND_SIZE) or getattr(part, _SPLIT_STREAM, None) is not None:
+        return True
+    stages = getattr(part, "__dict__", {}).get("pipeline")
+    return isinstance(stages, list) and any(getattr(each, "__name__", "") == _SPLIT_STAGE for each in stages)
 
 
 def _is_one_of(thing: Any, names: frozenset[str]) -> bool:
