@@ -137,7 +137,7 @@ def restarted(plan: Plan) -> Iterator[Figure]:
         for number in plan.times(10, 5):
             mark, folder = notebook.runtime / "killed-at", notebook.runtime / f"checkpoint-{number}"
             notebook.good(f"{line}\n{RESTARTED.format(mark=mark, folder=folder)}")
-            first_s, loaded_s = ast.literal_eval(notebook.good("max(ends)").result)
+            first_s, loaded_s = ast.literal_eval(notebook.good("max(ends)").text.strip())
             times_s.append(first_s - loaded_s - float(mark.read_text()))
     yield Figure(
         what="rank killed with SIGKILL in a training, 2 ranks: first step of the next attempt, without load",
