@@ -119,7 +119,7 @@ export interface Gpu {
   holder: string;
 }
 
-export type RunState = 'running' | 'stopping' | 'done' | 'failed' | 'lost' | 'interrupted' | 'refused';
+export type RunState = 'queued' | 'starting' | 'running' | 'stopping' | 'done' | 'failed' | 'lost' | 'interrupted' | 'refused';
 
 export interface Run {
   run: string;

@@ -197,6 +197,10 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
 
 function stateText(run: Run, t: Say): string {
   switch (run.state) {
+    case 'queued':
+      return t('waiting');
+    case 'starting':
+      return t('starting');
     case 'running':
       return t('running');
     case 'stopping':

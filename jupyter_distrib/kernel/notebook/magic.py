@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -145,7 +146,8 @@ class DistributedMagics(Magics):
         source, sources = captured.cell.source, packed_inputs.sources()
         absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
         absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
-        begin = current.submit if submitted or options.detach else current.start
+        detached = partial(current.submit, here=True) if options.detach else current.start
+        begin = current.submit if submitted else detached
         run = begin(
             replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell,
             packed_inputs.packed,

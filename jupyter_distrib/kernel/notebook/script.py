@@ -69,7 +69,7 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
         return None
     from jupyter_distrib.kernel.notebook import runs_view
 
-    begun = current.submit(cell, packed, options, label=label)
+    begun = current.submit(cell, packed, options, label=label, here=True)
     begun.wait_begun()
     runs_view.show([begun])
     return begun

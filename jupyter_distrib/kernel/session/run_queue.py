@@ -86,14 +86,15 @@ class RunQueue:
         self._pools: dict[str, PoolQueue] = {}
         self._lock = threading.RLock()
 
-    def submit(self, submission: Submission) -> None:
-        """Put a run at the end of its pool's queue; it begins at once if there is room."""
+    def submit(self, submission: Submission, *, here: bool = False) -> None:
+        """Put a run at the end of its pool's queue; it begins at once if there is room. With `here`, this thread begins
+        it, and waits for no ranks or GPUs that others use."""
         run = submission.run
         run.stop_order.redirect(lambda force: self._cancel(submission))
         run.observers.add(EndObserver(lambda: self._release(submission)))
         with self._lock:
             self._pools.setdefault(submission.pool, PoolQueue()).waiting.append(submission)
-        self._advance(submission.pool)
+        self._advance(submission.pool, submission if here else None)
 
     def close(self) -> None:
         """End all runs that have not begun."""
@@ -105,7 +106,7 @@ class RunQueue:
             each.drop()
             each.run.end_unplaced(PoolError("the run was still queued when the extension was unloaded."))
 
-    def _advance(self, pool_name: str) -> None:
+    def _advance(self, pool_name: str, here: Submission | None = None) -> None:
         """Let the first runs of the pool's queue begin, as many as there is room for, and number the others."""
         beginning = []
         with self._lock:
@@ -118,16 +119,18 @@ class RunQueue:
             for place, each in enumerate(pool.waiting, 1):
                 each.run.move_on("queued", f"queued, place {place} of {len(pool.waiting)}", place)
         for each in beginning:
-            threading.Thread(
-                target=self._start, args=(each,), name=f"jupyter_distrib-{each.run.id}", daemon=True
-            ).start()
+            if each is not here:
+                name = f"jupyter_distrib-{each.run.id}"
+                threading.Thread(target=self._start, args=(each,), name=name, daemon=True).start()
         self._on_change()
+        if here is not None and here in beginning:
+            self._start(here, here=True)
 
-    def _start(self, submission: Submission) -> None:
+    def _start(self, submission: Submission, *, here: bool = False) -> None:
         run = submission.run
         try:
             capacity = self._learn_capacity(submission.pool)
-            submission.start(capacity.ranks(submission.size) <= capacity.all_for(submission.size))
+            submission.start(not here and capacity.ranks(submission.size) <= capacity.all_for(submission.size))
             run.sent()
         except BaseException as error:  # noqa: BLE001 - `result()` raises it
             if not run.done():

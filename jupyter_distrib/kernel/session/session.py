@@ -127,9 +127,11 @@ class Session:
         handles: Sequence[RankValue] = (),
         on_ended: Callable[[Run], object] | None = None,
         settings: Settings | None = None,
+        here: bool = False,
     ) -> Run:
         """Queue the cell, which then runs beside the notebook, and return its run at once. The arguments are those of
-        `start`; what would be raised there is raised by the run's `result`."""
+        `start`; what would be raised there is raised by the run's `result`. With `here`, this thread sends the cell to
+        its ranks, unless it is queued behind others."""
         order = self._order(
             cell, packed, options, settings, label=label, cell_id=cell_id, handles=handles, on_ended=on_ended
         )
@@ -145,7 +147,7 @@ class Session:
             self._begin(order, run, Beside(wait_s=wait_s, say=run.wait_for))
 
         size = order.options.size
-        self.queue.submit(Submission(run=run, pool=run.pool, size=size, start=begin, drop=order.drop))
+        self.queue.submit(Submission(run=run, pool=run.pool, size=size, start=begin, drop=order.drop), here=here)
         return run
 
     def _order(

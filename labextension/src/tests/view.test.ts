@@ -120,6 +120,8 @@ test('a run that goes on has its time, its progress and its last line', () => {
 test('a run that failed says why, and has no Stop', () => {
   const row = view.runRow(run({ state: 'failed', elapsed_s: 12, trouble: 'rank 2: ValueError: no' }), 2000, t);
   assert.deepEqual([row.tone, row.ended, row.time, row.detail], ['bad', true, '0:12', 'rank 2: ValueError: no']);
+  const queued = view.runRow(run({ state: 'queued', elapsed_s: null, members: [] }), 2000, t);
+  assert.deepEqual([queued.state, queued.tone], ['waiting', 'active']);
   const refused = view.runRow(run({ state: 'refused', elapsed_s: 0 }), 2000, t);
   assert.deepEqual([refused.state, refused.tone], ['refused', 'bad']);
 });
