@@ -181,10 +181,10 @@ class Session:
 
     def _begin(self, order: Order, queued: Run | None = None, beside: Beside | None = None) -> Run:
         """Begin the run on the cell's pool or, if that refuses its ranks, on the pool that it falls back to."""
-        fallback = self._fallback(order)
         try:
             return self._begin_here(order, queued, beside)
         except PoolError as error:
+            fallback = self._fallback(order)
             if not fallback or (queued is not None and (queued.interrupted or not queued.queued)):
                 raise
             refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
