@@ -1,4 +1,5 @@
-"""The contract suite over two hosts by ssh."""
+"""The contract suite over two hosts by ssh, but for `attaches`: it speaks to ranks by a file in /tmp, which these hosts
+do not share. tests/pools/command runs it over the same pipe."""
 
 from __future__ import annotations
 
@@ -14,6 +15,6 @@ ON_ONE_NODE = ("gives_values_in_rank_order", "sets_torchruns_variables", "number
 """What these say of local ranks is so if all ranks are on one host."""
 
 
-@pytest.mark.parametrize("check", testing.checks(detached=True), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
 def test_two_hosts(check: testing.Check, bed: Bed) -> None:
     check(lambda: SshPool(**bed.options, nodes="1" if check.__name__ in ON_ONE_NODE else "2"))
