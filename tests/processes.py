@@ -15,7 +15,7 @@ from jupyter_distrib.system.reap import AGENT
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import PROTOCOL, Answered, Ask, Hello
 
-_AGENT = re.compile(r"jupyter_distrib\.(agent|pools\.ray)\b")
+_AGENT = re.compile(r"jupyter_distrib\.(agent|pools\.\w+)\b")
 
 
 def agents(runtime: Path) -> list[int]:

@@ -372,6 +372,8 @@ class Server(Generic[G]):
         the next ones start a process of their own.
         """
         self._idle_timer = None
+        if not self._lock.parent.exists():  # removed, as /run/user is when a user logs out: nobody can connect
+            return self.loop.stop()
         with self._lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._accept()
