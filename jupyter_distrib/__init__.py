@@ -91,13 +91,13 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
         session.current().pools.connections.warm_up()  # the pool starts while the rest is imported
 
-        from jupyter_distrib.kernel.notebook import magic
+        from jupyter_distrib.kernel.notebook import extension
 
-    magic.load(shell)
+    extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Unload the extension; called by `%unload_ext jupyter_distrib`."""
-    from jupyter_distrib.kernel.notebook import magic
+    from jupyter_distrib.kernel.notebook import extension
 
-    magic.unload(shell)
+    extension.unload(shell)

@@ -11,7 +11,7 @@ import inspect
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
 
-from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.kernel.notebook import comment_syntax
@@ -36,7 +36,7 @@ from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
+from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import formatting, interrupts, stand_ins
 from jupyter_distrib.worker.strategy import load as load_strategy
 
@@ -317,7 +317,7 @@ class DistributedMagics(Magics):
                 print(f"{name} is installed, so it is used itself.")
 
     @line_magic
-    def distributed_pool(self, line: str) -> PoolTable | None:
+    def distributed_pool(self, line: str) -> PoolTable:
         """Show the pools, or change one.
 
         `%distributed_pool`                     the pools, and the ranks that are up
@@ -330,40 +330,9 @@ class DistributedMagics(Magics):
         `%distributed_pool resize N`            use N ranks from now on
         `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
         """
-        from jupyter_distrib.kernel.notebook import line_magics
-        from jupyter_distrib.kernel.notebook.status import PoolTable
-        from jupyter_distrib.kernel.settings import pool_definitions
+        from jupyter_distrib.kernel.notebook import pool_magic
 
-        current = session.current()
-        settings, pools = current.settings, current.pools
-        for text in current.choices.untold(settings):
-            print(text)
-        of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
-        request = line_magics.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
-        name = request.name or settings.pool
-        if request.name and request.action in ("use", "start", "restart", "resize"):
-            current.choices.name(name)
-        match request.action:
-            case "list":
-                return PoolTable.of(current)
-            case "use":
-                current.choices.use(request.name)
-                current.changed()
-            case "add":
-                pools.add_pool(pool_definitions.add(settings, name, request.kind or "", request.values))
-            case "remove":
-                pools.remove_pool(name)
-            case "start":
-                pools.start_ranks(name, request.size)
-            case "stop":
-                pools.stop_ranks(name)
-            case "restart":
-                pools.restart_ranks(name)
-            case "resize":
-                pools.resize(name, request.size or request.count)
-            case "trust":
-                current.choices.trust(name)
-        return PoolTable.of(current)
+        return pool_magic.change(line)
 
 
 def _configurations(options: Options, notebook: dict[str, Any]) -> list[sweep.Configuration]:
@@ -392,56 +361,3 @@ def cell_label(shell: InteractiveShell) -> str:
             return " ".join(name)
         frame = frame.f_back
     return "Cell"
-
-
-# ---------------------------------------------------------------------------------------------------- the extension
-
-
-_OURS = ("distributed", "distrib")
-_replaced: dict[str, Callable[..., Any]] = {}
-
-
-def load(shell: InteractiveShell) -> None:
-    """Load the extension (`%load_ext jupyter_distrib`); a second time changes nothing."""
-    registry = shell.magics_manager.magics["cell"]
-    for name in _OURS:
-        other = registry.get(name)
-        if other is not None and not isinstance(getattr(other, "__self__", None), DistributedMagics):
-            _replaced[name] = other
-            print(f"%%{name} was {_home(other)}'s; it is jupyter_distrib's until %unload_ext jupyter_distrib.")
-    shell.register_magics(DistributedMagics)
-    from jupyter_distrib.kernel.notebook import completion
-
-    completion.install(shell)
-    bridge.install(shell)
-    comment_syntax.install(shell)
-    shell.events.register("post_run_cell", _pass_on)
-    with suppress(DistributedError):  # a settings file that is wrong: the first cell will say so
-        stand_ins.enable(session.current().settings.compat)
-
-
-def _pass_on(_: object) -> None:
-    """Free the values on the ranks whose handles a cell of the notebook has dropped, when the cell ends."""
-    session.current().pass_on()
-
-
-def _home(magic: Callable[..., Any]) -> str:
-    """Return the package that a magic comes from, by its `__module__`."""
-    module = getattr(magic, "__module__", None) or type(magic).__module__
-    return "this notebook" if module == "__main__" else module.partition(".")[0]
-
-
-def unload(shell: InteractiveShell) -> None:
-    """Unload the extension (`%unload_ext jupyter_distrib`): end the ranks, and restore the magics that it replaced."""
-    from jupyter_distrib.kernel.notebook import completion
-
-    bridge.remove()
-    completion.remove(shell)
-    comment_syntax.remove(shell)
-    shell.events.unregister("post_run_cell", _pass_on)
-    for kind, names in {"cell": _OURS, "line": tuple(DistributedMagics.magics["line"])}.items():
-        for name in names:
-            shell.magics_manager.magics[kind].pop(name, None)
-    shell.magics_manager.magics["cell"].update(_replaced)
-    _replaced.clear()
-    session.close()

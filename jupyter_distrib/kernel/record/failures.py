@@ -393,8 +393,7 @@ def _operation(frames: Sequence[Frame]) -> str:
 
 def _where(frames: Sequence[Frame], source_of: SourceOf | None) -> str:
     """Return the innermost line of the user's code: `Cell In[5], line 14, in train: loss.backward()`."""
-    frame = innermost(frames)
-    if frame is None:
+    if (frame := innermost(frames)) is None:
         return ""
     source = source_of(frame.filename) if source_of else None
     text = source[frame.line - 1].strip() if source and 0 < frame.line <= len(source) else frame.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.session import travelling_environment
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import library_settings, process, process_environment
 from jupyter_distrib.wire.messages import Cell, Parcel, Setting
@@ -117,3 +117,23 @@ def setting(order: Order, options: Options, connection: Connection) -> Setting:
         keep=options.keep,
         by_value=options.detach,
     )
+
+
+def with_variables_of_strategy(options: Options) -> Options:
+    """Return the options with the variables that their strategy gives to its cells."""
+    from jupyter_distrib.kernel.settings.available import strategy_environment
+
+    return with_variables(options, strategy_environment(options.strategy or "none", options.strategy_options))
+
+
+def with_variables(options: Options, given: Mapping[str, str]) -> Options:
+    """Return the options with these environment variables, which `--env` may override."""
+    return replace(options, env={**given, **options.env}) if given else options
+
+
+def without_effect(options: Options, connection: Connection) -> Iterator[str]:
+    """Yield a sentence for each option of the cell that has no effect on its pool."""
+    ignored = connection.capabilities.ignored_options
+    for option in OPTIONS if ignored else ():
+        if option.name in ignored and getattr(options, option.name):
+            yield f"{option.flag} has no meaning on the {connection.kind} pool: {ignored[option.name]}"

@@ -267,3 +267,14 @@ def _reason(error: BaseException) -> str:
 
 def _dropped(name: str, why: str) -> str:
     return f"The observer {name} was dropped: {why}. The run is not affected."
+
+
+class EndObserver(Observer):
+    """An observer that calls a function at the end of a run, when nothing of it is left to do."""
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        self._ended = ended
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if isinstance(event, Ended):
+            self._ended()

@@ -22,13 +22,15 @@ from jupyter_distrib.kernel.record.observer import Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import presses
 from jupyter_distrib.kernel.session.cell_sources import CellSources
-from jupyter_distrib.kernel.session.observers import RunObservers
+from jupyter_distrib.kernel.session.observers import EndObserver, RunObservers
 from jupyter_distrib.kernel.session.program import Program
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpack_exception
+from jupyter_distrib.kernel.session.run_clock import RunClock
+from jupyter_distrib.kernel.session.stop_order import StopOrder
 from jupyter_distrib.system import formatting, interrupts, paths
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import KILL_AFTER_S, Ended, Noted, RunEvent, StackSeen
+from jupyter_distrib.wire.messages import Ended, Noted, RunEvent, StackSeen
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.metrics import Metrics
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 STACKS_S = 2.0
 """Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
 POLL_S = 0.02
-
-UNANSWERED_S = 1.0
-"""The seconds after an order to kill from which another press of Stop gives up a pool that has not answered."""
 
 
 class View(Observer, Protocol):
@@ -49,83 +48,6 @@ class View(Observer, Protocol):
 
     def draw(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the record of a run after `elapsed_s` seconds, under the lock of the run."""
-
-
-class RunClock:
-    """The clock of one run, from its beginning, `age_s` ago, to its end."""
-
-    def __init__(self, age_s: float = 0.0) -> None:
-        self.began_at_s = time.time() - age_s
-        """The time of the beginning, in seconds since the epoch."""
-        self.ended = threading.Event()
-        """The event that is set when nothing of the run is left to do."""
-        self._began_s = time.monotonic() - age_s
-        self._stopped_s: float | None = None
-
-    @property
-    def elapsed_s(self) -> float:
-        return (self._stopped_s or time.monotonic()) - self._began_s
-
-    def restart(self) -> None:
-        """Let the run begin now: until now it was queued."""
-        self.began_at_s, self._began_s = time.time(), time.monotonic()
-
-    def stop(self) -> None:
-        self._stopped_s = time.monotonic()
-
-
-class StopOrder:
-    """The user's wish to stop one run.
-
-    Args:
-        send: Asks the pool to stop the run; with True, to kill it.
-        abandon: Gives up the pool, which does not answer.
-    """
-
-    def __init__(self, send: Callable[[bool], None], abandon: Callable[[], None]) -> None:
-        self._send, self.abandon = send, abandon
-        self.asked_at_s: float | None = None
-        """The time of the first request, in seconds since the epoch; None without one."""
-        self.kill_asked = False
-        self._killed_at_s: float | None = None
-        """The time of the first order to kill, by `time.monotonic`."""
-        self.late = False
-        """Whether a request came after the end of the run."""
-
-    def give(self, *, force: bool, late: bool = False) -> None:
-        self.asked_at_s = self.asked_at_s or time.time()
-        self.kill_asked, self.late = self.kill_asked or force, self.late or late
-        now_s = time.monotonic()
-        if self._killed_at_s is not None and now_s - self._killed_at_s >= UNANSWERED_S and not late:
-            # In a thread: a signal handler may have come amid a lock that this needs.
-            threading.Thread(target=self.abandon, name="jupyter_distrib-abandon", daemon=True).start()
-        elif force:
-            self._killed_at_s = self._killed_at_s or now_s
-        self._send(force)
-
-    def redirect(self, send: Callable[[bool], None]) -> None:
-        """Send requests, also one that was made before, another way from now on."""
-        self._send = send
-        if self.asked_at_s is not None:
-            send(self.kill_asked)
-
-    def stage(self, now_s: float) -> str:
-        """Return the stage of the stop at this time since the epoch: `asked`; `killed` once ranks that have not stopped
-        are killed; empty without a request."""
-        if self.asked_at_s is None:
-            return ""
-        return "killed" if self.kill_asked or now_s >= self.asked_at_s + KILL_AFTER_S else "asked"
-
-
-class EndObserver(Observer):
-    """An observer that calls a function at the end of a run, when nothing of it is left to do."""
-
-    def __init__(self, ended: Callable[[], object]) -> None:
-        self._ended = ended
-
-    def observe(self, event: RunEvent, record: RunRecord) -> None:
-        if isinstance(event, Ended):
-            self._ended()
 
 
 class Run:

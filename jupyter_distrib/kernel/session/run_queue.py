@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.session.run import EndObserver, Run
+from jupyter_distrib.kernel.session.observers import EndObserver
+from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS
 

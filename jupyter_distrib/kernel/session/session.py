@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,39 +18,32 @@ from typing import Any
 from jupyter_distrib import trackers
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
-from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session import cell_order, detached, observed_runs, pool_capacity, selection
+from jupyter_distrib.kernel.session import cell_order, detached, new_runs, observed_runs, pool_capacity, selection
 from jupyter_distrib.kernel.session.cell_order import Content, Order
 from jupyter_distrib.kernel.session.choices import Choices
-from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.observers import Observers
 from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_history import RunHistory
 from jupyter_distrib.kernel.session.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
+from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.pools.base import capabilities_of
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.system import interrupts, library_settings
-from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
-    AskStacks,
     Attached,
     Cell,
     Execute,
     NotAttached,
-    Noted,
     Parcel,
-    Stop,
 )
 
-HISTORY = 20
-"""The number of runs that are remembered; more only while more go on."""
 STOPPED_S = 5.0
 """The most seconds to wait for the end of a run whose cell could not be sent completely."""
 GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
@@ -70,12 +63,9 @@ class Session:
         self.pools = PoolManager(self.identity, self.choices, self.changed)
         self.on_change: Callable[[], object] = lambda: None
         """The function that is called when worker groups or runs have come, changed or gone; from any thread."""
-        self.history: tuple[Run, ...] = ()
-        """The last runs, oldest first, and all that go on."""
+        self.runs = RunHistory()
         self.dropped: dict[str, Dropped] = {}
         """The names that a distributed cell defined on the ranks only."""
-        self._lock = threading.Lock()
-        """The lock of `history`."""
         self.observers = Observers()
         self.queue = RunQueue(partial(pool_capacity.of, self), self.changed)
         self._numbers = itertools.count(1)
@@ -85,6 +75,11 @@ class Session:
     def settings(self) -> Settings:
         """The pools and defaults as they are now. Raises `OptionsError` for a file with an error."""
         return self.choices.settings
+
+    @property
+    def history(self) -> tuple[Run, ...]:
+        """The last runs, oldest first, and all that go on."""
+        return self.runs.all
 
     def changed(self) -> None:
         self.on_change()
@@ -139,7 +134,7 @@ class Session:
         if capabilities.runs_in_send:
             return self._begin(order)
         order = order.as_it_is_now(remote=capabilities.remote)
-        run = self._queued(order)
+        run = new_runs.queued(order, self._new_id())
         self._remember(run)
 
         def begin(patient: bool) -> None:
@@ -165,7 +160,7 @@ class Session:
         settings = settings or self.settings
         for text in self.choices.untold(settings):
             print(text)
-        filled = _with_strategys_variables(settings.filled(options))
+        filled = cell_order.with_variables_of_strategy(settings.filled(options))
         trackers.check_installed(filled.track)
         return Order(
             cell=cell,
@@ -190,7 +185,7 @@ class Session:
             refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
         settings = self.settings
         options = settings.filled(replace(order.asked, pool=fallback, pool_options={}))
-        order = replace(order, options=_with_strategys_variables(options), origins=refused)
+        order = replace(order, options=cell_order.with_variables_of_strategy(options), origins=refused)
         return self._begin_here(order, queued, replace(beside, wait_s=PATIENCE_S) if beside else None)
 
     def _fallback(self, order: Order) -> str:
@@ -203,7 +198,7 @@ class Session:
         options, say = order.options, beside.say if beside else print
         self.pass_on()
         with self.pools.taking(options, order.handles, beside=beside) as group:
-            for text in _meaningless(options, group.connection):
+            for text in cell_order.without_effect(options, group.connection):
                 (print if queued is None else queued.note)(text)
             parcel, content = order.content()
             with content if queued is None and content else nullcontext():
@@ -212,7 +207,8 @@ class Session:
                 if queued is not None:
                     queued.stop_order.redirect(lambda force: self._give_up_starting(group))
                 self.pools.wait_open(group, say)
-                run = self._run(group, order, queued)
+                run = new_runs.on_group(group, order, queued, new_id=self._new_id)
+                run.on_ended.append(lambda: self._after(group, run))
                 run.values.held = order.inputs.sent
                 if (on_ended := order.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
@@ -222,7 +218,7 @@ class Session:
                         if order.observed
                         else {}
                     )
-                    command = self._command(run, group, order, _with_variables(options, given), parcel)
+                    command = self._command(run, group, order, cell_order.with_variables(options, given), parcel)
                     self._send(run, group, command, content)
         return run
 
@@ -230,27 +226,6 @@ class Session:
         """End ranks that are still starting, for a run that the user has stopped meanwhile."""
         if group.state == "opening":
             self.pools.close_group(group)
-
-    def _queued(self, order: Order) -> Run:
-        """Return a run that has no ranks yet."""
-        options = order.options
-        count = options.size.count or 0
-        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(count))
-        record = RunRecord(
-            run=self._new_id(), label=order.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
-        )
-        lines = {order.cell.filename: order.cell.source.splitlines(keepends=True)}
-        run = Run(
-            record,
-            lambda force: None,
-            pool=options.pool or "",
-            cell=lines,
-            detached=options.detach,
-            awaited=False,
-            cell_id=order.cell_id,
-        )
-        run.move_on("queued", "queued")
-        return run
 
     def _new_id(self) -> str:
         return f"{self.identity.name}-{next(self._numbers)}"
@@ -294,58 +269,8 @@ class Session:
             label=run.record.label,
         )
 
-    def _run(self, group: WorkerGroup, order: Order, queued: Run | None) -> Run:
-        options, cell = order.options, order.cell
-        ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(group.size))
-        if missing := set(ranks) - set(range(group.size)):
-            raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
-        record = RunRecord(
-            run=self._new_id() if queued is None else queued.id,
-            label=order.label,
-            ranks=ranks,
-            world_size=group.size,
-            gpus=group.gpus,
-            strategy=options.strategy or "none",
-            workers=group.workers,
-            remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
-        )
-        if options.gpus is not None and not group.gpus:
-            record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
-        if device := library_settings.default_device():
-            text = f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
-            record.apply(Noted(run=record.run, rank=None, text=text))
-        for text in group.notes:
-            record.apply(Noted(run=record.run, rank=None, text=text))
-        group.notes = ()
-        connection = group.connection
-        node = connection.node
-        ask_stacks = lambda: node.send(AskStacks(run=record.run))  # noqa: E731
-        stop = lambda force: node.send(Stop(run=record.run, force=force))  # noqa: E731
-        echoes_output = connection.capabilities.echoes_output
-        if queued is None:
-            run = Run(
-                record,
-                stop,
-                pool=connection.pool,
-                ask_stacks=ask_stacks,
-                abandon=connection.abandon,
-                cell={cell.filename: cell.source.splitlines(keepends=True)},
-                detached=options.detach,
-                cell_id=order.cell_id,
-                echoes_output=echoes_output,
-            )
-        else:
-            run = queued
-            run.begin(record, stop, pool=connection.pool, ask_stacks=ask_stacks, echoes_output=echoes_output)
-            run.stop_order.abandon = connection.abandon
-        run.on_ended.append(lambda: self._after(group, run))
-        return run
-
     def _remember(self, run: Run) -> None:
-        with self._lock:
-            over = [each for each in self.history if each.done()]
-            gone = over[: max(0, len(self.history) + 1 - HISTORY)]
-            self.history = (*(each for each in self.history if each not in gone), run)
+        self.runs.add(run)
         self.changed()
 
     def _after(self, group: WorkerGroup, run: Run) -> None:
@@ -386,50 +311,23 @@ class Session:
     ) -> Results | None:
         cell, packed = Cell(source=source, filename=label), payload.pack_inputs(values, {})
         run = self.start(cell, packed, options, label=label, handles=handles, observed=False)
-        with self._lock:
-            self.history = tuple(each for each in self.history if each is not run)
+        self.runs.remove(run)
         found: Results | None = run.wait()
         return found
 
     def find_run(self, name: str | None) -> Run:
         """Return the run with this id or number, or the last one for None. Raises `PoolError`."""
-        for run in reversed(self.history):
-            if name is None or name in (run.id, run.id.rpartition("-")[2]):
-                return run
-        ids = ", ".join(run.id for run in self.history)
-        raise PoolError(
-            f"there is no run {name} in this notebook; there are: {ids}." if ids else "nothing has run yet."
-        )
+        return self.runs.find(name)
 
     def attach(self, name: str | None) -> Run:
         """Return a detached run of this kernel or an earlier one, with its whole record. Raises `PoolError`."""
-        for run in reversed(self.history):
-            if run.detached and (name is None or name in (run.id, run.id.rpartition("-")[2])):
-                return run
+        if (own := self.runs.last(name, detached=True)) is not None:
+            return own
         listed = detached.choose(name, self.identity)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
 
         def make(event: Attached) -> Run:
-            record = RunRecord(
-                run=event.run,
-                label=event.label,
-                ranks=event.ranks,
-                world_size=event.world_size,
-                gpus=event.gpus,
-                strategy=event.strategy,
-                workers=event.workers,
-            )
-            stop = lambda force: connection.node.send(Stop(run=event.run, force=force))  # noqa: E731
-            ask = lambda: connection.node.send(AskStacks(run=event.run))  # noqa: E731
-            run = Run(
-                record,
-                stop,
-                pool=connection.pool,
-                ask_stacks=ask,
-                abandon=connection.abandon,
-                age_s=event.elapsed_s,
-                detached=True,
-            )
+            run = new_runs.attached(event, connection)
             self.observers.follow(observed_runs.facts(run), run)
             return run
 
@@ -438,25 +336,6 @@ class Session:
             raise PoolError(answer.reason)
         self._remember(answer)
         return answer
-
-
-def _with_strategys_variables(options: Options) -> Options:
-    from jupyter_distrib.kernel.settings.available import strategy_environment
-
-    return _with_variables(options, strategy_environment(options.strategy or "none", options.strategy_options))
-
-
-def _with_variables(options: Options, given: Mapping[str, str]) -> Options:
-    """Return the options with these environment variables, which `--env` may override."""
-    return replace(options, env={**given, **options.env}) if given else options
-
-
-def _meaningless(options: Options, connection: Connection) -> Iterator[str]:
-    """Yield a sentence for each option of the cell that has no effect on its pool."""
-    ignored = connection.capabilities.ignored_options
-    for option in OPTIONS if ignored else ():
-        if option.name in ignored and getattr(options, option.name):
-            yield f"{option.flag} has no meaning on the {connection.kind} pool: {ignored[option.name]}"
 
 
 _current: Session | None = None

@@ -12,8 +12,9 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options, to_line
+from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, DEFAULT_STRATEGY, Options
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
+from jupyter_distrib.kernel.settings.written_options import to_line
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire.messages import fields_of
 

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent / "golden_overview.json"
 def golden_overview() -> dict[str, Any]:
     session = Session()
     session.identity = KernelIdentity(name="a1b2c3", pid=4000)
-    session.history = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
+    session.runs.all = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
     session.choices.pick(pool="local", strategy="ddp", size=GroupSize(count=4, gpus=False))
     gpu = GpuStatus(
         index=2,

@@ -1,0 +1,112 @@
+"""Makes the runs of this kernel: one that waits in the queue, one on the ranks that it has got, and one for a detached
+run that goes on somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.cell_order import Order
+from jupyter_distrib.kernel.session.connection import Connection
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.system import library_settings
+from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire.messages import AskStacks, Attached, Noted, Stop
+
+
+def queued(order: Order, run_id: str) -> Run:
+    """Return a run that has no ranks yet."""
+    options = order.options
+    count = options.size.count or 0
+    ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(count))
+    record = RunRecord(
+        run=run_id, label=order.label, ranks=ranks, world_size=count, strategy=options.strategy or "none"
+    )
+    lines = {order.cell.filename: order.cell.source.splitlines(keepends=True)}
+    run = Run(
+        record,
+        lambda force: None,
+        pool=options.pool or "",
+        cell=lines,
+        detached=options.detach,
+        awaited=False,
+        cell_id=order.cell_id,
+    )
+    run.move_on("queued", "queued")
+    return run
+
+
+def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Callable[[], str]) -> Run:
+    """Return the run of a cell on this worker group: the queued one, which begins now, or a new one.
+
+    Raises:
+        PoolError: `--on` names ranks that the group does not have.
+    """
+    options, cell = order.options, order.cell
+    ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(group.size))
+    if missing := set(ranks) - set(range(group.size)):
+        raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(group.size))} only.")
+    record = RunRecord(
+        run=new_id() if queued is None else queued.id,
+        label=order.label,
+        ranks=ranks,
+        world_size=group.size,
+        gpus=group.gpus,
+        strategy=options.strategy or "none",
+        workers=group.workers,
+        remark="; ".join(filter(None, (order.origins, group.connection.versions.remark))),
+    )
+    if options.gpus is not None and not group.gpus:
+        record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
+    if device := library_settings.default_device():
+        text = f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
+        record.apply(Noted(run=record.run, rank=None, text=text))
+    for text in group.notes:
+        record.apply(Noted(run=record.run, rank=None, text=text))
+    group.notes = ()
+    connection = group.connection
+    node = connection.node
+    ask_stacks = lambda: node.send(AskStacks(run=record.run))  # noqa: E731
+    stop = lambda force: node.send(Stop(run=record.run, force=force))  # noqa: E731
+    echoes_output = connection.capabilities.echoes_output
+    if queued is None:
+        run = Run(
+            record,
+            stop,
+            pool=connection.pool,
+            ask_stacks=ask_stacks,
+            abandon=connection.abandon,
+            cell={cell.filename: cell.source.splitlines(keepends=True)},
+            detached=options.detach,
+            cell_id=order.cell_id,
+            echoes_output=echoes_output,
+        )
+    else:
+        run = queued
+        run.begin(record, stop, pool=connection.pool, ask_stacks=ask_stacks, echoes_output=echoes_output)
+        run.stop_order.abandon = connection.abandon
+    return run
+
+
+def attached(event: Attached, connection: Connection) -> Run:
+    """Return the run for a detached one that began earlier, maybe in another kernel; its events follow."""
+    record = RunRecord(
+        run=event.run,
+        label=event.label,
+        ranks=event.ranks,
+        world_size=event.world_size,
+        gpus=event.gpus,
+        strategy=event.strategy,
+        workers=event.workers,
+    )
+    return Run(
+        record,
+        lambda force: connection.node.send(Stop(run=event.run, force=force)),
+        pool=connection.pool,
+        ask_stacks=lambda: connection.node.send(AskStacks(run=event.run)),
+        abandon=connection.abandon,
+        age_s=event.elapsed_s,
+        detached=True,
+    )
