@@ -19,13 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib import testing
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
-from jupyter_distrib.testing import PoolClient
+from jupyter_distrib.testing import PoolClient, pool_client
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
@@ -301,10 +300,10 @@ class testing_limit:
         self._limit_s = limit_s
 
     def __enter__(self) -> None:
-        self._before, testing.LIMIT_S = testing.LIMIT_S, self._limit_s
+        self._before, pool_client.LIMIT_S = pool_client.LIMIT_S, self._limit_s
 
     def __exit__(self, *_: object) -> None:
-        testing.LIMIT_S = self._before
+        pool_client.LIMIT_S = self._before
 
 
 def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_the_next(
@@ -317,7 +316,7 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
         f"import os, threading, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
         f"if rank == 0:\n    threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()",
     )
-    while not isinstance(client.seen.get(timeout=testing.LIMIT_S), Started):
+    while not isinstance(client.seen.get(timeout=pool_client.LIMIT_S), Started):
         pass
     (agent,) = agents(shared)
     os.kill(agent, signal.SIGSTOP)  # the order to kill reaches it together with the news that the ranks have returned

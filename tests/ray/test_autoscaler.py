@@ -13,7 +13,8 @@ import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
-from jupyter_distrib.wire.messages import WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
+from jupyter_distrib.testing import pool_client
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
 from tests.processes import wait_until
 from tests.ray.conftest import ENVIRONMENT, HERE
 
@@ -52,10 +53,10 @@ def scaled_to_zero(tmp_path: Path) -> Iterator[str]:
 
 def test_ranks_of_more_than_one_node_are_had(scaled_to_zero: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six, though no node that can come has room for all of them."""
-    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
+    monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=scaled_to_zero, insecure=""))
     try:
-        client.send(testing.OpenWorkerGroup(group="grows", size=6, gpus=False, wait_s=180.0))
+        client.send(OpenWorkerGroup(group="grows", size=6, gpus=False, wait_s=180.0))
         while isinstance(
             opened := client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused), WorkerGroupQueued
         ):

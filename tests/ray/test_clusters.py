@@ -21,7 +21,14 @@ import pytest
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray import cluster as joining
 from jupyter_distrib.pools.ray.pool import RayPool
-from jupyter_distrib.wire.messages import WorkerGroupClosed, WorkerGroupQueued
+from jupyter_distrib.testing import pool_client
+from jupyter_distrib.wire.messages import (
+    OpenWorkerGroup,
+    WorkerGroupClosed,
+    WorkerGroupOpened,
+    WorkerGroupQueued,
+    WorkerGroupRefused,
+)
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
 
@@ -86,7 +93,7 @@ def test_a_cluster_that_goes_away_in_mid_run_is_told(tmp_path: Path) -> None:
 
 
 def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
+    monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure="", idle="0.5"))
     try:
         group = client.group(1)
@@ -106,18 +113,18 @@ def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, mon
 
 def test_a_cluster_that_grows_is_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine ranks at four CPUs a node take a third one, as an autoscaler would bring it."""
-    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
+    monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(testing.OpenWorkerGroup(group="grows", size=9, gpus=False, wait_s=180.0))
-        while "grow" not in (queued := client.wait(WorkerGroupQueued, testing.WorkerGroupRefused)).reason:
+        client.send(OpenWorkerGroup(group="grows", size=9, gpus=False, wait_s=180.0))
+        while "grow" not in (queued := client.wait(WorkerGroupQueued, WorkerGroupRefused)).reason:
             assert isinstance(queued, WorkerGroupQueued), queued
         assert re.match(
             r"9 CPUs are asked for, and \d of 8 are free in the Ray cluster. It has to grow.", queued.reason
         )
         cluster.ask("add")
-        opened = client.wait(testing.WorkerGroupOpened, testing.WorkerGroupRefused)
-        assert isinstance(opened, testing.WorkerGroupOpened), opened
+        opened = client.wait(WorkerGroupOpened, WorkerGroupRefused)
+        assert isinstance(opened, WorkerGroupOpened), opened
         assert len(opened.workers) == 9
         assert client.run(opened, "int(__import__('os').environ['NODE_RANK'])").values[8] == 2
         client.close_group(opened)

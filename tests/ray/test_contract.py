@@ -6,6 +6,7 @@ import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
+from jupyter_distrib.testing import pool_client
 from tests.ray.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -18,7 +19,7 @@ THROUGH_CLIENT = ("gives_values_in_rank_order", "moves_big_values", "stops", "wr
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray may take a minute to join and to start processes where others want the processor too."""
-    monkeypatch.setattr(testing, "LIMIT_S", 240.0)
+    monkeypatch.setattr(pool_client, "LIMIT_S", 240.0)
 
 
 @pytest.mark.parametrize("check", testing.checks(detached=True), ids=lambda check: check.__name__)

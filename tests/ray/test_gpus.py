@@ -9,7 +9,8 @@ import pytest
 
 from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
-from jupyter_distrib.wire.messages import WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
+from jupyter_distrib.testing import pool_client
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster, write_trusted
 
@@ -39,10 +40,10 @@ def test_ranks_without_gpus_do_not_hide_those_of_the_cluster(two_gpus: Cluster, 
 
 def test_gpus_that_are_to_come_are_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an autoscaler brings them to a cluster that has none."""
-    monkeypatch.setattr(testing, "LIMIT_S", 200.0)
+    monkeypatch.setattr(pool_client, "LIMIT_S", 200.0)
     client = testing.PoolClient(RayPool(address=cluster.address, insecure=""))
     try:
-        client.send(testing.OpenWorkerGroup(group="grows", size=2, gpus=True, wait_s=180.0))
+        client.send(OpenWorkerGroup(group="grows", size=2, gpus=True, wait_s=180.0))
         queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
         while isinstance(queued, WorkerGroupQueued) and "grow" not in queued.reason:
             queued = client.wait(WorkerGroupQueued, WorkerGroupOpened, WorkerGroupRefused)
