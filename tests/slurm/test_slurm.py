@@ -74,7 +74,10 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
     [
         ({"partition": "nowhere"}, "Slurm refuses these ranks: .*invalid partition specified: nowhere"),
         ({"gres": "gpu:4"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
-        ({"time": "99-0"}, r"Slurm (will never start job \d+ .*PartitionTimeLimit|refuses these ranks: .*time limit)"),
+        (
+            {"time": "99-0"},
+            r"Slurm (will never start job \d+ \(Partition(TimeLimit|Config)|refuses these ranks: .*time limit)",
+        ),
     ],
 )
 def test_options_that_slurm_does_not_take(bed: SlurmBed, options: dict[str, str], said: str) -> None:

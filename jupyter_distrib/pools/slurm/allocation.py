@@ -47,9 +47,7 @@ class Allocation:
             reason = _reason(job) if job else ""
             text = f"job {job} is queued in Slurm{reason}." if job else "Slurm was asked for nodes."
             if any(never in reason for never in command.NEVER):
-                raise PoolError(
-                    f"Slurm will never start {text.removesuffix('.')}: ask for less, or of another partition."
-                )
+                raise PoolError(f"Slurm will never start job {job}{reason}: ask for less, or of another partition.")
             if time.monotonic() > until_s:
                 raise PoolError(f"{text} Wait for it by --wait S.")
             if text != self._said and job:
