@@ -66,6 +66,7 @@ def save(
         return periodic.call(
             folder, objects, lambda: _state(objects), every_s=every_s or 0.0, keep=keep or periodic.DEFAULT_KEEP
         )
+    periodic.wait(folder)
     state = _state(objects)
     words = meeting.board()
     if words is None:

@@ -205,11 +205,13 @@ class LocalNode:
                 traceback.print_exc()
                 reason = f"the notebook failed at an event of its ranks ({type(error).__name__}: {error})"
                 break
-        self._end = None
         with self._sending:
             self._link.close()
-        if not self._closed:
+        given_up = self._closed
+        if not given_up:
             self._lost(reason)
+        self._end = None  # not earlier: a cell that begins now has to see that the agent has ended
+        if not given_up:
             _sweep(agent)
         if agent >= 0:
             os.close(agent)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jupyter_distrib.kernel.record.metrics import Metrics
 from tests.kernel.record.test_metrics import a_run
+
+pytest.importorskip("pandas")
 
 
 def test_the_reported_numbers_are_a_data_frame() -> None:

@@ -1,7 +1,7 @@
 """The view of several runs under one cell: a table with a line for each, drawn anew in place.
 
 The runs of a sweep are drawn by the thread that waits for them, submitted ones by a thread that lives as long as they
-do. In a plain terminal, a line is printed for each run when it ends.
+do. In a terminal or a console, a line is printed for each run when it ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunsView(Observer):
         self._bell = Bell()
         self._handle: Any = None
         self._last: dict[str, str] = {}
-        self._lines = route() == "lines"
+        self._lines = route() in ("lines", "terminal")
         self._printed: set[str] = set()
 
     def follow(self, run: Run) -> None:

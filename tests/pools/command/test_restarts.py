@@ -40,13 +40,11 @@ def test_g10_a_host_that_is_lost_is_replaced(shared_notebook: Notebook) -> None:
     ended = shared_notebook.ok(f"{lines()}if first and rank == 1:\n    os.kill({agent}, signal.SIGKILL)\n{SUM}")
 
     assert ended.result == "ranks 0-1: (2, '1')"
-    assert re.search(
-        r"attempt 2 of 3, since rank [01] was lost \(node [ab] was lost: its agent has ended\)", ended.text
-    )
-    assert (
-        "`held` of ranks 0-1 is gone with the process"
-        in shared_notebook.fails(f"%%distributed {POOL} --ranks 2\nheld").text
-    )
+    # The end of the rank's process may be told before that of its node.
+    reason = r"(node [ab] was lost: its agent has ended|its process is gone)"
+    assert re.search(rf"attempt 2 of 3, since rank [01] was lost \({reason}\)", ended.text)
+    lost = shared_notebook.fails(f"%%distributed {POOL} --ranks 2\nheld").text
+    assert re.search(r"`held` of ranks? (0-1|1) is gone with the process", lost), lost
     assert shared_notebook.ok(f"%%distributed {POOL} --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
 
 
