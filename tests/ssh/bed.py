@@ -103,7 +103,7 @@ class Host:
 
     def folders(self) -> list[str]:
         """What lies in its /tmp."""
-        return [path.name for path in Path(f"/proc/{self.process.pid}/root/tmp").iterdir()]
+        return [path.name for path in Path("/proc", str(self.process.pid), "root", "tmp").iterdir()]
 
     def kill(self) -> None:
         """End it as a machine ends that loses its power, but for its network, which says so."""
