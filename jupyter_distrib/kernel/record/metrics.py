@@ -40,7 +40,7 @@ class Metrics(Sequence[Row]):
         """Return the numbers that have arrived so far; call it under the run's lock."""
         ranks = record.ranks.values()
         names = tuple(dict.fromkeys(name for rank in ranks for name in rank.metrics))
-        began_s = min((rank.started_at_s for rank in ranks if rank.started_at_s is not None), default=0.0)
+        began_s = record.began_at_s or 0.0
         empty = dict.fromkeys(names)
         return cls(
             names,

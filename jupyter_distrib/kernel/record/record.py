@@ -197,8 +197,7 @@ class RunRecord:
             case Wrote():
                 self._write(self.ranks[event.rank], event)
             case Progressed():
-                rank = self.ranks[event.rank]
-                rank.progress = nested_progress.moved_on(rank.progress, event)
+                self._progress(self.ranks[event.rank], event)
             case Measured():
                 self._measure(self.ranks[event.rank], event)
             case Noted():
@@ -206,8 +205,7 @@ class RunRecord:
             case Sampled():
                 self._sample(self.ranks[event.rank], event)
             case Displayed():
-                rank = self.ranks[event.rank]
-                rank.displays = rank.displays.after(event)
+                self._display(self.ranks[event.rank], event)
             case Cleared():
                 self.ranks[event.rank].displays = Displays()
             case Stalled():
@@ -305,6 +303,12 @@ class RunRecord:
         for text in texts:
             append(Line(rank=number, stream=stream, text=text))
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
+
+    def _progress(self, rank: RankRecord, event: Progressed) -> None:
+        rank.progress = nested_progress.moved_on(rank.progress, event)
+
+    def _display(self, rank: RankRecord, event: Displayed) -> None:
+        rank.displays = rank.displays.after(event)
 
     def _measure(self, rank: RankRecord, event: Measured) -> None:
         for name, value in event.values.items():
