@@ -14,7 +14,7 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -181,6 +181,33 @@ class Option:
 
 Declared: TypeAlias = Mapping[str, tuple[Option, ...]]
 """The options that each strategy, or each kind of pool, declares itself, by its name."""
+
+
+class DeclaredOnDemand(Declared):
+    """Declared options that are read when a name is asked for: few cells name more than one strategy and one pool, and
+    reading a declaration imports its module."""
+
+    __slots__ = ("_names", "_read")
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], tuple[Option, ...]]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
+
+    def __getitem__(self, name: str) -> tuple[Option, ...]:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 Owners: TypeAlias = Callable[[], Mapping[str, list[str]]]
 """A function that returns, by `Option.name`, the choices that have that option: `--strategy ddp`. Called only for
 errors."""

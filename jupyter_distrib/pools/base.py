@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Declared, Option, seconds
+from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds
 from jupyter_distrib.system import entry_points
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Command, Event, Hello
@@ -102,8 +102,8 @@ class Pool(Protocol):
 
 def kinds() -> Declared:
     """Return the options of every kind of pool, by the kind's name: the default kind first, then the other built-in
-    ones."""
-    return {kind: _options(_class_of(kind)) for kind in (*_built_in(), *_brought())}
+    ones. The module of a built-in kind is imported when its options are asked for."""
+    return DeclaredOnDemand((*_built_in(), *_brought()), lambda kind: _options(_class_of(kind)))
 
 
 def capabilities_of(kind: str) -> Capabilities:

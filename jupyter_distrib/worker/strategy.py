@@ -22,7 +22,7 @@ from types import CodeType
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.options import Declared, Option
+from jupyter_distrib.options import Declared, DeclaredOnDemand, Option
 from jupyter_distrib.system import entry_points
 from jupyter_distrib.worker.framework import TORCH, VARIABLE
 
@@ -175,15 +175,17 @@ def load_built_in() -> None:
 
 
 def declared() -> Declared:
-    """Return every strategy with its own options, `none` first; one that cannot be loaded has none, and fails later."""
-    options = {name: load(name).options for name in _built_in()}
-    for point in entry_points.of_group(ENTRY_POINTS):
-        if point.name not in options:
-            try:
-                options[point.name] = load(point.name).options
-            except DistributedError:
-                options[point.name] = ()
-    return options
+    """Return every strategy with its own options, `none` first; one that cannot be loaded has none, and fails later. A
+    strategy is imported when its options are asked for."""
+    names = (*_built_in(), *(point.name for point in entry_points.of_group(ENTRY_POINTS)))
+    return DeclaredOnDemand(names, _options)
+
+
+def _options(name: str) -> tuple[Option, ...]:
+    try:
+        return _known(name).options
+    except DistributedError:
+        return ()
 
 
 @cache

@@ -32,9 +32,7 @@ from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.program import Program
 from jupyter_distrib.kernel.session.results import RankValue, Results
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.help import help_text
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import formatting, interrupts, stand_ins
@@ -47,6 +45,13 @@ if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook.status import PoolTable, Status
 
 
+def _help() -> str:
+    from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+    from jupyter_distrib.kernel.settings.help import help_text
+
+    return help_text(strategies=STRATEGIES, pools=POOLS)
+
+
 @magics_class
 class DistributedMagics(Magics):
     """The magics of one shell."""
@@ -56,13 +61,14 @@ class DistributedMagics(Magics):
     @output_can_be_silenced
     @cell_magic
     def distributed(self, line: str, cell: str) -> Any:
+        """Run the cell on every rank of a worker pool; `%%distributed?` shows the options."""
         try:
             return self._run(line, cell)
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
         raise stopped
 
-    distributed.__doc__ = help_text(strategies=STRATEGIES, pools=POOLS)
+    distributed.getdoc = _help  # type: ignore[union-attr]  # IPython shows it for `%%distributed?`
     distrib: Any = cell_magic("distrib")(distributed)  # type: ignore[arg-type]  # IPython's takes a name or a function
 
     def _run(self, line: str, cell: str) -> Any:

@@ -43,6 +43,7 @@ from jupyter_distrib.options import (
     seconds,
     unknown_option,
 )
+from jupyter_distrib.pools.base import capabilities_of
 
 _TOP = ("pool", "remote", "strategy", "track", "compat", "pools")
 _TRACK = next(option for option in OPTIONS if option.name == "track")
@@ -147,7 +148,8 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
     try:
         if not kind:
             raise OptionsError(f"[{header}] has no kind: write kind = {' or '.join(map(json.dumps, nameable(kinds)))}")
-        check_choice(kind, nameable(kinds), f"kind = {kind!r}")
+        if kind not in kinds or not capabilities_of(kind).nameable:
+            check_choice(kind, nameable(kinds), f"kind = {kind!r}")
     except OptionsError as error:
         raise _wrong(shown, text, header, "kind" if kind else "", error) from None
     declared = options_of(kind, kinds, settings.strategies)

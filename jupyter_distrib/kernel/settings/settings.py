@@ -15,7 +15,7 @@ from jupyter_distrib.kernel.settings.cell_options import (
     parse_line,
 )
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.options import Declared
+from jupyter_distrib.options import Declared, DeclaredOnDemand
 
 REMEMBERED = 64
 """The number of magic lines in the cache."""
@@ -90,7 +90,7 @@ class Settings:
     @property
     def declared(self) -> Declared:
         """The options that can be given with each pool, by its name."""
-        return {pool.name: self.kinds[pool.kind] for pool in self.pools.values()}
+        return DeclaredOnDemand(self.pools, lambda name: self.kinds[self.pools[name].kind])
 
     @property
     def possible(self) -> dict[str, Any]:
