@@ -13,7 +13,7 @@ from jupyter_distrib.agent import devices
 from jupyter_distrib.agent.devices import Gpu, Inventory
 from jupyter_distrib.agent.torch_build import TorchBuild
 from jupyter_distrib.system import formatting
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, OpenWorkerGroup
+from jupyter_distrib.wire.messages import OpenWorkerGroup
 
 BUSY_BYTES = 1 << 30
 """Bytes used by others above which a GPU is taken after the free ones; a driver itself may use half of it."""
@@ -47,21 +47,21 @@ def choose(command: OpenWorkerGroup, inventory: Inventory, build: TorchBuild) ->
         if command.size or command.gpu_type:
             asked = f"--gpus {command.size}" if command.size else f"--gpu-type {command.gpu_type}"
             raise GpusRefused(f"{asked}, but {problem}")
-        return Choice(size=DEFAULT_CPU_RANKS, notes=(f"CPU ranks: {problem}",))
+        return Choice(size=command.ranks(0), notes=(f"CPU ranks: {problem}",))
     seen = _visible(command, inventory)
     if command.gpu_type:
         seen = _of_type(command.gpu_type, seen)
     if not seen:
         told = (f"CPU ranks: {inventory.remark}",) if inventory.remark else ()
-        return Choice(size=command.size or DEFAULT_CPU_RANKS, notes=told)
+        return Choice(size=command.ranks(0), notes=told)
     if command.size > len(seen):
         raise GpusRefused(_too_few(command.size, len(seen), inventory))
     lost = tuple(f"{_reason(each)}; it is left out." for each in inventory.left_out)
     if command.visible is not None:
         unlike = _order_told(command.visible, inventory, seen)
-        return Choice(size=command.size or len(seen), alternatives=(tuple(seen),), notes=(*lost, *unlike), visible=True)
+        return Choice(size=command.ranks(len(seen)), alternatives=(tuple(seen),), notes=(*lost, *unlike), visible=True)
     best = _alike(command.size, seen)
-    size = command.size or len(best[0])
+    size = command.ranks(len(best[0]))
     return Choice(size=size, alternatives=best, notes=(*lost, *_taken_told(command.size, best, seen)), visible=True)
 
 

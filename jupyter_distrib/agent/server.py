@@ -37,7 +37,6 @@ from jupyter_distrib.system import control_groups, formatting, paths
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
-    DEFAULT_CPU_RANKS,
     CutRemoteSockets,
     MakeStore,
     Message,
@@ -169,7 +168,7 @@ class Agent:
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
         """Open a worker group; with GPUs, as soon as the driver has reported their present use."""
         if not command.gpus:
-            return self._open_with(client, command, Choice(size=command.size or DEFAULT_CPU_RANKS))
+            return self._open_with(client, command, Choice(size=command.ranks()))
         self._opening[command.group] = client
         given_back = self._gpu_allocation.given_back
         return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory, given_back), fresh_s=0.0)

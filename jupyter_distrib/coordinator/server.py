@@ -23,7 +23,6 @@ from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import paths
 from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire.messages import (
-    DEFAULT_CPU_RANKS,
     Event,
     Leaving,
     Message,
@@ -91,8 +90,7 @@ class Coordinator:
             self.server.tell(client, Leaving())
 
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
-        size = command.size or (0 if command.gpus else DEFAULT_CPU_RANKS)
-        command = replace(command, size=size)
+        command = replace(command, size=command.ranks())
         group = SpreadWorkerGroup(
             command,
             loop=self.loop,

@@ -18,7 +18,6 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.observers import EndObserver
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Capacity:
 
     def ranks(self, size: GroupSize) -> int:
         """Return the number of ranks that a run of this size takes."""
-        return size.count or (self.gpus if size.gpus and self.gpus else DEFAULT_CPU_RANKS)
+        return size.ranks(self.gpus)
 
     def on_gpus(self, size: GroupSize) -> bool:
         return size.gpus and self.gpus > 0

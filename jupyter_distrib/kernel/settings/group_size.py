@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS
+from jupyter_distrib.wire.messages import number_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,7 @@ class GroupSize:
     """The requested number of ranks, and their device; `GroupSize()` stands for the pool's default."""
 
     count: int | None = None
-    """The number of ranks; None: one for each GPU of the pool, or `DEFAULT_CPU_RANKS` if it has none."""
+    """The number of ranks; None: one for each GPU of the pool, 2 if it has none."""
     gpus: bool = True
     """Whether each rank has a GPU, if the pool has any; False: CPU ranks."""
     gpu_type: str = ""
@@ -20,4 +20,8 @@ class GroupSize:
 
     def on_cpus(self) -> GroupSize:
         """Return the size that results on a pool without GPUs."""
-        return replace(self, count=self.count or DEFAULT_CPU_RANKS, gpus=False)
+        return replace(self, count=self.ranks(0), gpus=False)
+
+    def ranks(self, gpus: int) -> int:
+        """Return the number of ranks on a pool that has this many GPUs for them."""
+        return number_of_ranks(self.count or 0, gpus if self.gpus else 0)

@@ -22,7 +22,7 @@ from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
 from jupyter_distrib.pools.command.transfer import PipeTransfer
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, Hello, NodeStatus, OpenWorkerGroup
+from jupyter_distrib.wire.messages import Hello, NodeStatus, OpenWorkerGroup
 
 CONNECTING = 64
 """Number of hosts that are connected to at a time."""
@@ -146,7 +146,7 @@ class HostsReservation:
     def _first_choice(self) -> list[Host]:
         """Return the hosts to connect to: all of them, unless their slots already tell which are enough."""
         hosts = list(self._of.options.hosts)
-        size = self._command.size or (0 if self._command.gpus else DEFAULT_CPU_RANKS)
+        size = self._command.ranks()
         if not size or self._command.gpus or any(host.slots is None for host in hosts):
             return hosts
         try:
@@ -219,8 +219,8 @@ class HostsReservation:
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], *, gpus: bool, free: bool
     ) -> list[int]:
         rooms = [each.room(has, gpus=gpus, free=free) for each, has in zip(candidates, found, strict=True)]
-        size = self._command.size or (sum(room.ranks for room in rooms) if gpus else DEFAULT_CPU_RANKS)
-        return plan(size or int(gpus), rooms, self._of.options.nodes)
+        size = self._command.ranks(max(1, sum(room.ranks for room in rooms)) if gpus else 0)
+        return plan(size, rooms, self._of.options.nodes)
 
     def _shortage(
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], error: PoolError, *, gpus: bool

@@ -13,7 +13,6 @@ from jupyter_distrib.pools.inline.run import InlineRun, InlineWorkerGroup
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
-    DEFAULT_CPU_RANKS,
     Answered,
     Ask,
     AskStacks,
@@ -80,7 +79,7 @@ class InlineNode:
         self._groups.clear()
 
     def _open(self, command: OpenWorkerGroup) -> WorkerGroupOpened | WorkerGroupRefused:
-        size = command.size or DEFAULT_CPU_RANKS
+        size = command.ranks(0)
         if command.load_env:
             names = ", ".join(command.load_env)
             reason = f"{names} would be read when a program loads, and this one is loaded: use --pool local."

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, OpenWorkerGroup
+from jupyter_distrib.wire.messages import OpenWorkerGroup
 
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
@@ -67,7 +67,7 @@ class PlacementRequest:
         return int(min(limits, default=1000))
 
     def size(self, there: Sequence[int]) -> int:
-        return self.command.size or (max(1, sum(there)) if self.gpus else DEFAULT_CPU_RANKS)
+        return self.command.ranks(max(1, sum(there)) if self.gpus else 0)
 
     def shapes(self, there: Sequence[int]) -> list[list[int]]:
         """Return the shapes that the nodes have room for when no others use them, the best first."""

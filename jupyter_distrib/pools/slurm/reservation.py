@@ -20,7 +20,7 @@ from jupyter_distrib.pools.slurm import command
 from jupyter_distrib.pools.slurm.allocation import Allocation, node_names
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import DEFAULT_CPU_RANKS, Hello, NodeStatus, OpenWorkerGroup
+from jupyter_distrib.wire.messages import Hello, NodeStatus, OpenWorkerGroup
 
 
 class SlurmCluster:
@@ -74,7 +74,7 @@ class SlurmReservation:
         """Return the job and the nodes for these ranks."""
         if job := self._of.options.get("job", ""):
             return job, command.hosts(node_names(self._of.options["job_nodes"]), [])
-        size = self._opening.size or (0 if self._opening.gpus else DEFAULT_CPU_RANKS)
+        size = self._opening.ranks()
         if not 0 < size < 100_000:
             raise PoolError(f"Slurm has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
         name = f"jupyter_distrib {os.path.basename(self._hello.notebook) or self._hello.label}"

@@ -19,7 +19,6 @@ from __future__ import annotations
 from binascii import crc32
 
 from jupyter_distrib.wire.messages.kernel import (
-    DEFAULT_CPU_RANKS,
     KILL_AFTER_S,
     Answered,
     Ask,
@@ -40,6 +39,7 @@ from jupyter_distrib.wire.messages.kernel import (
     WorkerGroupOpened,
     WorkerGroupQueued,
     WorkerGroupRefused,
+    number_of_ranks,
 )
 from jupyter_distrib.wire.messages.node import (
     Connected,
@@ -112,7 +112,6 @@ from jupyter_distrib.wire.messages.worker import (
 )
 
 __all__ = [
-    "DEFAULT_CPU_RANKS",
     "KILL_AFTER_S",
     "PROTOCOL",
     "Answered",
@@ -200,6 +199,7 @@ __all__ = [
     "WorkerOrder",
     "Wrote",
     "fields_of",
+    "number_of_ranks",
 ]
 
 Command = (

@@ -13,6 +13,19 @@ from jupyter_distrib.wire.messages.status import ServerStatus
 
 DEFAULT_CPU_RANKS = 2
 """The size of a worker group without GPUs, if none was asked for."""
+
+
+def number_of_ranks(asked: int, gpus: int | None) -> int:
+    """Return the size of a worker group.
+
+    Args:
+        asked: The number that was asked for; 0 for the default.
+        gpus: The number of GPUs that its ranks can have: with the default, that many ranks, or `DEFAULT_CPU_RANKS` if
+            it is 0. None if it is not known yet: the size is not known then either, and 0 is returned.
+    """
+    return asked or (0 if gpus is None else gpus or DEFAULT_CPU_RANKS)
+
+
 KILL_AFTER_S = 2.0
 """Seconds after `Stop` at which a rank is killed."""
 
@@ -61,6 +74,10 @@ class OpenWorkerGroup:
     """Text that the names of the GPUs must contain, in any case: `A10`."""
     wait_s: float = 0.0
     """Seconds to wait for what others hold; `WorkerGroupQueued` reports what that is. 0: refuse at once."""
+
+    def ranks(self, gpus: int | None = None) -> int:
+        """Return the number of ranks, where there are `gpus` GPUs for them; see `number_of_ranks`."""
+        return number_of_ranks(self.size, gpus if self.gpus else 0)
 
 
 @message
