@@ -63,7 +63,12 @@ def _notebook(plan: Plan, bed: Bed, **env: str) -> Iterator[Notebook]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pools.toml"
         file.write_text(_POOLS.format(**bed.options))
-        with plan.notebook(env={"JUPYTER_DISTRIB_CONFIG": str(file), **env}) as notebook:
+        # The package lies alone, as if it were installed: the notebook's path is copied to the hosts.
+        installed = Path(folder) / "installed"
+        installed.mkdir()
+        (installed / "jupyter_distrib").symlink_to(plan.package / "jupyter_distrib")
+        env = {"JUPYTER_DISTRIB_CONFIG": str(file), "PYTHONPATH": str(installed), **env}
+        with plan.notebook(env=env) as notebook:
             yield notebook
 
 

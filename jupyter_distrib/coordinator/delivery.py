@@ -27,6 +27,7 @@ class Delivery:
         """Remark on the nodes that a kernel gets with its first cell."""
         self._told: set[str] = set()
         self._transfer: Transfer | None = None
+        self._project_files = file_sync.ProjectFiles()
         self._files: tuple[str, file_sync.Found] | None = None
         """The run for which the notebook's files were looked through, and what was found."""
 
@@ -43,7 +44,7 @@ class Delivery:
     def files_for(self, command: Execute) -> file_sync.Found:
         """Look through the notebook's files, once for all nodes of a run."""
         if self._files is None or self._files[0] != command.run:
-            self._files = command.run, file_sync.look(command.setting.directory, command.setting.path)
+            self._files = command.run, self._project_files.look(command.setting.directory, command.setting.path)
         return self._files[1]
 
     def tell_once(self, run: str, text: str, tell: Callable[[Event], None]) -> None:

@@ -8,16 +8,20 @@ has changed since the last run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from jupyter_distrib.coordinator.folder_listings import FolderListings
+from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import Hello
 
 FILE_LIMIT_BYTES = 1 << 20
 """Size above which a file is data, which nodes read from where it is stored."""
 TOTAL_LIMIT_BYTES = 100 << 20
 COUNT_LIMIT = 5000
-_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
+SLOW_S = 0.2
+"""Seconds above which a kernel is told how long its cells wait for the look through its files."""
 
 Stamp = tuple[int, int]
 
@@ -36,9 +40,13 @@ class FileSync:
 
     def __init__(self) -> None:
         self._known: dict[str, Stamp] = {}
+        self._compared: Found | None = None
+        """The files with which the node was compared last, if it has all of them."""
 
     def changes(self, folder: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
         """Return files that are new or changed, and names of those that are gone."""
+        if folder is self._compared:
+            return [], []
         files, unread = [], []
         for name, (full, stamp) in folder.files.items():
             if self._known.get(name) != stamp:
@@ -49,6 +57,7 @@ class FileSync:
                     unread.append(name)
         gone = [name for name in self._known if name not in folder.files]
         self._known = {name: stamp for name, (_, stamp) in folder.files.items()}
+        self._compared = folder
         self.forget(unread)
         return files, gone
 
@@ -56,6 +65,7 @@ class FileSync:
         """Forget files that did not arrive on the node, so that they are sent again the next time."""
         for name in names:
             self._known.pop(name, None)
+            self._compared = None
 
 
 def directory(hello: Hello) -> str:
@@ -74,30 +84,59 @@ def is_shared(on_node: Sequence[int] | None, before: tuple[int, int] | None, aft
     return on_node[0] == before[0] == after[0] and before[1] <= on_node[1] <= after[1]
 
 
-def look(directory: str, path: Sequence[str]) -> Found:
-    """Look through the notebook's folder and the folders of its path."""
-    files: dict[str, tuple[str, Stamp]] = {}
-    total, largest = 0, (FILE_LIMIT_BYTES, "")
-    for number, folder in enumerate(dict.fromkeys((directory, *path))):
-        for name, full in _files(folder):
-            try:
-                info = os.stat(full)
-            except OSError:
-                continue
-            if info.st_size > FILE_LIMIT_BYTES:
-                largest = max(largest, (info.st_size, full))
-                continue
-            total += info.st_size
-            if len(files) == COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
-                return Found(files, f"{_too_many(folder)} {_too_large(*largest)}".rstrip())
-            files[f"{number}/{name}"] = (full, (info.st_mtime_ns, info.st_size))
-    return Found(files, _too_large(*largest))
+class ProjectFiles:
+    """The notebook's own files: those of its folder, and of the folders of its path."""
+
+    def __init__(self) -> None:
+        self._listings = FolderListings()
+        self._last: Found | None = None
+        self._slow = ""
+        """Sentence about a look that took long, although the folders had been listed before."""
+
+    def look(self, directory: str, path: Sequence[str]) -> Found:
+        """Look through the folders; the same object is returned as long as nothing changes."""
+        began_s = time.monotonic()
+        found = self._look(directory, path)
+        if self._last is not None and not self._slow and (took_s := time.monotonic() - began_s) > SLOW_S:
+            self._slow = _too_slow(directory, took_s)
+        found = replace(found, left_out=f"{found.left_out} {self._slow}".strip())
+        if self._last is None or found != self._last:
+            self._last = found
+        return self._last
+
+    def _look(self, directory: str, path: Sequence[str]) -> Found:
+        files: dict[str, tuple[str, Stamp]] = {}
+        total, largest = 0, (FILE_LIMIT_BYTES, "")
+        for number, folder in enumerate(dict.fromkeys((directory, *path))):
+            for inside, entries in self._listings.walk(folder):
+                prefix = f"{number}/{inside}"
+                for name, full in entries:
+                    try:
+                        info = os.stat(full)
+                    except OSError:
+                        continue
+                    size = info.st_size
+                    if size > FILE_LIMIT_BYTES:
+                        largest = max(largest, (size, full))
+                        continue
+                    total += size
+                    if len(files) == COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
+                        return Found(files, f"{_too_many(folder)} {_too_large(*largest)}".rstrip())
+                    files[prefix + name] = (full, (info.st_mtime_ns, size))
+        return Found(files, _too_large(*largest))
 
 
 def _too_many(folder: str) -> str:
     return (
         f"{folder} has more than {COUNT_LIMIT} files or {TOTAL_LIMIT_BYTES >> 20} MB: not all of it is on the nodes; "
         "start the notebook in a folder of its own."
+    )
+
+
+def _too_slow(folder: str, took_s: float) -> str:
+    return (
+        f"each cell waits {duration(took_s)} for a look through the files of {folder}, which the nodes get copies of: "
+        "start the notebook in a folder of its own, or in one that the nodes share."
     )
 
 
@@ -108,19 +147,3 @@ def _too_large(size_bytes: int, path: str) -> str:
         f"{path} ({size_bytes >> 20} MB) is not on the nodes, nor is any other file over {FILE_LIMIT_BYTES >> 20} MB: "
         "have the ranks read such data from where all nodes reach it."
     )
-
-
-def _files(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield relative and full names; without hidden files, files made by Python or npm, and environments."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [
-            name
-            for name in sorted(folders)
-            if not name.startswith(".")
-            and name not in _LEFT_OUT
-            and not os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
-        ]
-        inside = "" if parent == folder else f"{os.path.relpath(parent, folder)}/"
-        for name in sorted(names):
-            if not name.startswith(".") and not name.endswith((".ipynb", ".pyc")):
-                yield f"{inside}{name}", os.path.join(parent, name)
