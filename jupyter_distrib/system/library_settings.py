@@ -1,5 +1,5 @@
 """Copies the settings that a program has made in its libraries for all that it computes and prints: read in the kernel,
-set in a rank. Only libraries that are loaded are looked at. Standard library only.
+set in a rank. Only libraries that are loaded are looked at, and none is loaded for it. Standard library only.
 
 Each setting is a value of JSON. One that has its default is left out.
 """
@@ -11,7 +11,7 @@ import importlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,15 @@ def read() -> dict[str, Any]:
     }
 
 
-def default_device() -> str:
-    """Return the device of `torch.set_default_device`; empty if that is the CPU."""
+def that_stay() -> Iterator[str]:
+    """Yield a sentence for each setting of this process that ranks do not take over."""
     torch: Any = sys.modules.get("torch")
     ask = getattr(torch, "get_default_device", None)
-    name = "" if ask is None else str(ask())
-    return "" if name == "cpu" else name
+    if ask is not None and (device := str(ask())) != "cpu":
+        yield f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
+    for name, value in _pandas_display().items():
+        if callable(value) and _as_json(value) is None:
+            yield f"the function in pandas.options.{name} of the notebook is not set on the ranks: set it in the cell"
 
 
 class Applied:
@@ -72,8 +75,26 @@ class Applied:
         for each in SETTINGS:
             value = wanted.get(each.name)
             if value != self._now.get(each.name):
-                each.write(importlib.import_module(each.library), value)
+                _write(each, value)
         self._now = dict(wanted)
+
+
+def _write(setting: LibrarySetting, value: Any) -> None:
+    if setting.library in sys.modules or setting.library not in AT_IMPORT:
+        setting.write(importlib.import_module(setting.library), value)
+    else:
+        _waiting[setting.library] = lambda library: setting.write(library, value)
+
+
+def set_at_import(library: Any) -> None:
+    """Apply the settings that have waited for the import of this library. Called in a rank when it has imported it."""
+    _waiting.pop(library.__name__, lambda _: None)(library)
+
+
+AT_IMPORT = ("pandas",)
+"""Libraries that a rank imports late or never, so that their settings wait for it."""
+_waiting: dict[str, Callable[[Any], None]] = {}
+"""The functions that apply settings to libraries that are not imported yet."""
 
 
 def _read_dtype(torch: Any) -> str | None:
@@ -100,6 +121,57 @@ def _read_numpy_printing(numpy: Any) -> dict[str, Any] | None:
 
 def _write_numpy_printing(numpy: Any, value: dict[str, Any] | None) -> None:
     numpy.set_printoptions(**{**_NUMPY_PRINTING, **(value or {})})
+
+
+def _pandas_display() -> dict[str, Any]:
+    """Return pandas' options of display that do not have the default of a program, by name, if pandas is loaded."""
+    config = getattr(getattr(sys.modules.get("pandas"), "_config", None), "config", None)
+    if config is None:
+        return {}
+    # pandas has no public way to read them all with their defaults
+    registered, found = config._registered_options, {}  # noqa: SLF001
+    for name, value in _flat("display", config._global_config.get("display", {})):  # noqa: SLF001
+        # 20 in a notebook, 0 in programs, which ranks are
+        default = 0 if name == "display.max_columns" else getattr(registered.get(name), "defval", value)
+        if value is not default and value != default:
+            found[name] = value
+    return found
+
+
+def _flat(prefix: str, options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in options.items():
+        name = f"{prefix}.{key}"
+        if isinstance(value, dict):
+            yield from _flat(name, value)
+        else:
+            yield name, value
+
+
+def _as_json(value: Any) -> Any:
+    """Return the value in a form that JSON can express; `"{:.2f}".format` as a dictionary, and None for others."""
+    if getattr(value, "__name__", "") == "format" and isinstance(text := getattr(value, "__self__", None), str):
+        return {"format": text}
+    return value if isinstance(value, (str, int, float, bool)) else None
+
+
+def _read_pandas(_: Any) -> dict[str, Any] | None:
+    options = _pandas_display()
+    return {
+        name: _as_json(value) for name, value in options.items() if value is None or _as_json(value) is not None
+    } or None
+
+
+def _write_pandas(pandas: Any, value: dict[str, Any] | None) -> None:
+    value = value or {}
+    for name in _pandas_before.keys() - value.keys():
+        pandas.set_option(name, _pandas_before.pop(name))
+    for name, option in value.items():
+        _pandas_before.setdefault(name, pandas.get_option(name))
+        pandas.set_option(name, option["format"].format if isinstance(option, dict) else option)
+
+
+_pandas_before: dict[str, Any] = {}
+"""The options that this process had before another one's were set."""
 
 
 def _unlike(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any] | None:
@@ -189,6 +261,7 @@ SETTINGS = (
     LibrarySetting(name="torch's default dtype", library="torch", read=_read_dtype, write=_write_dtype),
     LibrarySetting(name="torch printing", library="torch", read=_read_torch_printing, write=_write_torch_printing),
     LibrarySetting(name="numpy printing", library="numpy", read=_read_numpy_printing, write=_write_numpy_printing),
+    LibrarySetting(name="pandas display", library="pandas", read=_read_pandas, write=_write_pandas),
     LibrarySetting(name="logging", library="logging", read=_read_logging, write=_write_logging),
     LibrarySetting(name="levels of loggers", library="logging", read=_read_levels, write=_write_levels),
     LibrarySetting(name="warnings", library="warnings", read=_read_warnings, write=_write_warnings),

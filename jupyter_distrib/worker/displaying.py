@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 from jupyter_distrib.libraries import known
+from jupyter_distrib.system import library_settings
 from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire.messages import Cleared, Displayed
 
@@ -271,7 +272,11 @@ def _replace_functions(module: types.ModuleType) -> None:
     )
 
 
-_REPLACED = {"IPython.core.display_functions": _replace_functions, **known.mends()}
+_REPLACED = {
+    "IPython.core.display_functions": _replace_functions,
+    **dict.fromkeys(library_settings.AT_IMPORT, library_settings.set_at_import),
+    **known.mends(),
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

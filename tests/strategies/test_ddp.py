@@ -372,6 +372,28 @@ for x, y in itertools.islice(loader, 2):
 }
 
 
+LEFT_BEHIND = """
+torch.manual_seed(rank)
+left = Net()
+torch.manual_seed(0)
+for each in left.parameters(): each.grad = torch.ones_like(each)
+torch.nn.left = left, torch.optim.SGD(left.parameters(), lr=0.1, momentum=0.9)"""
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_nothing_is_said_of_what_an_earlier_cell_has_left(book: Notebook, failed: bool) -> None:
+    book.ok(f"{DDP}--keep place\nplace = rank\ndist.barrier()")  # these ranks and their group stay
+    leave = book.fails if failed else book.ok
+    leave(f"{NONE}\n{LEFT_BEHIND}\n{'1 / 0' if failed else ''}")
+
+    view = book.ok(f"{DDP}\n{NOT_SAID['a step that the ranks average by themselves']}").view
+    book.ok(f"{NONE}\ndel torch.nn.left")
+    book.ok("del place")
+
+    assert "different weights" not in view
+    assert "differed between ranks" not in view
+
+
 @pytest.mark.parametrize("what", NOT_SAID)
 def test_what_is_meant_is_not_commented(book: Notebook, what: str) -> None:
     shown = book.ok(f"{DDP}\ntorch.manual_seed(0)\n{NOT_SAID[what]};").view

@@ -34,10 +34,10 @@ def as_it_was() -> Iterator[None]:
 def test_a_fresh_program_has_nothing_to_tell() -> None:
     program = (
         "import numpy, torch, logging\nfrom jupyter_distrib.system import library_settings\n"
-        "print(library_settings.read(), [library_settings.default_device()])"
+        "print(library_settings.read(), [*library_settings.that_stay()])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "{} ['']\n"
+    assert done.stdout == "{} []\n"
 
 
 def test_settings_are_the_same_after_a_way_through_json() -> None:

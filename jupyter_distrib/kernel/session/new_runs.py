@@ -60,8 +60,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     )
     if options.gpus is not None and not group.gpus:
         record.apply(Noted(run=record.run, rank=None, text=f"no GPU here: {group.size} CPU ranks (gloo)"))
-    if device := library_settings.default_device():
-        text = f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
+    for text in library_settings.that_stay():
         record.apply(Noted(run=record.run, rank=None, text=text))
     for text in group.notes:
         record.apply(Noted(run=record.run, rank=None, text=text))

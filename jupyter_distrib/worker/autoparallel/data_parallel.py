@@ -10,6 +10,7 @@ The user's models are held as long as their optimizer lives.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import Any
@@ -21,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.autoparallel import object_collectives, ownership, weight_sync
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
@@ -255,9 +257,11 @@ class DataParallel:
     def _rejoin(self) -> None:
         """Give kept optimizers that an interrupt has stopped at different steps the state of rank 0.
 
-        Every rank takes part, also one without optimizers.
+        Every rank takes part, also one without optimizers. One that a failed cell has left in a library is not its
+        concern.
         """
         optimizers = [each for each in ownership.alive(Optimizer) if hasattr(each, "param_groups")]
+        optimizers = ownership.within_reach(optimizers, [vars(sys.modules["__main__"]), payload.kept_values])
         optimizers = [each for each in optimizers if not any(map(ownership.is_sharded, ownership.parameters_of(each)))]
         trained = [self._trained_by(each) for each in optimizers]
         every = weight_sync.fingerprints_of_sets(trained)

@@ -62,6 +62,9 @@ class TrainingChecks:
         """The optimizers that have stepped with a gradient, or that have a note about never doing so."""
         self._trained: list[ref[torch.Tensor]] = []
         """The parameters of these optimizers, which themselves may be gone by the end."""
+        self._old_gradients: list[tuple[ref[torch.Tensor], ref[torch.Tensor], int]] = []
+        """The tensors that had a gradient before the first backward pass without the spread, with it and its version:
+        kept ones, and those that an earlier cell has left somewhere."""
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
         """The tensors with a gradient after the first backward pass without the spread, with their versions then."""
         self._met_before = -1
@@ -73,6 +76,12 @@ class TrainingChecks:
 
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
         """Check the losses at which a backward pass begins."""
+        if self._loaders.backwards == 1 and not self._spread.active:
+            self._old_gradients = [
+                (ref(each), ref(each.grad), private.version_of(each.grad))
+                for each in _with_gradient()
+                if each.grad is not None
+            ]
         if self._loaders.backwards <= LOOKS:
             self._compared(lambda: self._losses.before(losses))
         self._tell_if_summed(losses)
@@ -86,7 +95,7 @@ class TrainingChecks:
         self._together = self._together or reached
         if not reached and not self._alone:
             self._alone = True
-            self._versions = [(ref(each), private.version_of(each)) for each in _with_gradient()]
+            self._versions = [(ref(each), private.version_of(each)) for each in self._with_new_gradient()]
         if self._loaders.backwards <= LOOKS:
             self._compared(self._tell_if_same_losses)
 
@@ -164,8 +173,17 @@ class TrainingChecks:
         """Return the tensors that are known to have been trained in this run, by the spread or not."""
         tensors = [each for weak in self._trained if (each := weak()) is not None]
         if self._alone:
-            tensors += _with_gradient()
+            tensors += self._with_new_gradient()
         return list({id(each): each for each in tensors if not ownership.is_sharded(each)}.values())
+
+    def _with_new_gradient(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradient a backward pass of this run has computed."""
+        unchanged = set()
+        for weak, weak_gradient, version in self._old_gradients:
+            tensor, gradient = weak(), weak_gradient()
+            if tensor is not None and gradient is not None and tensor.grad is gradient:
+                unchanged |= {id(tensor)} if private.version_of(gradient) == version else set()
+        return [each for each in _with_gradient() if id(each) not in unchanged]
 
     def _was_changed(self) -> bool:
         """Return whether any tensor was changed, by an optimizer or by hand after a backward pass."""
