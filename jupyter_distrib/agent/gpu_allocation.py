@@ -155,7 +155,15 @@ class GpuAllocation:
                 holders.setdefault(f"{holder}{self._kept_on(gpu)}", []).append(gpu)
         free = len(fitting) - sum(map(len, holders.values()))
         told = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
-        return f"--gpus {choice.size}, but only {free} of {len(fitting)} GPUs are free. {told}."
+        wait = f"Wait for them with --wait S, or free them: {self._freeing(fitting)}."
+        return f"--gpus {choice.size}, but only {free} of {len(fitting)} GPUs are free. {told}. {wait}"
+
+    def _freeing(self, gpus: Sequence[Gpu]) -> str:
+        """Tell how a user gets at what has these GPUs."""
+        on_them = [group for group in self._groups if set(group.gpus) & set(gpus)]
+        runs = [group.current.run for group in on_them if group.detached and group.current is not None]
+        attach = [f"`%distributed_attach {run}` shows the detached run" for run in runs]
+        return ", ".join(["`%distributed_pool stop` in that notebook does it", *attach])
 
     def _kept_on(self, gpu: Gpu) -> str:
         for group in self._groups:

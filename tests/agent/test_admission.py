@@ -66,6 +66,8 @@ def test_a_gpu_that_another_cell_uses_is_still_refused(book: Notebook) -> None:
     book.ok("%%distributed --gpus 1 --detach --out run\nimport time\ntime.sleep(300)")
     refused = book.fails("%%distributed --gpus 1 --fresh\nrank")
     assert "only 0 of 1 GPUs are free" in refused.traceback
+    run = book.ok("run.id").result.strip("'")
+    assert refused.evalue.endswith(f"`%distributed_attach {run}` shows the detached run.")
     book.ok("run.cancel()")
 
 

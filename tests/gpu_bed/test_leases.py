@@ -90,7 +90,9 @@ def test_a_refusal_names_what_the_holder_keeps(bed: GpuBed) -> None:
         refused = second.fails("%%distributed --gpus 1\n1")
 
         assert refused.evalue.startswith("--gpus 1, but only 0 of 8 GPUs are free. GPUs 0-7: ")
-        assert re.search(r"GPUs 0-7: .*kernel \d+.* since \d\d:\d\d \(keeps w\)\.$", refused.evalue)
+        assert re.search(
+            r"GPUs 0-7: .*kernel \d+.* since \d\d:\d\d \(keeps w\)\. Wait for them with --wait S", refused.evalue
+        )
 
 
 def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
@@ -103,6 +105,7 @@ def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
 
         assert "(run " in refused.evalue
         assert "In[" in refused.evalue
+        assert refused.evalue.endswith("or free them: `%distributed_pool stop` in that notebook does it.")
         assert second.ok("%%distributed --gpus 8\nlocal_rank").result
 
 

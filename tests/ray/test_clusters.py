@@ -6,6 +6,7 @@ import http.server
 import importlib.metadata
 import json
 import re
+import shlex
 import shutil
 import socket
 import stat
@@ -160,6 +161,18 @@ def test_a_notebook_below_uv_run_has_ranks_with_the_python_of_the_nodes(cluster:
         assert book.cell(f"%%distributed {line}\nrank", timeout_s=100).result == "rank 0: 0"
 
 
+def test_an_executable_of_several_words_runs_the_nodes_processes(cluster: Cluster, tmp_path: Path) -> None:
+    executable = f"env 'WORDS=several ones' {sys.executable} -X dev"
+    line = f"--pool ray --insecure --address {cluster.address} --ranks 1"
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        environment = shlex.quote(json.dumps({"py_executable": executable}))
+        outcome = book.cell(
+            f"%%distributed {line} --runtime-env {environment}\nimport os\nos.environ.get('WORDS')", timeout_s=100
+        )
+        assert outcome.result == "rank 0: 'several ones'", outcome.text
+
+
 def node_with(folder: Path, name: str, version: str) -> str:
     """A runtime environment in which another version of a package is found; nobody imports it."""
     about = folder / name / f"{name}-{version}.dist-info"
@@ -201,6 +214,7 @@ def test_an_interpreter_that_is_none_is_one_sentence(cluster: Cluster, tmp_path:
         assert re.search(r"there is no interpreter at /wrong/path on node 127\.0\.0\.[23]", said), said
         for executable, why in (
             ("/wrong/path", "there is no py_executable"),
+            ("/wrong/path -u", "there is no py_executable"),
             (bare_python(tmp_path), "No module named"),
         ):
             said = refused(book, f"{at} --runtime-env '{json.dumps({'py_executable': executable})}'")

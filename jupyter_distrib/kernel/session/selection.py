@@ -111,6 +111,8 @@ def busy(group: WorkerGroup) -> PoolError:
     """Return an error with the reason why a cell cannot use these ranks, which another cell has."""
     if (run := group.executing) is None:
         return PoolError("another cell is about to run on these ranks: wait for it, or use --wait S.")
+    look = f"see it with `%distributed_attach {run.id}`" if run.detached else "see it with `%distributed_status`"
     return PoolError(
-        f"{run.record.label} is still running on these ranks (run {run.id}): wait for it, or stop it first."
+        f"{run.record.label} is still running on these ranks (run {run.id}): wait for it with --wait S, {look}, "
+        f"or stop it with `%distributed_pool stop`."
     )

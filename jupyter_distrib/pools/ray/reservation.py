@@ -19,6 +19,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.pools.ray.object_store import RayTransfer
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
+from jupyter_distrib.system import paths, run_list
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
@@ -272,16 +273,24 @@ def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
         for group in placement_group_table().values()
         if str(group.get("name", "")).startswith("jupyter_distrib: ") and group["state"] == "CREATED"
     }
-    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders(names)
+    going_on = [run for run in run_list.listed(paths.runtime_directory()) if not run.ended]
+    detached = [run.run for run in going_on if (os.path.basename(run.notebook) or run.holder) in names]
+    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders(names, detached)
 
 
-def holders(names: Collection[str]) -> str:
+def holders(names: Collection[str], detached: Sequence[str] = ()) -> str:
     """Return a sentence, with a space before it, on the notebooks that have ranks in a cluster, and on how to free
-    them; empty without any."""
+    them; empty without any.
+
+    Args:
+        names: The notebooks.
+        detached: Ids of their detached runs on this machine.
+    """
     if not names:
         return ""
     told, verb = ", ".join(sorted(names)), "has" if len(names) == 1 else "have"
+    attach = [f"`%distributed_attach {run}`" for run in detached] or ["`%distributed_attach`"]
     return (
-        f" {told} {verb} ranks in it: `%distributed_pool stop` in that notebook frees them, and `%distributed_attach` "
+        f" {told} {verb} ranks in it: `%distributed_pool stop` in that notebook frees them, and {', '.join(attach)} "
         "shows a detached run of it; or wait for them with --wait S."
     )

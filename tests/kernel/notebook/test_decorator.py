@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import types
@@ -178,7 +179,11 @@ def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Note
     assert wait_until((tmp_path / "began").exists)
     refused = book.fails("train.distributed(1)")
     assert refused.ename == "PoolError"
-    assert "train() is still running on these ranks (run " in refused.evalue
+    assert re.fullmatch(
+        r"train\(\) is still running on these ranks \(run (\S+)\): wait for it with --wait S, see it with "
+        r"`%distributed_status`, or stop it with `%distributed_pool stop`\.",
+        refused.evalue,
+    )
     assert "train() is still running on these ranks" in book.fails("%%distributed --ranks 2 --fresh\nrank").evalue
     (tmp_path / "go").touch()
 

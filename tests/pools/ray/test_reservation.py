@@ -30,4 +30,5 @@ def test_who_has_the_ranks_is_told_and_how_to_free_them() -> None:
     assert holders(["train.ipynb"]).startswith(
         " train.ipynb has ranks in it: `%distributed_pool stop` in that notebook"
     )
+    assert "`%distributed_attach r-12` shows a detached run of it" in holders(["train.ipynb"], ["r-12"])
     assert holders(["b.ipynb", "a.ipynb"]).startswith(" a.ipynb, b.ipynb have ranks in it: ")
