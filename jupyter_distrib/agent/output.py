@@ -24,6 +24,9 @@ READ_EVERY_S = 0.005
 SEND_EVERY_S = 0.05
 SHOWN_BYTES = 32 << 10
 """Bytes of one stream between two batches that go to the notebook at most; the log has all."""
+FIRST_LINES = 20
+"""Lines at the beginning of each stream that go to the notebook also in a flood, if they are short."""
+FIRST_BYTES = 8 << 10
 LOG_LIMIT_BYTES = int(os.environ.get("JUPYTER_DISTRIB_LOG_LIMIT_BYTES", str(1 << 30)))
 TAIL_BYTES = 16 << 10
 """Bytes that hold a crash report: up to 100 frames and the names of all extension modules."""
@@ -65,9 +68,11 @@ class RunOutput:
             self._timer = None
         now = time.monotonic()
         for (rank, stream), batch in self._batches.items():
-            text, skipped = batch.take()
-            if text or skipped:
-                self._send(Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now))
+            for text, skipped in (batch.take_first(), batch.take()):
+                if text or skipped:
+                    self._send(
+                        Wrote(run=self.run, rank=rank, stream=stream, text=text, skipped_lines=skipped, at_s=now)
+                    )
 
     def close(self) -> None:
         self.flush()
@@ -120,27 +125,55 @@ class _Batch:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._data = bytearray()
         self._skipped = 0
+        self._first = bytearray()
+        """The first lines of the stream, if they would not be shown without this."""
+        self._first_left = FIRST_LINES
 
     def add(self, data: bytes) -> None:
         self._data += data
         if len(self._data) > 8 * SHOWN_BYTES:
             self._trim()
 
+    def take_first(self) -> tuple[str, int]:
+        """Return the first lines of a stream that begins with more than can be shown; else nothing."""
+        if len(self._data) > SHOWN_BYTES:
+            self._trim()
+        text = self._first.decode("utf-8", "replace")
+        self._first.clear()
+        return text, 0
+
     def take(self) -> tuple[str, int]:
         if len(self._data) > SHOWN_BYTES:
             self._trim()
+        if self._first_left:
+            self._first_left = max(0, self._first_left - self._data.count(b"\n"))
         text, skipped = self._decoder.decode(bytes(self._data)), self._skipped
         self._data.clear()
         self._skipped = 0
         return text, skipped
 
     def _trim(self) -> None:
-        """Keep the last lines; a line longer than all that is shown loses its beginning."""
+        """Keep the last lines, and the first ones of the stream; a line longer than all that is shown loses its
+        beginning."""
+        if self._first_left:
+            self._keep_first()
         room = len(self._data) - SHOWN_BYTES
         cut = self._data.find(b"\n", room, len(self._data) - 1) + 1 or room
         self._skipped += self._data.count(b"\n", 0, cut)
         del self._data[:cut]
         self._decoder.reset()
+
+    def _keep_first(self) -> None:
+        """Set the first lines of the stream apart, as many as are short."""
+        end = 0
+        for _ in range(self._first_left):
+            next_end = self._data.find(b"\n", end, FIRST_BYTES) + 1
+            if not next_end:
+                break
+            end = next_end
+        self._first += self._data[:end]
+        del self._data[:end]
+        self._first_left = 0
 
 
 class Pipe:

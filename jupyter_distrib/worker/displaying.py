@@ -12,6 +12,7 @@ import base64
 import importlib.abc
 import importlib.machinery
 import json
+import os
 import secrets
 import sys
 import threading
@@ -19,6 +20,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -47,7 +49,10 @@ class Displayer:
         self._lock = threading.RLock()
         """A reentrant lock, since a finalizer that displays may be called in the middle of a display."""
         self._waiting: list[Event] = []
-        self._clear_first = False
+        self._clear_first: Cleared | None = None
+        """The clearing that waits for the next display."""
+        self._clears = 0
+        """The number of calls of `clear_output`."""
         self._sent_at_s = float("-inf")
         self._timer: threading.Timer | None = None
 
@@ -62,20 +67,23 @@ class Displayer:
             at_s=time.monotonic(),
         )
         with self._lock:
-            if self._clear_first:
-                self._clear_now()
+            if self._clear_first and not update:
+                self._waiting = [old for old in self._waiting if old is self._clear_first]
+                self._clear_first = None
             if update:
                 self._waiting = [old for old in self._waiting if not _is_update_of(old, display_id)]
             self._waiting = [*self._waiting, event][-MAX_WAITING:]
         self._soon()
 
     def clear(self, *, wait: bool) -> None:
-        """Remove all displays; with `wait` only when there is a new one."""
+        """Remove all displays and what was printed; with `wait` only when there is something new."""
         with self._lock:
-            self._clear_first = wait
-            if wait:
-                return
-            self._clear_now()
+            self._clears += 1
+            event = Cleared(run=self._run, rank=self._rank, number=self._clears, wait=wait, at_s=time.monotonic())
+            before = [old for old in self._waiting if old is not self._clear_first] if wait else []
+            self._waiting = [*before, event]
+            self._clear_first = event if wait else None
+            _mark_output(self._clears, wait=wait)
         self._soon()
 
     def close(self) -> None:
@@ -83,10 +91,6 @@ class Displayer:
         if self._timer is not None:
             self._timer.cancel()
         self._flush()
-
-    def _clear_now(self) -> None:
-        self._clear_first = False
-        self._waiting = [Cleared(run=self._run, rank=self._rank, at_s=time.monotonic())]
 
     def _soon(self) -> None:
         if self._timer is not None:
@@ -104,6 +108,15 @@ class Displayer:
             self._sent_at_s, self._timer = time.monotonic(), None
         for event in waiting:
             self._send(event)
+
+
+def _mark_output(number: int, *, wait: bool) -> None:
+    """Write the place of a clearing among what is printed: a code that terminals ignore."""
+    code = f"\x1b]distrib-clear;{number}{';wait' if wait else ''}\x07".encode()
+    for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+        with suppress(OSError, ValueError, AttributeError):  # the cell may have closed or replaced it
+            stream.flush()
+            os.write(fd, code)
 
 
 def _is_update_of(event: Event, display_id: str) -> bool:
@@ -151,7 +164,7 @@ def update_display(item: Any, *, display_id: str, **keywords: Any) -> None:
 
 
 def clear_output(wait: bool = False) -> None:
-    """Remove the displays of this rank. Its printed output stays, as it is in the log as well."""
+    """Remove what this rank has displayed and printed. The log keeps what it has printed."""
     if current is not None:
         current.clear(wait=wait)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.agent import output as module
-from jupyter_distrib.agent.output import SHOWN_BYTES, Pipe, RunOutput, _Batch
+from jupyter_distrib.agent.output import FIRST_LINES, SHOWN_BYTES, Pipe, RunOutput, _Batch
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Noted, Wrote
 
@@ -55,9 +55,10 @@ def test_a_line_that_is_too_long_is_shown_from_where_there_is_room(end: str) -> 
     batch = _Batch()
     batch.add(("before\n" + "x" * 200_000 + f"the end{end}").encode())
 
+    assert batch.take_first() == ("before\n", 0)
     text, skipped = batch.take()
 
-    assert skipped == 1
+    assert skipped == 0
     assert text.endswith(f"xthe end{end}")
     assert len(text) == SHOWN_BYTES
 
@@ -94,13 +95,28 @@ def test_skipped_lines_are_counted_exactly(chunk: int) -> None:
     for at in range(0, len(data), chunk):
         batch.add(data[at : at + chunk])
         if at % 7 == 0:
+            first = batch.take_first()[0]
             text, left_out = batch.take()
             assert not left_out or text.startswith("line "), "cut at a line's end"
-            shown, skipped = shown + text, skipped + left_out
+            shown, skipped = shown + first + text, skipped + left_out
+    first = batch.take_first()[0]
     text, left_out = batch.take()
-    shown, skipped = shown + text, skipped + left_out
+    shown, skipped = shown + first + text, skipped + left_out
     assert shown.count("\n") + skipped == 200_000
     assert shown.endswith("line 199999\n")
+
+
+def test_the_first_lines_of_a_flood_are_shown_and_those_of_a_later_one_are_not() -> None:
+    flood = b"".join(b"line %d\n" % i for i in range(100_000))
+    batch = _Batch()
+    batch.add(b"before\n")
+    assert (batch.take_first(), batch.take()) == (("", 0), ("before\n", 0))
+    batch.add(flood)
+    first, _ = batch.take_first()
+    assert first == "".join(f"line {i}\n" for i in range(FIRST_LINES - 1)), "20 with the one before"
+    assert batch.take()[0].endswith("line 99999\n")
+    batch.add(flood)
+    assert batch.take_first() == ("", 0)
 
 
 def test_a_batch_holds_little_whatever_comes() -> None:

@@ -17,7 +17,7 @@ import traitlets
 from jupyter_distrib.kernel import views
 
 _STATIC = Path(views.__file__).parent / "static"
-_MODULES = ("dom.js", "state.js", "chart.js", "output.js", "displays.js", "run.js")
+_MODULES = ("dom.js", "state.js", "chart.js", "styles.js", "output.js", "displays.js", "run.js")
 
 
 def bundle() -> str:

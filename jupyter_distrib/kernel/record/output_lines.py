@@ -5,10 +5,17 @@ Part of the fold in `kernel/record/record.py`; kernel side; no thread, no clock.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import islice
+
+from jupyter_distrib.kernel.record.terminal_styles import Span
 
 HEAD_LINES = 200
+RANK_HEAD_LINES = 20
+"""The number of first lines that are kept of each rank, however many others have written before."""
+MOST_HEAD_LINES = 2000
 TAIL_LINES = 1000
 
 
@@ -21,6 +28,10 @@ class Line:
     stream: str = "stdout"
     text: str = ""
     skipped: int = 0
+    spans: tuple[Span, ...] = ()
+    """The parts of the text that have a colour or weight; see `terminal_styles`."""
+    cleared: bool = False
+    """Whether it is no line, but the news that the rank has cleared this stream's lines before it."""
 
 
 class Lines:
@@ -29,22 +40,55 @@ class Lines:
     def __init__(self) -> None:
         self.entries = 0
         self.count = 0
-        self._head: list[Line] = []
-        self._tail: deque[Line] = deque(maxlen=TAIL_LINES)
-        self._dropped = 0
+        self._head: list[tuple[int, Line]] = []
+        """Numbered entries, as in the tail, but for good; the numbers rise."""
+        self._tail: deque[tuple[int, Line]] = deque()
+        self._first: Counter[int | None] = Counter()
+        """The number of lines of each rank in the head."""
+        self._dropped: Counter[tuple[int | None, str]] = Counter()
+        """The number of lines that are not kept, by rank and stream."""
 
     def append(self, line: Line) -> None:
-        self.entries += 1
         self.count += line.skipped or 1
-        if len(self._head) < HEAD_LINES:
-            self._head.append(line)
-            return
-        if len(self._tail) == TAIL_LINES:
-            self._dropped += self._tail[0].skipped or 1
-        self._tail.append(line)
+        self._append(line)
+
+    def clear(self, rank: int, stream: str) -> None:
+        """Drop the lines of one stream; who has read them finds an entry that says so."""
+        self._head = [entry for entry in self._head if not _is_of(entry[1], rank, stream)]
+        self._tail = deque(entry for entry in self._tail if not _is_of(entry[1], rank, stream))
+        self._dropped.pop((rank, stream), None)
+        self._first[rank] = sum(line.rank == rank for _, line in self._head)
+        self._append(Line(rank=rank, stream=stream, cleared=True))
 
     def since(self, entry: int) -> list[Line]:
-        start = self.entries - len(self._tail)
-        gone = self._dropped if entry <= len(self._head) else start - entry
+        """Return the lines from the entry with this number on, with one gap in place of those that are not kept."""
+        head = self._head[bisect_left(self._head, entry, key=_number) :]
+        start = self._tail[0][0] if self._tail else self.entries
+        dropped = sum(self._dropped.values())
+        late = bisect_left(head, start, key=_number)
+        gone = dropped if entry < start and entry <= HEAD_LINES else min(dropped, start - entry - late)
         gap = [Line(rank=None, skipped=gone)] if gone > 0 else []
-        return [*self._head[entry:], *gap, *list(self._tail)[max(0, entry - start) :]]
+        tail = islice(self._tail, bisect_left(self._tail, entry, key=_number), None)
+        rest = sorted([*head[late:], *tail], key=_number) if late < len(head) else tail
+        return [*(line for _, line in head[:late]), *gap, *(line for _, line in rest)]
+
+    def _append(self, line: Line) -> None:
+        number = self.entries
+        self.entries += 1
+        few = len(self._head) < HEAD_LINES or self._first[line.rank] < RANK_HEAD_LINES
+        if few and len(self._head) < MOST_HEAD_LINES:
+            self._head.append((number, line))
+            self._first[line.rank] += 1
+            return
+        if len(self._tail) == TAIL_LINES:
+            old = self._tail.popleft()[1]
+            self._dropped[old.rank, old.stream] += old.skipped or (not old.cleared)
+        self._tail.append((number, line))
+
+
+def _number(entry: tuple[int, Line]) -> int:
+    return entry[0]
+
+
+def _is_of(line: Line, rank: int, stream: str) -> bool:
+    return line.rank == rank and line.stream == stream

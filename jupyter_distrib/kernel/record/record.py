@@ -16,9 +16,11 @@ from math import isfinite
 from typing import Literal, assert_never
 
 from jupyter_distrib.kernel.record import nested_progress
+from jupyter_distrib.kernel.record.clearing import RankClearing
 from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.output_lines import Line, Lines
 from jupyter_distrib.kernel.record.terminal_stream import Progress, Stream
+from jupyter_distrib.kernel.record.terminal_styles import StyledText
 from jupyter_distrib.system.formatting import short
 from jupyter_distrib.wire.messages import (
     Cleared,
@@ -174,8 +176,8 @@ class RunRecord:
         """The start of the first attempt, if there is a second one."""
         self.changes = 0
         """The number of events so far, by which a view decides whether to draw."""
-        self._streams: dict[tuple[int, str], Stream] = {}
         self._output = Lines()
+        self._clearing: dict[int, RankClearing] = {}
         self._last_at_s: float | None = None
         for worker in workers:
             if rank := self.ranks.get(worker.rank):
@@ -207,7 +209,8 @@ class RunRecord:
             case Displayed():
                 self._display(self.ranks[event.rank], event)
             case Cleared():
-                self.ranks[event.rank].displays = Displays()
+                rank = self.ranks[event.rank]
+                rank.displays = self._of(rank.rank).called(event, rank.displays)
             case Stalled():
                 self.stall = event
             case Moved():
@@ -278,36 +281,36 @@ class RunRecord:
 
     def partial_lines(self) -> list[Line]:
         """Return the beginning of each line that a rank has not ended yet."""
-        return [
-            Line(rank=rank, stream=name, text=text)
-            for (rank, name), stream in sorted(self._streams.items())
-            if (text := stream.peek())
-        ]
+        return [_line(rank, name, text) for rank, name, stream in self._streams() if (text := stream.peek())]
 
     def _start(self, rank: RankRecord, event: Started) -> None:
         rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
 
     def _write(self, rank: RankRecord, event: Wrote) -> None:
-        stream = self._streams.setdefault((event.rank, event.stream), Stream())
+        stream = self._of(event.rank).stream(event.stream)
         if event.skipped_lines:
             self._keep(rank, event.stream, stream.finish())
             self._output.append(Line(rank=event.rank, stream=event.stream, skipped=event.skipped_lines))
-        texts, bars = stream.feed(event.text)
-        self._keep(rank, event.stream, texts)
-        for depth, bar in bars:
+        fed = stream.feed(event.text)
+        if fed.cleared:
+            rank.displays, rank.last_line = self._of(event.rank).fed(event.stream, fed, rank.displays), ""
+        self._keep(rank, event.stream, fed.lines)
+        for depth, bar in fed.bars:
             rank.progress = nested_progress.drawn(rank.progress, depth, bar)
         rank.last_line = stream.peek() or rank.last_line
 
     def _keep(self, rank: RankRecord, stream: str, texts: list[str]) -> None:
         number, append = rank.rank, self._output.append
         for text in texts:
-            append(Line(rank=number, stream=stream, text=text))
+            append(_line(number, stream, text))
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
 
     def _progress(self, rank: RankRecord, event: Progressed) -> None:
         rank.progress = nested_progress.moved_on(rank.progress, event)
 
     def _display(self, rank: RankRecord, event: Displayed) -> None:
+        if not event.update:
+            rank.displays = self._of(event.rank).displayed(rank.displays)
         rank.displays = rank.displays.after(event)
 
     def _measure(self, rank: RankRecord, event: Measured) -> None:
@@ -362,7 +365,7 @@ class RunRecord:
     def _restart(self, event: Restarted) -> None:
         """Begin the next attempt: each rank anew, but for what it has shown and reported."""
         self._finish_lines()
-        self._streams.clear()
+        self._clearing.clear()
         self._first_began_at_s = self.began_at_s
         self.restarts.append(event)
         self.stall = None
@@ -382,14 +385,27 @@ class RunRecord:
         self.notes = [*self.notes, Noted(run=self.run, rank=None, text=text)][-NOTES:]
 
     def _finish_lines(self) -> None:
-        for (rank, name), stream in self._streams.items():
+        for rank, name, stream in self._streams():
             self._keep(self.ranks[rank], name, stream.finish())
+
+    def _of(self, rank: int) -> RankClearing:
+        if rank not in self._clearing:
+            self._clearing[rank] = RankClearing(rank, self._output)
+        return self._clearing[rank]
+
+    def _streams(self) -> list[tuple[int, str, Stream]]:
+        return [(rank, *each) for rank, of_rank in sorted(self._clearing.items()) for each in of_rank.streams.items()]
 
     def _end(self, event: Ended) -> None:
         self._finish_lines()
         self.ended, self.log_directory = True, event.log_directory
         if self.ok:
             self.stall = None
+
+
+def _line(rank: int, stream: str, text: str) -> Line:
+    spans = text.spans if isinstance(text, StyledText) else ()
+    return Line(rank=rank, stream=stream, text=text, spans=spans)
 
 
 def _again(old: Sample, event: Measured) -> bool:

@@ -1,7 +1,8 @@
 """The output of a rank as lines and as tqdm's bars. Kernel side; no thread, no clock, standard library only.
 
-    Stream.feed(text)   joins pieces, folds \\r and terminal codes   -->  complete lines
+    Stream.feed(text)   joins pieces, folds \\r and terminal codes   -->  complete lines, with their colours
                                                                    -->  bars, drawn at a depth or cleared
+                                                                   -->  the clearing that came before them
 
 Memory is bounded for any text: a line is cut at `LINE_CHARACTERS`.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
+from jupyter_distrib.kernel.record import terminal_styles
 from jupyter_distrib.libraries import tqdm
 
 LINE_CHARACTERS = 4000
@@ -41,15 +44,31 @@ _UP = "\x1b"
 """The character that stands for one cursor move up after terminal codes are removed; no other escape is left."""
 _CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
 _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
+_CLEAR = re.compile(r"\x1b\]distrib-clear;(\d+)(;wait)?\x07")
+"""The code by which a rank's `clear_output` marks its place among what is printed (`worker/displaying.py`)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+class Fed(NamedTuple):
+    """What a piece of output has brought."""
+
+    lines: list[str]
+    """Complete lines; `StyledText` if they have colours."""
+    bars: list[Draw]
+    cleared: int
+    """The number of the `clear_output` after which these lines came; 0 if there was none."""
 
 
 class Stream:
     """A parser that makes lines from a rank's stdout or stderr, which arrives in pieces that end at any character."""
 
-    __slots__ = ("_code", "_cut", "_line", "_on_bar", "_over", "_redrawn")
+    __slots__ = ("_clear", "_cleared", "_code", "_cut", "_line", "_on_bar", "_over", "_redrawn", "_style", "_styled")
 
-    def __init__(self) -> None:
+    def __init__(self, cleared: int = 0) -> None:
+        self._cleared = cleared
+        """The number of the last `clear_output` that has taken effect in any stream of the rank."""
+        self._clear = 0
+        """The number of a `clear_output(wait=True)` that waits for more text; 0 if none does."""
         self._line = ""
         self._cut = 0
         """The number of characters of the current line beyond `LINE_CHARACTERS`."""
@@ -61,23 +80,58 @@ class Stream:
         self._on_bar = False
         """Whether the cursor was moved up onto a bar, so that a newline only steps down again."""
         self._code = ""
+        self._styled = False
+        """Whether a code of a colour has come."""
+        self._style = ""
+        """The style at the beginning of the current line; see `terminal_styles`."""
 
-    def feed(self, text: str) -> tuple[list[str], list[Draw]]:
+    def feed(self, text: str) -> Fed:
         """Parse text. Return the lines that are complete now, and the changes to tqdm's bars."""
         lines: list[str] = []
         bars: list[Draw] = []
+        text, self._code = self._code + text, ""
+        cleared = 0
+        if self._clear or (_UP in text and _CLEAR.search(text)):
+            text, cleared = self._after_clears(text)
         *complete, rest = self._decode(text).split("\n")
         for piece in complete:
             plain = len(piece) <= LINE_CHARACTERS and "\r" not in piece and _UP not in piece
             if plain and not (self._line or self._over or self._on_bar):
-                lines.append(piece)
+                lines.append(self._commit(piece) if self._styled else piece)
             else:
                 self._take(piece, bars)
                 self._newline(lines, bars)
         self._take(rest, bars)
-        if self._redrawn and (bar := parse_bar(self._line)):
+        if self._redrawn and (bar := parse_bar(terminal_styles.plain(self._line))):
             bars.append((None, bar))
-        return lines, bars
+        return Fed(lines, bars, cleared)
+
+    def clear(self, number: int) -> bool:
+        """Note that a `clear_output` has taken effect; return whether the text so far has to go with it."""
+        self._cleared = max(self._cleared, number)
+        if not 0 < self._clear <= number:
+            return False
+        self._clear = 0
+        self._reset()
+        return True
+
+    def _after_clears(self, text: str) -> tuple[str, int]:
+        """Return the text behind the last clearing that takes effect, and the number of that one; 0 if none does."""
+        first, *parts = _CLEAR.split(text)
+        kept, number = "", 0
+        for mark, wait, piece in [("", None, first), *zip(parts[::3], parts[1::3], parts[2::3], strict=True)]:
+            if mark and (not wait or int(mark) <= self._cleared):
+                kept, number, self._clear = "", int(mark), 0
+            elif mark:
+                self._clear = int(mark)
+            if piece and self._clear:
+                kept, number, self._clear = piece, self._clear, 0
+            else:
+                kept += piece
+        if number:
+            self._reset()
+            self._cleared = max(self._cleared, number)
+        return kept, number
 
     def finish(self) -> list[str]:
         """End the current line, because nothing will continue it, and return it."""
@@ -88,15 +142,20 @@ class Stream:
 
     def peek(self) -> str:
         """Return the current line, unless it is a bar."""
-        return "" if self._redrawn and parse_bar(self._line) else self._shown().strip("\n")
+        if self._redrawn and parse_bar(terminal_styles.plain(self._line)):
+            return ""
+        text = self._shown().strip("\n")
+        return terminal_styles.styled(text, self._style)[0] if self._styled else text
 
     def _decode(self, text: str) -> str:
-        """Remove terminal codes and make other control characters visible; hold back a code that is cut in two."""
-        text, self._code = self._code + text, ""
+        """Remove terminal codes, but for those of colours, which become marks; make other control characters visible,
+        and hold back a code that is cut in two."""
+        text = terminal_styles.without_marks(text)
         if _UP in text:
             if (cut := _UNFINISHED_CODE.search(text, max(0, len(text) - 256))) is not None:
                 text, self._code = text[: cut.start()], cut.group()
-            text = _CODE.sub(_cursor_up, text)
+            text = _CODE.sub(_kept, text)
+            self._styled = self._styled or terminal_styles.BEGIN in text
         return _CONTROL.sub(_escaped, text)
 
     def _take(self, piece: str, bars: list[Draw]) -> None:
@@ -116,6 +175,10 @@ class Stream:
             self._reset()
             self._redrawn = True
         room = LINE_CHARACTERS - len(self._line)
+        if self._styled and len(text) > room:  # a line that is cut has no colours
+            self._style = terminal_styles.styled(self._line + text, self._style)[1]
+            self._line, text = terminal_styles.plain(self._line), terminal_styles.plain(text)
+            room = LINE_CHARACTERS - len(self._line)
         self._line += text[:room]
         self._cut += max(0, len(text) - room)
 
@@ -127,17 +190,19 @@ class Stream:
         self._on_bar = True
 
     def _newline(self, lines: list[str], bars: list[Draw]) -> None:
-        swallowed = self._on_bar and not self._line.strip()
+        swallowed = self._on_bar and not terminal_styles.plain(self._line).strip()
         if not swallowed and not self._draw(0, bars):
-            lines.append(self._shown())
+            lines.append(self._commit(self._shown()) if self._styled else self._shown())
+            self._line = ""
         self._reset()
 
     def _draw(self, depth: int, bars: list[Draw]) -> bool:
         """Record the change of a bar by the current text. Return False if the text is no bar and clears none."""
         if not self._redrawn or not self._line:
             return False
-        bar = parse_bar(self._line)
-        if bar or not self._line.strip():
+        line = terminal_styles.plain(self._line)
+        bar = parse_bar(line)
+        if bar or not line.strip():
             bars.append((depth, bar))
             return True
         return False
@@ -146,7 +211,14 @@ class Stream:
         text = self._line.rstrip() if self._redrawn else self._line
         return f"{text}... ({self._cut:,} more characters in the log)" if self._cut else text
 
+    def _commit(self, text: str) -> str:
+        """Return the text with its colours, and note the style that holds behind it."""
+        text, self._style = terminal_styles.styled(text, self._style)
+        return text
+
     def _reset(self) -> None:
+        if self._styled and self._line:
+            self._commit(self._line)
         self._line, self._cut = "", 0
         self._over = self._redrawn = self._on_bar = False
 
@@ -154,7 +226,7 @@ class Stream:
 def without_codes(text: str) -> str:
     """Return a whole text as a terminal would show it at the end: without terminal codes, other control characters
     visible."""
-    return "\n".join(Stream().feed(f"{text}\n")[0])
+    return "\n".join(Stream().feed(f"{text}\n").lines)
 
 
 def visible(text: str) -> str:
@@ -166,7 +238,10 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{ord(match.group()):02x}"
 
 
-def _cursor_up(code: re.Match[str]) -> str:
+def _kept(code: re.Match[str]) -> str:
+    """Return what stands for a code: a mark for a colour, a character for each move of the cursor upwards."""
+    if code[2] == "m" and not code[1].startswith(("?", ">", "<", "=")):
+        return terminal_styles.marked(code[1])
     return _UP * min(int(code[1] or 1), 20) if code[2] == "A" and (code[1] or "1").isdigit() else ""
 
 

@@ -14,6 +14,7 @@ from html import escape
 from jupyter_distrib.kernel.record.displays import Display
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
+from jupyter_distrib.kernel.record.terminal_styles import css
 from jupyter_distrib.kernel.views import chart, markup, sanitize_html
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.table import TextTable
@@ -24,6 +25,8 @@ DISPLAY_BYTES = 8_000_000
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
 """The number of lines above which output can be folded."""
+_PRE = ' style="font-family:var(--jp-code-font-family, monospace)"'
+"""The style of text in columns: what nbconvert makes has no monospace font for it."""
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
 _ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
@@ -41,7 +44,7 @@ def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool
         parts.append(_table(rows))
     if record.ended and (picture := chart.chart_of(record)):
         parts.append(f"<div>{picture}</div>")
-    if lines := text_view.output(record):
+    if lines := text_view.output_lines(record):
         parts.append(_output(lines))
     parts += _displays(record)
     return visible(f"<div>{''.join(parts)}</div>")
@@ -59,9 +62,19 @@ def _table(rows: Sequence[text_view.Row]) -> str:
     return TextTable(head=text_view.COLUMNS, rows=plain).without_empty().as_html()
 
 
-def _output(lines: Sequence[str]) -> str:
-    text = f"<pre>{escape(chr(10).join(lines))}</pre>"
+def _output(lines: Sequence[text_view.OutputLine]) -> str:
+    text = f"<pre{_PRE}>{chr(10).join(map(_coloured, lines))}</pre>"
     return text if len(lines) <= LONG_OUTPUT else f"<details open><summary>Output</summary>{text}</details>"
+
+
+def _coloured(line: text_view.OutputLine) -> str:
+    """Return a line as HTML; what the clipping has added has no colour."""
+    parts, at = [escape(line.head)], 0
+    for start, end, style in line.spans:
+        text = line.text[start:end]
+        parts += [escape(line.text[at:start]), f'<span style="{css(style)}">{escape(text)}</span>' if text else ""]
+        at = max(at, end)
+    return "".join([*parts, escape(line.text[at:])])
 
 
 # ---------------------------------------------------------------------------------------------------- displays
@@ -97,7 +110,7 @@ def display_html(display: Display, alt: str) -> str:
         return harmless
     if (latex := data.get("text/latex")) is not None:
         return f"<div>{escape(clipped(latex, TEXT_CHARACTERS))}</div>"
-    return f"<pre>{escape(clipped(text_view.displayed_text(data), TEXT_CHARACTERS))}</pre>"
+    return f"<pre{_PRE}>{escape(clipped(text_view.displayed_text(data), TEXT_CHARACTERS))}</pre>"
 
 
 def _image(kind: str, data: str, alt: str) -> str:

@@ -1,7 +1,8 @@
 """The harmless part of HTML that a rank displayed. Kernel side; pure functions.
 
 The result is written anew from the parsed HTML: only tags and attributes of the lists below, every text escaped, every
-tag closed. So it can be put in the middle of other markup, in a trusted notebook or in an untrusted one.
+tag closed. So it can be put in the middle of other markup, in a trusted notebook or in an untrusted one. The colours
+of style sheets stay, as styles of the elements (`kernel/views/inline_styles.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from html import escape
 from html.parser import HTMLParser
+
+from jupyter_distrib.kernel.views.inline_styles import Element, Sheet
 
 _TEXT = {"a", "abbr", "b", "blockquote", "caption", "cite", "code", "dd", "del", "details", "div", "dl", "dt", "em",
          "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "i", "ins", "kbd", "li", "mark", "ol", "p", "pre",
@@ -43,6 +46,9 @@ class _Parser(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
         self.open: list[str] = []
+        self._elements: list[Element] = []
+        """What `open` has, with the ids and classes that rules of style sheets may name."""
+        self._sheet = Sheet()
         self._dropping: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -50,10 +56,14 @@ class _Parser(HTMLParser):
             if tag not in _NO_END:
                 self._dropping.append(tag)
         elif not self._dropping and (tag in _VOID or (tag in _TEXT and len(self.open) < _DEPTH)):
-            kept = "".join(f' {name}="{escape(value)}"' for name, value in _attributes(tag, attrs))
+            element = Element.of(tag, attrs)
+            style = self._sheet.style([*self._elements, element])
+            attributes = [*_attributes(tag, attrs), *([("style", style)] if style else [])]
+            kept = "".join(f' {name}="{escape(value)}"' for name, value in attributes)
             self.parts.append(f"<{tag}{kept}>")
             if tag in _TEXT:
                 self.open.append(tag)
+                self._elements.append(element)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in _VOID:
@@ -67,10 +77,13 @@ class _Parser(HTMLParser):
             while (last := self.open.pop()) != tag:
                 self.parts.append(f"</{last}>")
             self.parts.append(f"</{tag}>")
+            del self._elements[len(self.open) :]
 
     def handle_data(self, data: str) -> None:
         if not self._dropping:
             self.parts.append(escape(data))
+        elif self._dropping == ["style"]:
+            self._sheet.add(data)
 
 
 def _attributes(tag: str, attrs: list[tuple[str, str | None]]) -> list[tuple[str, str]]:

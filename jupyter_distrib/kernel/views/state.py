@@ -64,7 +64,10 @@ def head(record: RunRecord) -> dict[str, Any]:
 
 
 def line_state(line: Line) -> dict[str, Any]:
-    return {"rank": line.rank, "stream": line.stream, "text": line.text, "skipped": line.skipped}
+    more: dict[str, Any] = {"spans": line.spans} if line.spans else {}
+    if line.cleared:
+        more["cleared"] = True
+    return {"rank": line.rank, "stream": line.stream, "text": line.text, "skipped": line.skipped, **more}
 
 
 def row(rank: RankRecord, origin_s: float) -> dict[str, Any]:

@@ -145,8 +145,10 @@ def _short(value: float | None) -> float | str | None:
 def _latest(lines: list[Line]) -> list[Line]:
     if len(lines) <= BATCH_LINES:
         return lines
-    hidden = sum(line.skipped or 1 for line in lines[:-BATCH_LINES])
-    return [Line(rank=None, skipped=hidden), *lines[-BATCH_LINES:]]
+    before = lines[:-BATCH_LINES]
+    hidden = sum(line.skipped or not line.cleared for line in before)
+    cleared = [line for line in before if line.cleared]
+    return [*cleared, Line(rank=None, skipped=hidden), *lines[-BATCH_LINES:]]
 
 
 def _entry(line: Line) -> dict[str, Any]:

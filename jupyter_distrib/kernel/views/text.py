@@ -13,6 +13,7 @@ is. `kernel/views/html.py` says the same as HTML.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
@@ -21,11 +22,14 @@ from jupyter_distrib.kernel.record.failures import in_brief, is_consequence, own
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
+from jupyter_distrib.kernel.record.terminal_styles import Span
 from jupyter_distrib.kernel.views import markup
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
 """The numbers of output lines shown from the beginning and from the end of a run that has ended."""
+RANK_LINES, ALL_RANK_LINES = 20, 640
+"""The number of first lines of each rank that are shown besides, and the most of all ranks together."""
 LIVE_LINES = (10, 30)
 """The same numbers while it runs: fewer, since the cell is redrawn a few times a second."""
 FINAL_CHARACTERS = 1000
@@ -85,7 +89,8 @@ def status_line(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
 
 def stream_lines(record: RunRecord, since: int) -> tuple[list[str], int]:
     """Return the lines completed after `since` (0 in the first call), with their ranks, and the next `since`."""
-    return [_line_text(each, FINAL_CHARACTERS) for each in _folded(record.lines_since(since))], record.entry_count
+    lines = [_shown_line(each, FINAL_CHARACTERS) for each in _folded(record.lines_since(since))]
+    return [str(line) for line in lines], record.entry_count
 
 
 def header(record: RunRecord, elapsed_s: float, pool: str = "") -> str:
@@ -157,6 +162,8 @@ def _folded(lines: Iterable[Line]) -> list[_Folded]:
     """
     folded: list[_Folded] = []
     for line in lines:
+        if line.cleared:
+            continue
         if line.skipped:
             _add_gap(folded, line)
         elif (place := _equal_place(folded, line)) is None:
@@ -200,25 +207,60 @@ def _ranks(line: Line) -> list[int]:
     return [] if line.rank is None else [line.rank]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLine:
+    """A line as it is shown."""
+
+    head: str = ""
+    """The ranks that wrote it: `[0-3] `."""
+    text: str
+    spans: tuple[Span, ...] = ()
+    """The coloured parts of the text."""
+
+    def __str__(self) -> str:
+        return self.head + self.text
+
+
 def output(record: RunRecord) -> list[str]:
+    return [str(line) for line in output_lines(record)]
+
+
+def output_lines(record: RunRecord) -> list[OutputLine]:
+    """Return the output that is shown: the beginning, of an ended run that of each rank, and the end; between them one
+    line says how much is left out."""
     first, last = FINAL_LINES if record.ended else LIVE_LINES
     characters = FINAL_CHARACTERS if record.ended else LIVE_CHARACTERS
     folded = _folded([*record.lines_since(), *record.partial_lines()])
-    if len(folded) <= first + last:
-        return [_line_text(each, characters, record.run) for each in folded]
-    hidden = sum(each.weight for each in folded[first:-last])
-    gap = _Folded(Line(rank=None, skipped=hidden))
-    return [_line_text(each, characters, record.run) for each in (*folded[:first], gap, *folded[-last:])]
+    if len(folded) > first + last:
+        beginning, left_out = _beginning(folded[:-last], first, len(record.ranks) if record.ended else 0)
+        gap = [_Folded(Line(rank=None, skipped=left_out))] if left_out else []
+        folded = [*beginning, *gap, *folded[-last:]]
+    return [_shown_line(each, characters, record.run) for each in folded]
 
 
-def _line_text(folded: _Folded, characters: int, run: str = "") -> str:
+def _beginning(folded: Sequence[_Folded], first: int, ranks: int) -> tuple[list[_Folded], int]:
+    """Return the first lines, and the first ones of each rank, with the number of all others."""
+    most = min(RANK_LINES, ALL_RANK_LINES // ranks) if ranks else 0
+    counts: Counter[int] = Counter()
+    shown, left_out = [], 0
+    for index, each in enumerate(folded):
+        if index < first or any(counts[rank] < most for rank in each.ranks):
+            shown.append(each)
+        else:
+            left_out += each.weight
+        counts.update(each.ranks)
+    return shown, left_out
+
+
+def _shown_line(folded: _Folded, characters: int, run: str = "") -> OutputLine:
     line = folded.line
     if line.skipped:
         of_rank = "" if line.rank is None else f" of rank {line.rank}"
         where = f"; %distributed_logs {run} shows all" if run else ""
-        return f"... {line.skipped:,} line{'s' * (line.skipped != 1)}{of_rank} not shown here{where}"
+        return OutputLine(text=f"... {line.skipped:,} line{'s' * (line.skipped != 1)}{of_rank} not shown here{where}")
     ranks = rank_list(folded.ranks).partition(" ")[2].replace(" ", "")
-    return f"[{ranks}{'!' if line.stream == 'stderr' else ''}] {clipped(line.text, characters)}"
+    head = f"[{ranks}{'!' if line.stream == 'stderr' else ''}] "
+    return OutputLine(head=head, text=clipped(line.text, characters), spans=line.spans)
 
 
 def _displays(record: RunRecord) -> list[str]:

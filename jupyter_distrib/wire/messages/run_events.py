@@ -109,10 +109,17 @@ class Displayed:
 
 @message
 class Cleared:
-    """A rank called `clear_output`: its displays go, its output stays."""
+    """A rank called `clear_output`: its displays go, and what it has printed; the log keeps it.
+
+    What it has printed comes on another way, so a code among it marks the place (`worker/displaying.py`).
+    """
 
     run: str
     rank: int
+    number: int = 0
+    """The number of the call in this run, from 1; the code has the same."""
+    wait: bool = False
+    """Whether it takes effect only when there is something new to show."""
     at_s: float
 
 

@@ -83,6 +83,17 @@ def test_updates_take_their_place_and_clearing_clears(book: Notebook) -> None:
     assert [each["data"]["text/html"] for each in displays(book)] == ["d", "b"]
 
 
+def test_clearing_takes_what_was_printed_too(book: Notebook) -> None:
+    outcome = book.ok(
+        "%%distributed --ranks 2\nfrom IPython.display import clear_output, display, HTML\nimport sys\n"
+        "for step in range(50):\n    print('step', step, rank)\n    print('error', step, file=sys.stderr)\n"
+        "    clear_output(wait=True)\nprint('end of', rank)"
+    )
+    assert "end of 0" in outcome.view
+    assert "end of 1" in outcome.view
+    assert "step" not in outcome.view
+
+
 def test_displays_inside_the_inline_pool_are_the_kernels_own(book: Notebook) -> None:
     outcome = book.ok(
         "%%distributed --ranks 1 --pool inline\nfrom IPython.display import HTML\ndisplay(HTML('<b>here</b>'))"

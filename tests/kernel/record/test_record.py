@@ -564,9 +564,78 @@ def test_an_updated_display_stays_in_its_place() -> None:
     assert shown(record) == ["new", "b", "new"]
 
 
-def test_clearing_takes_displays_and_leaves_lines() -> None:
-    record = a_record(wrote("line\n"), displayed("a"), Cleared(run="r-7", rank=0, at_s=11.0), displayed("b"))
-    assert (shown(record), texts(record)) == (["b"], ["0: line"])
+def cleared(number: int, *, wait: bool = False) -> Cleared:
+    return Cleared(run="r-7", rank=0, number=number, wait=wait, at_s=11.0)
+
+
+def code(number: int, *, wait: bool = False) -> str:
+    return f"\x1b]distrib-clear;{number}{';wait' if wait else ''}\x07"
+
+
+def kept(record: RunRecord) -> tuple[list[str], list[str]]:
+    return shown(record), [text for text in texts(record) if text != "0: "]
+
+
+def test_clearing_takes_displays_and_lines_of_its_rank() -> None:
+    record = a_record(wrote("other\n", 1), wrote("line\npart"), displayed("a"), cleared(1), displayed("b"))
+    record.apply(wrote(code(1) + "new\n"))
+    assert kept(record) == (["b"], ["1: other", "0: new"])
+    assert (record.line_count, record.ranks[0].last_line) == (3, "new")
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_last_of_many_clearings_counts_wherever_they_are_cut(size: int) -> None:
+    text = "".join(f"old {n}\n{code(n, wait=n % 2 == 0)}" for n in range(1, 6)) + "new\n"
+    record = a_record(*(wrote(text[k : k + size]) for k in range(0, len(text), size)))
+    assert kept(record)[1] == ["0: new"]
+
+
+def test_with_wait_all_stays_until_something_new_is_printed() -> None:
+    record = a_record(wrote("old\n"), displayed("a"), cleared(1, wait=True), wrote(code(1, wait=True)))
+    assert kept(record) == (["a"], ["0: old"])
+    record.apply(wrote("new\n"))
+    assert kept(record) == ([], ["0: new"])
+    record.apply(displayed("b"))
+    assert kept(record) == (["b"], ["0: new"])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_with_wait_all_stays_until_something_new_is_displayed(*, late: bool) -> None:
+    events = (
+        [displayed("b"), wrote(code(1, wait=True) + "x\n")] if late else [wrote(code(1, wait=True)), displayed("b")]
+    )
+    record = a_record(wrote("old\n"), displayed("a"), cleared(1, wait=True), *events)
+    assert kept(record) == (["b"], ["0: x"] if late else [])
+
+
+def test_clearing_a_flood_leaves_no_gap() -> None:
+    record = a_record(wrote("".join(f"{n}\n" for n in range(5000))), wrote("stays\n", 1), wrote(code(1) + "new\n"))
+    assert kept(record)[1] == ["1: stays", "0: new"]
+
+
+def test_who_has_read_lines_before_finds_that_they_are_cleared() -> None:
+    record = a_record(wrote("old\n" * 5))
+    seen = record.entry_count
+    record.apply(wrote(code(1) + "new\n"))
+    assert [(line.text, line.cleared) for line in record.lines_since(seen)] == [("", True), ("new", False)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_the_colours_of_a_line_are_spans_and_hold_until_they_end(size: int) -> None:
+    text = "a \x1b[1;31mred\nstill\x1b[0m not\n\x1b[38;5;208mcube\x1b[48;2;1;2;3m both\x1b[39;49m\rover\n\ufdd0x\n"
+    record = a_record(*(wrote(text[k : k + size]) for k in range(0, len(text), size)))
+    assert [(line.text, line.spans) for line in record.lines_since()] == [
+        ("a red", ((2, 5, "B f1"),)),
+        ("still not", ((0, 5, "B f1"),)),
+        ("over", ()),
+        ("\ufffdx", ()),
+    ]
+
+
+def test_a_long_line_loses_its_colours_but_not_the_end_of_one() -> None:
+    record = a_record(wrote("\x1b[31m" + "x" * 5000 + "\x1b[0m\nplain\n"))
+    long, plain = record.lines_since()
+    assert (long.text[:2], long.spans, plain.spans) == ("xx", (), ())
 
 
 def test_many_or_large_displays_push_the_oldest_out() -> None:

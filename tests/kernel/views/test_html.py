@@ -144,13 +144,39 @@ def test_markdown_and_latex_are_shown_as_such_and_not_as_the_name_of_their_class
     assert "object>" not in html + text
 
 
+STYLED = """<style type="text/css">
+#T_1_row0_col0, #T_1_row1_col0 { color: red; background-color: #ff0 }
+#T_1 th { font-weight: bold; position: fixed; }
+#T_1 .low td, .nothing > td:hover { background: url(javascript:alert(1)); font-style: italic }
+#T_1_row1_col0 { background-color: rgb(1, 2, 3) !important }
+</style><table id="T_1"><tr><th class="col_heading">loss</th></tr><tr><td id="T_1_row0_col0" class="data">0.5</td></tr>
+<tr class="low"><td id="T_1_row1_col0" style="color: blue; top: 0">0.4</td></tr></table><td id="T_1_row0_col0">out</td>"""
+
+
+def test_a_styled_table_keeps_its_colours_and_weights_and_nothing_else() -> None:
+    html = as_html(a_record(displayed(text_html=STYLED)), 1.0)
+
+    assert is_harmless(html)
+    assert '<th style="font-weight:bold">loss</th>' in html
+    assert '<td style="color:red;background-color:#ff0">0.5</td>' in html
+    assert '<td style="color:blue;background-color:rgb(1, 2, 3);font-style:italic">0.4</td>' in html
+    assert not [word for word in ("fixed", "url(", "top") if word in html]
+
+
+def test_what_ranks_print_keeps_its_colours() -> None:
+    html = as_html(a_record(Wrote(run="r-7", rank=0, stream="stdout", text="\x1b[1;31m<b>\x1b[0m plain\n")), 1.0)
+
+    assert '[0] <span style="color:#c62f33;font-weight:bold">&lt;b&gt;</span> plain' in html
+    assert is_harmless(html)
+
+
 def test_without_a_converter_the_source_of_markdown_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mistune", None)
     html = as_html(
         a_record(displayed(text_plain="<IPython.core.display.Markdown object>", text_markdown="# Only here")), 1.0
     )
 
-    assert "<pre># Only here</pre>" in html
+    assert "># Only here</pre>" in html
 
 
 @pytest.mark.parametrize(

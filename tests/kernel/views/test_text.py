@@ -143,6 +143,22 @@ def test_the_middle_of_long_output_is_left_out_with_a_sentence() -> None:
     assert len(lines) == 121
 
 
+def test_after_a_flood_the_first_lines_of_each_rank_and_the_last_ones_are_there() -> None:
+    floods = [
+        wrote("".join(f"{rank} says {n}\n" for n in range(k, k + 100)), rank)
+        for rank in range(4)
+        for k in range(0, 5000, 100)
+    ]
+    lines = body(ended(*floods, ranks=4))
+    gaps = [index for index, line in enumerate(lines) if line.startswith("...")]
+
+    assert [lines[index] for index in gaps] == ["... 19,820 lines not shown here; %distributed_logs r-7 shows all"]
+    before = lines[: gaps[0]]
+    assert [sum(line.startswith(f"[{rank}] {rank} says") for line in before) for rank in range(4)] == [60, 20, 20, 20]
+    assert (before[-1], lines[-1]) == ("[3] 3 says 19", "[3] 3 says 4999")
+    assert len(lines[gaps[0] + 1 :]) == 60
+
+
 def test_every_line_is_either_shown_or_counted() -> None:
     events = (wrote(f"{n}\nsame\n", n % 3, skipped=n % 7) for n in range(2000))
     shown = counted = 0
@@ -258,7 +274,7 @@ def test_the_markup_escapes_everything_and_needs_no_script() -> None:
         Failed(run="r-7", rank=1, failure=Failure(type_name=evil, message=evil), at_s=2.0),
     )
     html = as_html(record, 1.0, evil)
-    assert ("<script" in html, "<style" in html, "<pre>[0] &lt;script&gt;" in html) == (False, False, True)
+    assert ("<script" in html, "<style" in html, ">[0] &lt;script&gt;" in html) == (False, False, True)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (41, "0:41"), (725, "12:05"), (3723, "1:02:03")])

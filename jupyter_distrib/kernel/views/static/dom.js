@@ -17,6 +17,21 @@ export function setLinked(node, parts) {
   node.replaceChildren(...parts.map((part, place) => (place % 2 ? link(part) : part)));
 }
 
+/** Write a text in parts, each with its CSS; only if it is another one. */
+export function setParts(node, parts) {
+  const key = JSON.stringify(parts);
+  if (node.parts === key && node.textContent === parts.map(({ text }) => text).join("")) return;
+  node.parts = key;
+  node.replaceChildren(...parts.map(({ text, css }) => (css ? styled(text, css) : text)));
+}
+
+function styled(text, css) {
+  const node = element("span");
+  node.textContent = text;
+  node.style.cssText = css;
+  return node;
+}
+
 function link(address) {
   const node = element("a");
   node.href = node.textContent = address;

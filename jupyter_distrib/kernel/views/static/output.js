@@ -1,7 +1,8 @@
 // What ranks print, line by line, with equal lines of several ranks as one. What they print is text here.
 
-import { element, fill, set } from "./dom.js";
+import { element, fill, set, setParts } from "./dom.js";
 import { fold, whose } from "./state.js";
+import { partsOf } from "./styles.js";
 
 const SHOWN_LINES = 100;
 const SHOWN_OF_RANK = 500;
@@ -63,5 +64,7 @@ function paintLine(node, line, rank, state) {
   node.dataset.stream = line.skipped ? "gap" : line.stream;
   const command = `%distributed_logs ${state.run}${rank === null ? "" : ` --rank ${rank}`}`;
   set(who, line.skipped || rank !== null ? "" : whose(line.ranks, state));
-  set(text, line.skipped ? `… ${line.skipped.toLocaleString("en")} line${line.skipped === 1 ? "" : "s"} not shown here; ${command} shows all` : line.text);
+  if (line.skipped) set(text, `… ${line.skipped.toLocaleString("en")} line${line.skipped === 1 ? "" : "s"} not shown here; ${command} shows all`);
+  else if (line.spans || text.parts) setParts(text, partsOf(line));
+  else set(text, line.text);
 }

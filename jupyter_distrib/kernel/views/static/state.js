@@ -59,9 +59,17 @@ export class Logs {
 
   add(entry) {
     this.changes += 1;
+    if (entry.cleared) return this.clear(entry);
     push(this.all, entry);
     if (entry.rank === null) for (const lines of this.byRank.values()) push(lines, entry);
     else push(this.of(entry.rank), entry);
+  }
+
+  /** A rank has cleared what it had written to a stream. */
+  clear({ rank, stream }) {
+    const stays = (line) => line.rank !== rank || line.stream !== stream;
+    this.all = this.all.filter(stays);
+    this.byRank.set(rank, this.of(rank).filter(stays));
   }
 
   of(rank) {

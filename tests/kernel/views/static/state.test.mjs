@@ -6,6 +6,7 @@ import { test } from "node:test";
 
 import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
+import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
 import { Logs, addressed, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stacks, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
@@ -260,4 +261,26 @@ test("what is not a number is left out and named", () => {
 test("the largest numbers there are do not break a chart", () => {
   const chart = chartOf(charted({ step: [0, 1], "=loss": [-1.7e308, 1.7e308] }), "loss");
   assert.equal(chart.lines[0].path, "M4.0 90.0L296.0 6.0");
+});
+
+// ------------------------------------------------------------------------------------------------ colours, clearing
+
+test("a rank's clear_output takes its lines of that stream away, and nobody else's", () => {
+  const logs = new Logs();
+  const entries = [line(0, "old"), line(1, "stays"), line(0, "error", { stream: "stderr" }), line(0, "", { cleared: true }), line(0, "new")];
+  logs.take(pieces(0, [[0, entries]]));
+
+  assert.deepEqual(logs.all.map((each) => each.text), ["stays", "error", "new"]);
+  assert.deepEqual(logs.of(0).map((each) => each.text), ["error", "new"]);
+});
+
+test("the colours of a line are its parts, and a text that was cut has fewer", () => {
+  const spans = [[2, 5, "B f1"], [5, 90, "b4 f#ff8800"]];
+  assert.deepEqual(partsOf({ text: "a red and more", spans }), [
+    { text: "a ", css: "" },
+    { text: "red", css: "color: var(--jd-ansi-1); font-weight: bold" },
+    { text: " and more", css: "background-color: var(--jd-ansi-4); color: #ff8800" },
+  ]);
+  assert.deepEqual(partsOf({ text: "a", spans }), [{ text: "a", css: "" }]);
+  assert.deepEqual(partsOf({ text: "x", spans: [[0, 1, "f#url(x)"]] }), [{ text: "x", css: "color: var(--jd-ansi-NaN)" }]);
 });
