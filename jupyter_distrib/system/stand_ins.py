@@ -43,6 +43,8 @@ PLATFORMS: dict[str, dict[str, str]] = {
         "sparkdl": "horovod_runner",
         "sparkdl.horovod": "horovod_runner",
         "horovod": "horovod_run",
+        "horovod.torch": "horovod.torch",
+        "horovod.torch.elastic": "horovod.elastic",
     },
 }
 """The names that each platform has, with the module of `compat/` behind each."""
@@ -74,6 +76,11 @@ def follow_environment() -> None:
     for name in _on:
         if "." in name and name.partition(".")[0] not in _on and not _is_installed(name):
             sys.modules.setdefault(name, StandInModule(name))
+
+
+def top_names() -> dict[str, str]:
+    """Return the packages for which we stand in as a whole, each with its platform."""
+    return {name: platform for platform, names in PLATFORMS.items() for name in names if "." not in name}
 
 
 def real_packages(platform: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import exceptions, payload
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import file_owner, stand_ins
 from jupyter_distrib.system.network_interfaces import nccl_hint
 from jupyter_distrib.system.process import NO_KEYBOARD
 from jupyter_distrib.wire.messages import Failure, Frame
@@ -27,6 +27,10 @@ _NO_NCCL = (
     "NCCL is for GPUs, and these ranks have none: ask init_process_group for gloo, or for no backend at all, which is "
     "gloo on CPU ranks and NCCL on GPU ranks."
 )
+_BROKEN_HOROVOD = (
+    "Horovod does not build with this torch: uninstall horovod, run %distributed_compat horovod in the notebook, and "
+    "import horovod.torch is served here."
+)
 _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
@@ -35,6 +39,11 @@ _HINTS = {
         f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'"
         for name, x in known.extras().items()
     },
+    **{
+        f"No module named '{name}'": f"Run %distributed_compat {platform} in the notebook: it serves these imports."
+        for name, platform in stand_ins.top_names().items()
+    },
+    "Extension horovod.torch has not been built": _BROKEN_HOROVOD,
 }
 
 

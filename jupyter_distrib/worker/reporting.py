@@ -75,6 +75,10 @@ class Reporter:
         self._steps = 0
         self._closed = False
 
+    @property
+    def run(self) -> str:
+        return self._run
+
     def measured(self, values: Mapping[str, float | HostCopy], step: int | None) -> None:
         with self._lock:
             number = self._steps if step is None else step
@@ -143,6 +147,11 @@ class Reporter:
 
 current: Reporter | None = None
 """The rank's reporter while a cell runs in this process."""
+
+
+def run_id() -> str | None:
+    """Return the id of the run that this rank executes a cell of."""
+    return None if current is None else current.run
 
 
 def report(values: Mapping[str, object] | None = None, *, step: int | None = None, **metrics: object) -> None:

@@ -24,3 +24,14 @@ def test_t01_t02_the_examples_of_torch_distributor_train_by_a_function_and_a_scr
     assert "trained: True" in outputs(code[2])
     script = outputs(code[-1])
     assert "rank 1 of 2: Namespace(learning_rate=0.001, batch_size=16)" in script
+
+
+def test_h02_h08_the_structure_of_horovod_s_example_trains_as_it_stands(tmp_path: Path) -> None:
+    code, _ = run("from_horovod.ipynb", tmp_path)
+    training = outputs(code[1])
+    assert "Train Epoch: 8 [0/750]" in training
+    assert "[1] Train" not in training
+    assert outputs(code[-1]).splitlines()[-2:] == [
+        "[1.5, 1.5]",
+        "accuracy above 0.9: True weights are equal: True",
+    ]

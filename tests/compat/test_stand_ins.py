@@ -43,16 +43,18 @@ for line in ("import pyspark", "from pyspark.sql import SparkSession"):
     ]
 
 
-def test_a_library_that_looks_for_a_package_does_not_find_ours() -> None:
+def test_h13_a_library_that_looks_for_a_package_does_not_find_ours() -> None:
     printed = python("""
 stand_ins.enable(["horovod", "databricks"])
 print([importlib.util.find_spec(name) for name in ("horovod", "sparkdl", "serverless_gpu")])
 import horovod
 print(horovod.run.__module__)
+import horovod.torch as hvd
+print(hvd.allreduce.__module__, "horovod" in sys.modules["horovod.torch"].__name__)
 try:
-    import horovod.torch
+    import horovod.tensorflow
 except ModuleNotFoundError as error:
-    print(error.name)
+    print(error)
 try:
     horovod.spark
 except AttributeError as error:
@@ -61,7 +63,11 @@ except AttributeError as error:
     assert printed.splitlines() == [
         "[None, None, None]",
         "jupyter_distrib.compat.horovod_run",
-        "horovod.torch",
+        "jupyter_distrib.compat.horovod.differentiable True",
+        (
+            "No module named 'horovod.tensorflow': horovod is not installed, and jupyter_distrib stands in for horovod, "
+            "horovod.torch, horovod.torch.elastic only (%distributed_compat)"
+        ),
         "horovod.spark is not there: jupyter_distrib stands in for horovod (%distributed_compat) and has run of it",
     ]
 
@@ -136,6 +142,20 @@ def place(x):
         "rank 0: (0, 2, 0, 'serverless_gpu', 5)\nrank 1: (1, 2, 1, 'serverless_gpu', 5)"
     )
     assert book.ok("GPUType.H100 == 'H100', rt.get_world_size()").result == "(True, 1)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("import serverless_gpu", "Run %distributed_compat databricks in the notebook: it serves these imports."),
+        ("raise ImportError('Extension horovod.torch has not been built: build it')", "uninstall horovod, run %distributed_compat"),
+    ],
+)  # fmt: skip
+def test_h13_an_import_that_fails_says_how_it_is_served(tmp_path: Path, code: str, hint: str) -> None:
+    with Notebook(tmp_path) as plain:
+        plain.ok("%load_ext jupyter_distrib")
+        assert hint in plain.fails(f"%%distributed --ranks 1\n{code}").text
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ from jupyter_distrib.pools import base
 PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
-MAY_LOAD_TORCH = ("worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints")
+MAY_LOAD_TORCH = (
+    "worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints", "compat.horovod",
+)  # fmt: skip
 MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -80,6 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "wire",
     },
+    "compat/horovod": {"runtime", "worker"},
     "trackers": {"errors", "kernel/record", "libraries", "system", "wire"},
     "kernel/sidebar": {"errors", "kernel/record", "kernel/session", "kernel/settings", "system", "wire"},
     "kernel/notebook": {

@@ -1,0 +1,7 @@
+"""Horovod's interface for PyTorch over torch.distributed; `torch.py` has all its names.
+
+Horovod lets ranks issue operations in different orders and pairs them by name, and torch pairs them by order. So ranks
+first tell one another the names of their operations (`negotiation.py`), and execute those that all have issued in an
+order that is the same everywhere (`operations.py`). There is no thread: a rank negotiates when it waits for a result
+or asks for one. Ranks only, but for what a notebook calls with its one process.
+"""

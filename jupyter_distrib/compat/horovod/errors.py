@@ -1,0 +1,14 @@
+"""The exceptions that Horovod has."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation failed: ranks disagree about it, or one of them is lost."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Ranks came or went. Here a changed set of ranks runs the cell anew, so that this is never raised."""
+
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."

@@ -1,0 +1,148 @@
+"""The agreement of ranks on which operations they execute next: those that all of them have issued, by name.
+
+Each rank of a process set has one `Negotiation`. It goes in rounds; in each, all ranks tell the operations that are new
+with them. Whoever waits for a result takes part in rounds until it is there, and begins none without a reason, so ranks
+that compute are not disturbed. What has been told in full once has a number from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from jupyter_distrib.compat.horovod.errors import HorovodInternalError
+from jupyter_distrib.compat.horovod.exchange import TextExchange
+from jupyter_distrib.compat.horovod.operations import AgreedOperation, SetGroup, perform, unjoinable
+from jupyter_distrib.compat.horovod.requests import CollectiveRequest, SubmittedOperation, disagreement
+
+
+class Negotiation:
+    """The negotiation of one process set, on one of its ranks.
+
+    Args:
+        control: A gloo group for the texts of the rounds.
+        of: The group that operations are executed in.
+    """
+
+    def __init__(self, control: Any, of: SetGroup) -> None:
+        self._control, self._of = control, of
+        self._new: list[SubmittedOperation] = []
+        self._mine: dict[str, SubmittedOperation] = {}
+        """This rank's operations that are not agreed on, by name."""
+        self._told: dict[str, dict[int, CollectiveRequest]] = {}
+        """All ranks' operations that are not agreed on, by name, in the order in which they were told."""
+        self._numbers: dict[str, int] = {}
+        self._requests: list[CollectiveRequest] = []
+        self._joined: list[int] = []
+        self._is_joining = False
+        self._round: TextExchange | None = None
+        self._counts: dict[str, int] = {}
+
+    def name(self, kind: str, given: str | None) -> str:
+        """Return the name of an operation; one without a name is counted, which has to agree between the ranks."""
+        if given is not None:
+            return f"{kind}.{given}"
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        return f"{kind}.noname.{self._counts[kind]}"
+
+    def submit(self, operation: SubmittedOperation) -> None:
+        """Take an operation, which later rounds tell the other ranks.
+
+        Raises:
+            ValueError: One with this name is not done yet.
+        """
+        name = operation.request.name
+        if name in self._mine:
+            raise ValueError(
+                f"{operation.request.kind} {name!r} was issued again before it was done: call hvd.synchronize first, "
+                f"or give it another name"
+            )
+        self._mine[name] = operation
+        self._new.append(operation)
+
+    def progress(self, *, wait: bool) -> None:
+        """Take part in a round; without `wait` only as far as the other ranks have come.
+
+        Raises:
+            HorovodInternalError: A rank is lost.
+        """
+        try:
+            if self._round is None:
+                self._round = TextExchange(self._control, self._message())
+            texts = self._round.texts(wait=wait)
+            if texts is not None:
+                self._round = None
+                self._take(texts)
+        except RuntimeError as error:
+            raise HorovodInternalError(f"the ranks cannot agree on what is next, one may be lost: {error}") from error
+
+    def wait_for(self, operation: SubmittedOperation) -> Any:
+        """Return the result of an operation."""
+        while not operation.is_agreed:
+            self.progress(wait=True)
+        return operation.result()
+
+    def is_done(self, operation: SubmittedOperation) -> bool:
+        if not operation.is_agreed:
+            self.progress(wait=False)
+        return operation.is_done()
+
+    def new_bytes(self) -> int:
+        """Return the size of what no round has told yet."""
+        return sum(each.tensor.nbytes for each in self._new)
+
+    def finish(self) -> None:
+        """Take part in rounds until nothing of this rank is left."""
+        while self._mine:
+            self.progress(wait=True)
+
+    def join(self) -> int:
+        """Take part in the other ranks' operations until all have joined, and return the last one that did."""
+        self.finish()
+        self._is_joining, last = True, -1
+        while self._is_joining:
+            self.progress(wait=True)
+            last = self._joined[-1]
+        self._joined.clear()
+        return self._of.ranks[last]
+
+    def _message(self) -> str:
+        told = [json.dumps(each.request.to_json()) for each in self._new]
+        self._new.clear()
+        fields = [self._numbers.get(text, text) for text in told]
+        return json.dumps([int(self._is_joining), fields], separators=(",", ":"))
+
+    def _take(self, texts: list[str]) -> None:
+        """Take what all ranks have told. All ranks do the same with it, so that they go on alike."""
+        for rank, text in enumerate(texts):
+            joins, fields = json.loads(text)
+            if joins and rank not in self._joined:
+                self._joined.append(rank)
+            for each in fields:
+                request = self._requests[each] if isinstance(each, int) else self._numbered(each)
+                self._told.setdefault(request.name, {})[rank] = request
+        perform([*self._agreed()], self._of)
+        if len(self._joined) == len(self._of.ranks):
+            self._is_joining = False
+
+    def _numbered(self, text: str) -> CollectiveRequest:
+        if text not in self._numbers:
+            self._numbers[text] = len(self._requests)
+            self._requests.append(CollectiveRequest.from_json(json.loads(text)))
+        return self._requests[self._numbers[text]]
+
+    def _agreed(self) -> Iterator[AgreedOperation]:
+        """Yield the operations that all ranks have issued, and take them away; those that cannot be done are failed."""
+        needed = set(range(len(self._of.ranks))) - {*self._joined}
+        ready = [name for name, by_rank in self._told.items() if needed <= by_rank.keys()]
+        for name in ready:
+            by_rank = dict(sorted(self._told.pop(name).items()))
+            mine = self._mine.pop(name, None)
+            error = disagreement({self._of.ranks[rank]: request for rank, request in by_rank.items()})
+            if not error and len(by_rank) < len(self._of.ranks):
+                error = unjoinable(next(iter(by_rank.values())))
+            if not error:
+                yield AgreedOperation(requests=by_rank, mine=mine)
+            elif mine is not None:
+                mine.error = error
