@@ -17,7 +17,9 @@ import traitlets
 from jupyter_distrib.kernel import views
 
 _STATIC = Path(views.__file__).parent / "static"
-_MODULES = ("dom.js", "state.js", "chart.js", "styles.js", "output.js", "displays.js", "run.js")
+_MODULES = (
+    "dom.js", "words.js", "lines.js", "state.js", "chart.js", "styles.js", "output.js", "displays.js", "ranks.js", "run.js",
+)  # fmt: skip
 
 
 def bundle() -> str:

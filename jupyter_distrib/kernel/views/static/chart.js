@@ -2,7 +2,7 @@
 // `chartOf` is pure; `Chart` draws.
 
 import { element, set } from "./dom.js";
-import { digits } from "./state.js";
+import { digits } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 export const BOX = { width: 300, height: 96, top: 6, bottom: 6, left: 4, right: 4 };

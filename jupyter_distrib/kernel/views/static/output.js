@@ -1,7 +1,7 @@
 // What ranks print, line by line, with equal lines of several ranks as one. What they print is text here.
 
 import { element, fill, set, setParts } from "./dom.js";
-import { fold, whose } from "./state.js";
+import { fold, whose } from "./lines.js";
 import { partsOf } from "./styles.js";
 
 const SHOWN_LINES = 100;

@@ -3,14 +3,9 @@
 // A *state* is what `state_of` gives in Python (tests/kernel/record/golden_run_state.json); the kernel sends it in pieces
 // (`pieces.py`), which `assemble` puts together. Numbers that JSON does not know are "nan", "inf" and "-inf".
 
+import { aligned, amount, clock, digits, rankList, size } from "./words.js";
+
 const DISPLAYS_KEPT = 100;
-const CHUNKS = 24;
-const KEPT_LINES = 1000; // of each rank, here in the browser
-const FOLD_WINDOW = 64;
-/** @type {[string, number][]} */
-const LETTERS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
-/** @type {[string, number][]} */
-const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
 
 export const FINISHED = new Set(["done", "failed", "lost", "interrupted"]);
 export const GLYPHS = {
@@ -32,114 +27,6 @@ export function assemble(get) {
     return { ...row, displays, skipped_displays: first, unfinished: row.unfinished ?? [], columns: get(`history_${number}`) ?? null };
   });
   return { ...head, ranks };
-}
-
-/** The lines that have come, of all ranks together and of each one; keeps more of them than the kernel does. */
-export class Logs {
-  constructor() {
-    this.all = [];
-    this.byRank = new Map();
-    this.next = 0; // number of the entry that comes next
-    this.changes = 0;
-  }
-
-  take(get, size = 50) {
-    const chunks = [];
-    for (let place = 0; place < CHUNKS; place += 1) {
-      const piece = get(`lines_${place}`);
-      if (piece && (piece.chunk + 1) * size > this.next) chunks.push(piece);
-    }
-    for (const { chunk, entries } of chunks.sort((a, b) => a.chunk - b.chunk)) {
-      const first = chunk * size;
-      if (first > this.next) this.add({ rank: null, stream: "stdout", text: "", skipped: first - this.next });
-      for (const entry of entries.slice(Math.max(0, this.next - first))) this.add(entry);
-      this.next = Math.max(this.next, first + entries.length);
-    }
-  }
-
-  add(entry) {
-    this.changes += 1;
-    if (entry.cleared) return this.clear(entry);
-    push(this.all, entry);
-    if (entry.rank === null) for (const lines of this.byRank.values()) push(lines, entry);
-    else push(this.of(entry.rank), entry);
-  }
-
-  /** A rank has cleared what it had written to a stream. */
-  clear({ rank, stream }) {
-    const stays = (line) => line.rank !== rank || line.stream !== stream;
-    this.all = this.all.filter(stays);
-    this.byRank.set(rank, this.of(rank).filter(stays));
-  }
-
-  of(rank) {
-    if (!this.byRank.has(rank)) this.byRank.set(rank, []);
-    return this.byRank.get(rank);
-  }
-}
-
-function push(lines, entry) {
-  lines.push(entry);
-  if (lines.length > 2 * KEPT_LINES) lines.splice(0, KEPT_LINES);
-}
-
-// ------------------------------------------------------------------------------------------------ numbers and words
-
-/** `0:41`, `1:02:03`. */
-export function clock(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
-  const two = (number) => String(number).padStart(2, "0");
-  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
-}
-
-/** `45`, `1.5`, `12.3k`, `629M`. */
-export function amount(number) {
-  for (const [letter, factor] of LETTERS) {
-    if (number >= 10 * factor || (number >= factor && letter !== "k")) return digits(number / factor, 3) + letter;
-  }
-  return Number.isInteger(number) ? String(number) : number >= 100 ? String(Math.trunc(number)) : digits(number, 3);
-}
-
-export function size(bytes) {
-  for (const [unit, factor] of UNITS) {
-    if (bytes >= factor) return `${(bytes / factor).toFixed(1)} ${unit}`;
-  }
-  return `${bytes} bytes`;
-}
-
-/** At most so many digits, without trailing zeros; "nan" and "inf" as they are. */
-export function digits(value, count = 4) {
-  if (typeof value === "string") return value;
-  const large = Math.abs(value);
-  if (value !== 0 && (large < 1e-3 || large >= 1e7)) return value.toExponential(count - 1).replace(/\.?0+e/, "e");
-  return large >= 10 ** count ? value.toFixed(0) : String(Number(value.toPrecision(count)));
-}
-
-/** The same, but as long as its neighbours: numbers under one another are compared. */
-function aligned(value) {
-  const plain = typeof value === "number" && !Number.isInteger(value) && Math.abs(value) >= 1e-3 && Math.abs(value) < 1e4;
-  return plain ? value.toPrecision(4) : digits(value);
-}
-
-/** `0-3, 5`. */
-export function spans(ranks) {
-  const runs = [];
-  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
-    const last = runs[runs.length - 1];
-    if (last && rank === last[1] + 1) last[1] = rank;
-    else runs.push([rank, rank]);
-  }
-  return runs.map(([first, last]) => (last > first ? `${first}-${last}` : `${first}`)).join(", ");
-}
-
-export function rankList(ranks) {
-  return `rank${ranks.length === 1 ? "" : "s"} ${spans(ranks)}`;
-}
-
-/** `all 8`, `0-3, 5`: whose line it is. */
-export function whose(ranks, state) {
-  return ranks.length > 1 && ranks.length === state.ranks.length ? `all ${ranks.length}` : spans(ranks);
 }
 
 // ------------------------------------------------------------------------------------------------ the run
@@ -366,46 +253,4 @@ function barOf(bar, running) {
     left: rate === null || !bar.total ? "" : `${clock((bar.total - bar.step) / rate)} left`,
     detail: bar.detail,
   };
-}
-
-// ------------------------------------------------------------------------------------------------ output
-
-/**
- * Put together what several ranks wrote exactly alike, near to each other; the order of each single rank is kept.
- * Ranks send their lines in batches, so equal lines are rarely direct neighbours. `first` is the line as it came.
- */
-export function fold(lines) {
-  const folded = [];
-  for (const line of lines) {
-    const last = folded[folded.length - 1];
-    if (line.skipped) {
-      if (last && last.skipped) last.skipped += line.skipped;
-      else folded.push({ ...line, first: line, ranks: [] });
-      continue;
-    }
-    const place = equalPlace(folded, line);
-    if (place === null) folded.push({ ...line, first: line, ranks: [line.rank] });
-    else join(folded, place, line.rank);
-  }
-  return folded;
-}
-
-/** The first equal line near the end that this rank may still join: after the last one that it shares. */
-function equalPlace(folded, line) {
-  let place = null;
-  for (let index = folded.length - 1; index >= Math.max(0, folded.length - FOLD_WINDOW); index -= 1) {
-    const other = folded[index];
-    const mine = other.ranks.includes(line.rank);
-    if (other.skipped || (mine && other.ranks.length > 1)) break;
-    if (!mine && other.text === line.text && other.stream === line.stream) place = index;
-  }
-  return place;
-}
-
-/** Add the rank to a line; what it alone wrote before this line goes in front of it. */
-function join(folded, place, rank) {
-  const rest = folded.splice(place);
-  rest[0].ranks.push(rank);
-  const own = rest.filter((line, index) => index > 0 && line.ranks.includes(rank));
-  folded.push(...own, ...rest.filter((line) => !own.includes(line)));
 }

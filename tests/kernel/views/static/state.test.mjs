@@ -7,7 +7,9 @@ import { test } from "node:test";
 import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
-import { Logs, addressed, amount, assemble, behind, behindText, clock, digits, failures, firstMetrics, fold, notes, order, places, row, size, spans, stacks, stopping, summary, title, whose } from "../../../../jupyter_distrib/kernel/views/static/state.js";
+import { Logs, fold, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
+import { addressed, assemble, behind, behindText, failures, firstMetrics, notes, order, places, row, stacks, stopping, summary, title } from "../../../../jupyter_distrib/kernel/views/static/state.js";
+import { amount, clock, digits, size, spans } from "../../../../jupyter_distrib/kernel/views/static/words.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
 const failing = JSON.parse(readFileSync(new URL("../../record/golden_failures.json", import.meta.url)));

@@ -1,0 +1,87 @@
+// One rank in the page: a line, or a tile among many.
+
+import { element, fill, set } from "./dom.js";
+import { Output } from "./output.js";
+import { GLYPHS, firstMetrics } from "./state.js";
+
+/** One rank: a line, or a tile among many. */
+export class Row {
+  constructor(rank) {
+    this.rank = rank;
+    this.root = element("li", "jd-rank");
+    this.button = this.root.appendChild(element("button", "jd-no"));
+    this.button.type = "button";
+    this.button.setAttribute("aria-expanded", "false");
+    const part = (name) => this.root.appendChild(element("span", `jd-${name}`));
+    this.state = part("state");
+    this.usage = part("usage");
+    this.outer = part("outer");
+    this.bars = part("bars");
+    this.metrics = part("metrics");
+    this.last = part("last");
+    this.root.addEventListener("click", (event) => {
+      if (!event.target.closest(".jd-output") && !String(getSelection())) this.toggle();
+    });
+  }
+
+  toggle() {
+    this.open = !this.open;
+    this.root.classList.toggle("jd-open", this.open);
+    this.button.setAttribute("aria-expanded", String(this.open));
+    if (this.open && !this.output) this.output = new Output(`Output of rank ${this.rank}`, this.rank);
+    if (this.open) this.root.append(this.output.root);
+    else this.output.root.remove();
+    this.paint(...this.painted);
+  }
+
+  paint(said, lines, unfinished, state) {
+    this.painted = [said, lines, unfinished, state];
+    this.root.dataset.state = said.state;
+    this.root.classList.toggle("jd-late", Boolean(said.behind));
+    set(this.button, String(said.rank));
+    this.button.setAttribute("aria-label", `Rank ${said.rank}, ${said.state}: show its output`);
+    fill(this.state, [GLYPHS[said.state], said.behind || said.state], () => element("span"), set);
+    this.state.firstChild?.setAttribute("aria-hidden", "true");
+    fill(this.usage, said.memory ? [said.device, said.memory, said.busy] : [said.device], () => element("span"), set);
+    this.usage.title = said.usage;
+    set(this.outer, said.outer.join(" · "));
+    fill(this.bars, said.bars, newBar, paintBar);
+    fill(this.metrics, firstMetrics(said, this.open ? Infinity : 4), newMetric, paintMetric);
+    this.metrics.title = firstMetrics(said, Infinity).map((metric) => metric.join(" ").trim()).join(", ");
+    set(this.last, said.trouble || said.last);
+    this.last.title = said.trouble || said.last;
+    if (this.open) this.output.paint(lines, unfinished, state);
+  }
+}
+
+function newBar() {
+  const node = element("span", "jd-bar");
+  const track = node.appendChild(element("span", "jd-track"));
+  track.setAttribute("role", "progressbar");
+  track.append(element("span", "jd-filled"));
+  node.append(element("span", "jd-steps"), element("span", "jd-rate"), element("span", "jd-percent"));
+  return node;
+}
+
+function paintBar(node, bar) {
+  const [track, steps, rate, percent] = node.children;
+  track.hidden = bar.fraction === null;
+  track.firstChild.style.transform = `scaleX(${(bar.fraction ?? 0).toFixed(3)})`;
+  track.setAttribute("aria-label", bar.label || "progress");
+  track.setAttribute("aria-valuenow", Math.round(100 * (bar.fraction ?? 0)));
+  track.setAttribute("aria-valuetext", `${bar.steps} ${bar.left}`.trim());
+  set(steps, bar.label ? `${bar.label} ${bar.steps}` : bar.steps);
+  set(rate, [bar.rate, bar.left].filter(Boolean).join(", "));
+  set(percent, bar.percent);
+}
+
+function newMetric() {
+  const node = element("span", "jd-metric");
+  node.append(element("span", "jd-name"), element("span", "jd-value"));
+  return node;
+}
+
+function paintMetric(node, [name, value]) {
+  set(node.children[0], name);
+  set(node.children[1], value);
+}

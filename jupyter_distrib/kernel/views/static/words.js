@@ -1,0 +1,58 @@
+// Numbers and lists of ranks in words. No DOM; tested under node.
+
+/** @type {[string, number][]} */
+const LETTERS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
+/** @type {[string, number][]} */
+const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
+/** `0:41`, `1:02:03`. */
+export function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (number) => String(number).padStart(2, "0");
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** `45`, `1.5`, `12.3k`, `629M`. */
+export function amount(number) {
+  for (const [letter, factor] of LETTERS) {
+    if (number >= 10 * factor || (number >= factor && letter !== "k")) return digits(number / factor, 3) + letter;
+  }
+  return Number.isInteger(number) ? String(number) : number >= 100 ? String(Math.trunc(number)) : digits(number, 3);
+}
+
+export function size(bytes) {
+  for (const [unit, factor] of UNITS) {
+    if (bytes >= factor) return `${(bytes / factor).toFixed(1)} ${unit}`;
+  }
+  return `${bytes} bytes`;
+}
+
+/** At most so many digits, without trailing zeros; "nan" and "inf" as they are. */
+export function digits(value, count = 4) {
+  if (typeof value === "string") return value;
+  const large = Math.abs(value);
+  if (value !== 0 && (large < 1e-3 || large >= 1e7)) return value.toExponential(count - 1).replace(/\.?0+e/, "e");
+  return large >= 10 ** count ? value.toFixed(0) : String(Number(value.toPrecision(count)));
+}
+
+/** The same, but as long as its neighbours: numbers under one another are compared. */
+export function aligned(value) {
+  const plain = typeof value === "number" && !Number.isInteger(value) && Math.abs(value) >= 1e-3 && Math.abs(value) < 1e4;
+  return plain ? value.toPrecision(4) : digits(value);
+}
+
+/** `0-3, 5`. */
+export function spans(ranks) {
+  const runs = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const last = runs[runs.length - 1];
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  return runs.map(([first, last]) => (last > first ? `${first}-${last}` : `${first}`)).join(", ");
+}
+
+export function rankList(ranks) {
+  return `rank${ranks.length === 1 ? "" : "s"} ${spans(ranks)}`;
+}
