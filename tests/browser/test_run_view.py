@@ -18,6 +18,7 @@ from jupyter_distrib.wire.messages import (
     Ended,
     Failed,
     Failure,
+    Interrupted,
     Measured,
     Progressed,
     Returned,
@@ -240,7 +241,51 @@ def test_many_ranks_are_a_grid_in_which_trouble_comes_first(show: Show) -> None:
     assert "behind" in page.locator(".jd-rank").nth(1).inner_text()
     boxes = page.locator(".jd-rank").evaluate_all("tiles => tiles.map((tile) => tile.getBoundingClientRect().top)")
     assert len(set(boxes)) <= 10
-    assert page.locator(".jd-failures").inner_text() == "rank 12: KeyError: 'lr'"
+    assert page.locator(".jd-failures").inner_text().strip() == "rank 12: KeyError: 'lr'"
+
+
+CONTRAST = """node => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const rgb = (colour) => {
+        canvas.fillStyle = "white"; canvas.fillRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((each) => each / 255).map((each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
+    };
+    const light = (colour) => rgb(colour).reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
+    const [text, ground] = [light(getComputedStyle(node).color), light("white")];
+    return (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+}"""
+
+
+def test_a_long_message_is_folded_and_numbers_that_change_move_nothing(show: Show) -> None:
+    record = a_record(3)
+    for rank in range(3):
+        for step in (8, 9):
+            move(record, rank, step)
+    page = show(record)
+    place = "row => [...row.querySelectorAll('.jd-track, .jd-rate, .jd-metric')].map((each) => each.getBoundingClientRect().left)"
+    before = page.locator(".jd-rank").first.evaluate(place)
+    for rank in range(3):
+        move(record, rank, 123)
+    show(record)
+    assert page.locator(".jd-rank").first.evaluate(place) == before
+    for part in (".jd-chart-value", ".jd-chart-foot span", ".jd-chart-name"):
+        assert page.locator(part).first.evaluate(CONTRAST) >= 4.5, part
+
+    message = "\n".join(f"mismatch {n}" for n in range(60))
+    failure = Failure(type_name="builtins.RuntimeError", message=message, frames=())
+    record.apply(Failed(run="r-7", rank=2, failure=failure, at_s=20.0))
+    record.apply(Interrupted(run="r-7", rank=0, frames=(), at_s=20.1))
+    show(record)
+    failed, stopped = page.locator(".jd-failure").nth(0), page.locator(".jd-failure").nth(1)
+    assert failed.locator("summary").inner_text() == "57 more lines"
+    expect(failed.locator("pre")).to_be_hidden()
+    failed.locator("summary").click()
+    expect(failed.locator("pre")).to_contain_text("mismatch 59")
+    assert stopped.inner_text().strip() == "rank 0 stopped because of rank 2"
+    assert (
+        page.locator(".jd-rank", has_text="interrupted").locator(".jd-last").inner_text() == "stopped because of rank 2"
+    )
+    shoot(page, "failed")
 
 
 READABLE = """rank => {

@@ -18,7 +18,8 @@ from jupyter_distrib.kernel import views
 
 _STATIC = Path(views.__file__).parent / "static"
 _MODULES = (
-    "dom.js", "words.js", "lines.js", "state.js", "chart.js", "styles.js", "output.js", "displays.js", "ranks.js", "run.js",
+    "dom.js", "words.js", "lines.js", "state.js", "chart.js", "styles.js", "output.js", "displays.js", "ranks.js",
+    "run.js",
 )  # fmt: skip
 
 

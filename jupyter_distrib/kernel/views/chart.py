@@ -1,7 +1,7 @@
 """The chart of reported numbers over steps for a saved notebook. Kernel side; pure functions of a `RunRecord`.
 
-An SVG that is embedded as an image can neither run scripts nor use the page's colours, so its colours are chosen to be
-readable on white and on black. The live view draws its charts itself (`static/chart.js`).
+An SVG that is embedded as an image can neither run scripts nor use the page's colours, so it has a ground of its own,
+on which its text has a contrast of 4.5 at least. The live view draws its charts itself (`static/chart.js`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jupyter_distrib.system.formatting import short
 CHARTS = 4
 COLUMNS = 2
 WIDTH, HEIGHT = 300, 110
-TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 54
+TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 66
 POINTS = 600
 """The number of points of one chart, over all its ranks."""
-FIRST, OTHERS, TEXT = "#e8751a", "#6b8fb5", "#808080"
+FIRST, OTHERS, TEXT, GROUND = "#b4500b", "#47749f", "#595959", "#fafafa"
 
 Point = tuple[float, float]
 Line = tuple[int, list[Point]]
@@ -59,7 +59,8 @@ def drawn(
         parts.append(f'<g transform="translate({at})">{_chart(name, each, name_of, (lost or {}).get(name, ()))}</g>')
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="system-ui,sans-serif" font-size="11" fill="none">{"".join(parts)}</svg>'
+        f'font-family="system-ui,sans-serif" font-size="11" fill="none">'
+        f'<rect width="{width}" height="{height}" rx="6" fill="{GROUND}"/>{"".join(parts)}</svg>'
     )
     data = base64.b64encode(svg.encode()).decode()
     names = escape(", ".join(short(name) for name, _ in shown))
@@ -135,9 +136,7 @@ def _chart(name: str, lines: Sequence[Line], name_of: Callable[[int], str], lost
             f'<text x="{LEFT + width + 6}" y="{TOP + (1 - at) * height + 4:.0f}" fill="{FIRST}">{last:.3g}</text>'
         )
     if len(lines) > 1:
-        parts.append(
-            f'<text x="{LEFT + width}" y="13" fill="{FIRST}" text-anchor="end">{escape(short(name_of(first)))}</text>'
-        )
+        parts.append(f'<text x="{LEFT}" y="{HEIGHT - 3}" fill="{FIRST}">{escape(short(name_of(first), 24))}</text>')
     return "".join(parts)
 
 

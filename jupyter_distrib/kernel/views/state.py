@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.traceback_text import fingerprint, innermost, where
 from jupyter_distrib.kernel.views import markup, stacks
 from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
@@ -49,6 +50,7 @@ def head(record: RunRecord) -> dict[str, Any]:
         "ended": record.ended,
         "limit_s": record.limit_s,
         "hung": record.hung,
+        "cause": failures.cause(record),
         "ok": record.ended and record.ok,
         "elapsed_s": record.elapsed_s,
         "log_directory": record.log_directory,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 
-from jupyter_distrib.kernel.record.failures import in_brief, is_consequence, own_traceback
+from jupyter_distrib.kernel.record.failures import cause, in_brief, is_consequence, own_traceback
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
@@ -296,13 +296,14 @@ def statuses(record: RunRecord, elapsed_s: float) -> list[Row]:
     if not telling and (record.ended or elapsed_s < QUIET_S):
         return []
     groups: dict[tuple[str, ...], list[RankRecord]] = {}
+    root = cause(record) if _troubled(record) else None
     for rank in ranks:
-        alike = (rank.state, _trouble(rank), own_traceback(rank))
+        alike = (rank.state, _trouble(rank, root), own_traceback(rank))
         loops = "/".join(bar.label for bar in rank.progress)
         key = (*alike, loops if len(ranks) > SOLO_RANKS else "" if alike[1] else str(rank.rank))
         groups.setdefault(key, []).append(rank)
     rows = sorted(groups.values(), key=lambda group: not _is_root(group[0]))
-    return [_status(group, ended=record.ended) for group in rows]
+    return [_status(group, root, ended=record.ended) for group in rows]
 
 
 def _is_root(rank: RankRecord) -> bool:
@@ -310,7 +311,7 @@ def _is_root(rank: RankRecord) -> bool:
     return rank.state in ("failed", "lost") and not is_consequence(rank) and not (rank.exit and rank.exit.asked)
 
 
-def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
+def _status(group: Sequence[RankRecord], root: int | None, *, ended: bool) -> Row:
     """Return one row for ranks in the same state, with the bar of the slowest."""
     slowest = min(group, key=lambda rank: [bar.step for bar in rank.progress])
     most = max(group, key=lambda rank: [bar.step for bar in rank.progress])
@@ -318,7 +319,7 @@ def _status(group: Sequence[RankRecord], *, ended: bool) -> Row:
         _bar(slow, fast, running=slowest.state == "running")
         for slow, fast in zip(slowest.progress, most.progress, strict=False)
     )
-    detail = _trouble(slowest) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
+    detail = _trouble(slowest, root) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
     return rank_list(rank.rank for rank in group), slowest.state, bars, detail, _memory(group, ended=ended)
 
 
@@ -336,10 +337,16 @@ def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:
     return f"{size(used)}, {max(rank.cpu_percent for rank in group):.0f} % CPU" if used else ""
 
 
-def _trouble(rank: RankRecord) -> str:
+def _trouble(rank: RankRecord, root: int | None) -> str:
+    """Return why a rank did not reach its end; `root` is the rank that failed first."""
+    follows = rank.state == "interrupted" or (rank.failure is not None and is_consequence(rank))
+    if follows and root not in (None, rank.rank):
+        return f"stopped because of rank {root}"
     if rank.failure is not None and is_consequence(rank):
-        return "another rank was gone"
-    return clipped(in_brief(rank), TROUBLE_CHARACTERS)
+        return "stopped because another rank was gone"
+    left = len(rank.failure.message.strip().splitlines()) - 1 if rank.failure is not None else 0
+    rest = f" ... ({left:,} more line{'s' * (left != 1)})" if left > 0 else ""
+    return clipped(in_brief(rank), TROUBLE_CHARACTERS) + rest
 
 
 def _metrics(group: Sequence[RankRecord]) -> str:

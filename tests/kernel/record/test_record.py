@@ -243,6 +243,7 @@ def test_the_state_is_plain_json_also_for_numbers_that_json_lacks() -> None:
         "ended": True,
         "limit_s": None,
         "hung": False,
+        "cause": 0,
         "ok": False,
         "elapsed_s": 3.0,
         "log_directory": "",

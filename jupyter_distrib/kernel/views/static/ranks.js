@@ -48,7 +48,7 @@ export class Row {
     fill(this.bars, said.bars, newBar, paintBar);
     fill(this.metrics, firstMetrics(said, this.open ? Infinity : 4), newMetric, paintMetric);
     this.metrics.title = firstMetrics(said, Infinity).map((metric) => metric.join(" ").trim()).join(", ");
-    set(this.last, said.trouble || said.last);
+    set(this.last, said.trouble.split("\n")[0] || said.last);
     this.last.title = said.trouble || said.last;
     if (this.open) this.output.paint(lines, unfinished, state);
   }
@@ -71,6 +71,7 @@ function paintBar(node, bar) {
   track.setAttribute("aria-valuenow", Math.round(100 * (bar.fraction ?? 0)));
   track.setAttribute("aria-valuetext", `${bar.steps} ${bar.left}`.trim());
   set(steps, bar.label ? `${bar.label} ${bar.steps}` : bar.steps);
+  steps.style.minWidth = bar.width ? `${bar.width}ch` : "";
   set(rate, [bar.rate, bar.left].filter(Boolean).join(", "));
   set(percent, bar.percent);
 }

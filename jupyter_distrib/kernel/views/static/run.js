@@ -13,6 +13,7 @@ import { Output, noteSelection } from "./output.js";
 const TILES_FROM = 17; // with more ranks than 16, a rank is a tile
 const SHOWN_CHARTS = 6;
 const STATUS_EVERY_MS = 1000;
+const FAILURE_LINES = 3; // of a message; further ones are folded
 const GONE = "The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.";
 
 const RUNS = 20; // whose stores are kept
@@ -134,7 +135,7 @@ class View {
     this.stop.disabled = this.where.disabled = gone || finished === states.length;
     fill(this.notes, [...(gone ? [GONE] : []), ...notes(state)], () => element("div"), (node, text) => setLinked(node, addressed(`· ${text}`)));
     this.paintStall(state.stall);
-    fill(this.failures, failures(state), () => element("div", "jd-failure"), set);
+    fill(this.failures, failures(state), newFailure, paintFailure);
     fill(this.stacks, stacks(state), newStack, paintStack);
     this.say(gone ? GONE : summary(state, this.asked));
   }
@@ -163,7 +164,7 @@ class View {
       if (!this.rows.has(rank.rank)) this.rows.set(rank.rank, new Row(rank.rank));
       const each = this.rows.get(rank.rank);
       if (this.list.children[index] !== each.root) this.list.insertBefore(each.root, this.list.children[index] ?? null);
-      each.paint(row(rank, late.get(rank.rank)), this.store.logs.of(rank.rank), rank.unfinished, state);
+      each.paint(row(rank, late.get(rank.rank), state.cause ?? null), this.store.logs.of(rank.rank), rank.unfinished, state);
     });
     if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
   }
@@ -227,6 +228,24 @@ class View {
     if (!taken) this.model.send({ op, ...detail });
     return taken;
   }
+}
+
+/** What went wrong on some ranks: the first lines, and the others on a click. */
+function newFailure() {
+  const node = element("div", "jd-failure");
+  node.append(element("span"), element("details"));
+  node.lastChild.append(element("summary"), element("pre"));
+  return node;
+}
+
+function paintFailure(node, text) {
+  const lines = text.split("\n");
+  const shown = lines.length > FAILURE_LINES + 1 ? lines.slice(0, FAILURE_LINES) : lines;
+  const more = lines.slice(shown.length);
+  set(node.firstChild, shown.join("\n"));
+  node.lastChild.hidden = !more.length;
+  set(node.lastChild.firstChild, `${more.length} more lines`);
+  set(node.lastChild.lastChild, more.join("\n"));
 }
 
 function newStack() {

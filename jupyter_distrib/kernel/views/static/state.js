@@ -3,7 +3,7 @@
 // A *state* is what `state_of` gives in Python (tests/kernel/record/golden_run_state.json); the kernel sends it in pieces
 // (`pieces.py`), which `assemble` puts together. Numbers that JSON does not know are "nan", "inf" and "-inf".
 
-import { aligned, amount, clock, digits, rankList, size } from "./words.js";
+import { aligned, amount, clock, rankList, size, steady } from "./words.js";
 
 const DISPLAYS_KEPT = 100;
 
@@ -76,10 +76,11 @@ export function addressed(text) {
  */
 export function failures(state) {
   const groups = new Map();
-  for (const rank of [...state.ranks].sort((a, b) => Number(a.consequence ?? false) - Number(b.consequence ?? false))) {
-    if (!trouble(rank)) continue;
+  for (const rank of [...state.ranks].sort((a, b) => Number(follows(a)) - Number(follows(b)))) {
+    const words = trouble(rank, state.cause);
+    if (!words) continue;
     const own = rank.failure && !rank.consequence; // else it is a sentence on what became of the rank
-    const story = `${own ? ":" : ""} ${trouble(rank)}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;
+    const story = `${own ? ":" : ""} ${words}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;
     const key = own ? rank.failure.traceback : story;
     if (!groups.has(key)) groups.set(key, { story, ranks: [] });
     groups.get(key).ranks.push(rank.rank);
@@ -119,7 +120,14 @@ export function stacks(state) {
   }));
 }
 
-export function trouble(rank) {
+/** Whether a rank only stopped because of another one. */
+function follows(rank) {
+  return rank.consequence || rank.state === "interrupted" || (rank.state === "lost" && rank.exit?.asked) || false;
+}
+
+/** Why a rank did not reach its end; `cause` is the rank that failed first, if one did. */
+export function trouble(rank, cause = null) {
+  if ((rank.consequence || rank.state === "interrupted") && cause !== null && cause !== rank.rank) return `stopped because of rank ${cause}`;
   if (rank.consequence) return "stopped because another rank was gone";
   if (rank.failure) {
     const name = rank.failure.type.split(".").pop();
@@ -193,7 +201,7 @@ export function order(state, late = behind(state)) {
 }
 
 /** What one row says: plain texts and fractions. */
-export function row(rank, late) {
+export function row(rank, late, cause = null) {
   return {
     rank: rank.rank,
     state: rank.state,
@@ -204,7 +212,7 @@ export function row(rank, late) {
     metrics: Object.entries(rank.metrics).map(([name, value]) => [name, aligned(value)]),
     unsent: rank.unsent_metrics ?? 0,
     last: rank.last_line,
-    trouble: trouble(rank),
+    trouble: trouble(rank, cause),
     behind: late ? behindText(late) : "",
   };
 }
@@ -247,9 +255,10 @@ function barOf(bar, running) {
   return {
     label: bar.label,
     steps,
+    width: bar.total === null ? 0 : bar.label.length + 2 * amount(bar.total).length + 2,
     fraction: bar.total ? Math.min(1, Math.max(0, bar.step / bar.total)) : null,
     percent: bar.total ? `${Math.floor((100 * bar.step) / bar.total)} %` : amount(bar.step),
-    rate: rate === null ? "" : rate >= 1 ? `${amount(rate)} ${bar.unit}/s` : `${digits(1 / rate, 3)} s/${bar.unit}`,
+    rate: rate === null ? "" : rate >= 1 ? `${steady(rate)} ${bar.unit}/s` : `${steady(1 / rate)} s/${bar.unit}`,
     left: rate === null || !bar.total ? "" : `${clock((bar.total - bar.step) / rate)} left`,
     detail: bar.detail,
   };

@@ -42,6 +42,13 @@ export function aligned(value) {
   return plain ? value.toPrecision(4) : digits(value);
 }
 
+/** The same as `amount`, always with three digits, so that what stands behind a number does not move. */
+export function steady(number) {
+  const [letter, factor] = LETTERS.find(([, each]) => number >= each) ?? ["", 1];
+  const [value, places] = [number / factor, number / factor >= 100 ? 0 : number / factor >= 10 ? 1 : 2];
+  return value.toFixed(places) + letter;
+}
+
 /** `0-3, 5`. */
 export function spans(ranks) {
   const runs = [];

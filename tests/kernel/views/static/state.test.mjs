@@ -124,14 +124,16 @@ test("only exactly equal tracebacks are one", () => {
   assert.deepEqual(failures(assemble((key) => failing[key])), [
     "ranks 0, 2: KeyError: 'lr' at Cell In[5], line 9, in train",
     "rank 1: KeyError: 'lr' at Cell In[5], line 9, in train (another traceback)",
-    "rank 3 stopped because another rank was gone",
+    "rank 3 stopped because of rank 0",
   ]);
 });
 
 test("what only followed from a failure comes after it", () => {
   const failure = { type: "RuntimeError", message: "Connection closed by peer" };
-  const run = a_run(a_rank(0, { state: "failed", failure, consequence: true }), a_rank(1, { state: "failed", failure: { type: "ValueError", message: "" } }), a_rank(2, { state: "failed", failure, consequence: true }));
-  assert.deepEqual(failures(run), ["rank 1: ValueError", "ranks 0, 2 stopped because another rank was gone"]);
+  const ranks = [a_rank(0, { state: "failed", failure, consequence: true }), a_rank(1, { state: "failed", failure: { type: "ValueError", message: "" } }), a_rank(2, { state: "interrupted" })];
+  const run = { ...a_run(...ranks), cause: 1 };
+  assert.deepEqual(failures(run), ["rank 1: ValueError", "ranks 0, 2 stopped because of rank 1"]);
+  assert.deepEqual(failures({ ...run, cause: null }), ["rank 1: ValueError", "rank 0 stopped because another rank was gone"]);
   assert.deepEqual(order(run).map((rank) => rank.rank), [1, 0, 2]);
 });
 
@@ -200,11 +202,11 @@ test("a row says what a rank does", () => {
   assert.equal(said.usage, "GPU memory 6.4 GB of 85.9 GB, GPU 75 % busy, tensors 5.9 GB, reserved for them 6.2 GB");
   const contained = row({ ...golden.ranks[0], gpu_memory_of_all: true }, null);
   assert.match(contained.usage, /reserved for them 6.2 GB; the driver lists no processes here/);
-  assert.deepEqual(said.bars[0], { label: "train", steps: "25/100", fraction: 0.25, percent: "25 %", rate: "", left: "", detail: "loss=0.31" });
+  assert.deepEqual(said.bars[0], { label: "train", steps: "25/100", width: 13, fraction: 0.25, percent: "25 %", rate: "", left: "", detail: "loss=0.31" });
   assert.deepEqual(said.metrics[0], ["loss", "0.6667"]);
   const moving = row(a_rank(1, { progress: [a_bar(3, { total: 4 }), a_bar(25)] }), { steps: 7, seconds: 0.7 });
   assert.deepEqual(moving.outer, ["step 3/4"]);
-  assert.deepEqual([moving.bars[0].rate, moving.bars[0].left, moving.behind], ["10 it/s", "0:07 left", "0.7 s behind"]);
+  assert.deepEqual([moving.bars[0].rate, moving.bars[0].left, moving.behind], ["10.0 it/s", "0:07 left", "0.7 s behind"]);
   const cpu = row(a_rank(1, { device: "cpu", gpu_memory_bytes: null, rss_bytes: 5e8, cpu_percent: 98.4 }), null);
   assert.deepEqual([cpu.device, cpu.memory, cpu.busy], ["cpu", "500.0 MB", "98 %"]);
 });
