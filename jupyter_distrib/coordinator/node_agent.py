@@ -74,10 +74,10 @@ class NodeAgent:
         """Return the node's own environment, without what the engine set for its own process."""
         source = str(Path(__file__).parent.parent.parent)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(self._left_out)}
-        before = self._env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        own = {**kept, **self._env}
+        before = own.get("PYTHONPATH")
         return {
-            **kept,
-            **self._env,
+            **own,
             "PYTHONPATH": source if not before else f"{source}{os.pathsep}{before}",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "JUPYTER_DISTRIB_RUNTIME_DIR": str(self._folder),

@@ -57,7 +57,7 @@ class Coordinator:
         self.ask_nodes: AskNodes = lambda tell: tell(None)
         """Function that reports the nodes in the loop, soon."""
         self.title = "not connected"
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._leaving = False
         self._unused: dict[str, Timer] = {}
 
@@ -141,11 +141,11 @@ class Coordinator:
         if (timer := self._unused.pop(group.name, None)) is not None:
             timer.cancel()
         if not group.closed:
-            self._unused[group.name] = self.loop.later(self._idle_s, lambda: self._release(group))
+            self._unused[group.name] = self.loop.later(self.idle_s, lambda: self._release(group))
 
     def _release(self, group: SpreadWorkerGroup) -> None:
         if group.closed:
             return
         if group.kept or not group.idle:
             return self._count_idle(group)
-        group.end(f"released after {self._idle_s:g} s without a cell", set())
+        group.end(f"released after {self.idle_s:g} s without a cell", set())

@@ -131,6 +131,11 @@ class Server(Generic[G]):
             self._named = False
             self._socket.unlink(missing_ok=True)
 
+    @property
+    def keeps_records(self) -> bool:
+        """Return whether it has records of detached runs, which end with the process."""
+        return bool(self._detached)
+
     # ------------------------------------------------------------------------------------------------ kernels
 
     def _accept(self) -> None:

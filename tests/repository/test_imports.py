@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
     "pools/command": {"agent", "coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
+    "pools/spark": {"coordinator", "errors", "options", "pools", "pools/ray", "wire"},
     "pools/ray": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
     # the notebook's kernel
     "kernel/record": {"errors", "libraries", "system", "wire"},

@@ -310,7 +310,8 @@ def actor_class() -> Any:
             cls = importlib.import_module("jupyter_distrib.coordinator.relay").Relay
             try:
                 address = ray.util.get_node_ip_address()
-                own = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its own processes
+                # What Ray sets for its own processes, and what has started Ray for its own.
+                own = ("RAY_", "OMP_NUM_THREADS", *more.pop("left_out"))
                 # With RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES Ray sets no variable.
                 gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU") or None
                 self._relay = cls(folder, label, session, address=address, left_out=own, gpus=gpus, **more)

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
 from jupyter_distrib.errors import PoolError
@@ -95,6 +95,8 @@ class RayReservation:
     """
 
     engine = "Ray"
+    left_out: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of further variables that ranks do not get from their nodes."""
     address_advice = "start Ray there with --node-ip-address and an address that the others reach"
 
     def __init__(self, of: RayCluster, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
@@ -212,6 +214,7 @@ class RayReservation:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
                 # `env` is expanded there as Ray expands its own, see `ray._private.utils.update_envs`.
                 more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
+                more["left_out"] = self.left_out
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
                 if self._wanted.executable:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools.ray.__main__ import _wanted as wanted
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted
+from jupyter_distrib.pools.ray.serve import read_wanted as wanted
 from jupyter_distrib.wire.messages import OpenWorkerGroup
 
 COMMAND = OpenWorkerGroup(group="c", size=0, gpus=True)

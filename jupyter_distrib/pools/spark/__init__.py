@@ -1,0 +1,1 @@
+"""Ranks in a Spark application of their own, through Ray on Spark."""

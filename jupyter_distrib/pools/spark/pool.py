@@ -1,0 +1,80 @@
+"""Ranks in a Spark application of their own, on Ray on Spark. Kernel side: finds or starts the coordinator, which is a
+Ray pool's but for the cluster, that it starts in Spark and ends there. The kernel loads neither Ray nor Spark."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from typing import ClassVar
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.options import Option, count, json_object
+from jupyter_distrib.pools.base import Capabilities, Lost, Sink
+from jupyter_distrib.pools.local import Home, LocalNode, fingerprint, greeted
+from jupyter_distrib.pools.ray.pool import RayPool
+from jupyter_distrib.pools.spark import master
+from jupyter_distrib.wire.messages import Hello
+
+INSTALL = 'pip install "jupyter_distrib[spark]"'
+OF_THE_CLUSTER = ("--address", "--insecure")
+"""Options of the Ray pool about a cluster that is there already."""
+PLACES = ("JAVA_HOME", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "PYSPARK_SUBMIT_ARGS")
+"""Variables that decide which Spark is started, and how."""
+
+
+class SparkPool:
+    """The pool of a Spark cluster."""
+
+    kind = "spark"
+    options: ClassVar = (
+        Option(
+            flag="--master",
+            metavar="URL",
+            meaning="the Spark master: spark://HOST:7077 or local-cluster[2,2,2048]",
+            default="that of spark-defaults.conf",
+        ),
+        Option(
+            flag="--executors",
+            metavar="N",
+            meaning="wait for N executors, each of which becomes a node",
+            read=count,
+            default="those that come",
+        ),
+        Option(
+            flag="--conf",
+            metavar="JSON",
+            meaning="further settings of Spark: '{\"spark.cores.max\": 8}'",
+            read=json_object,
+        ),
+        *(option for option in RayPool.options if option.flag not in OF_THE_CLUSTER),
+    )
+    capabilities: ClassVar = Capabilities(streams_content=True)
+
+    def __init__(self, **options: str) -> None:
+        self._options = options
+
+    def connect(self, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+        check(self._options.get("master", ""))
+        told = json.dumps({**self._options, "name": "jupyter_distrib"}, sort_keys=True)
+        places = [os.environ.get(name) for name in PLACES]
+        home = Home(name=f"spark-{fingerprint(told, *places)}", module="jupyter_distrib.pools.spark", told=told)
+        reason = "the process that holds the Spark application has ended"
+        return greeted(home.reach(), hello, sink, lambda _: lost(reason))
+
+
+def check(chosen: str) -> None:
+    """Raise `PoolError` for what is missing here, or for a master from which ranks cannot be had."""
+    for module, name in (("pyspark", "pyspark"), ("ray", "Ray")):
+        if importlib.util.find_spec(module) is None:
+            raise PoolError(f"the spark pool needs {name}, which is not installed here: {INSTALL}.")
+    if refusal := master.refusal(chosen or os.environ.get("SPARK_REMOTE", "")):
+        raise PoolError(refusal)
+    home = os.environ.get("JAVA_HOME", "")
+    if shutil.which(f"{home}/bin/java" if home else "java") is None:
+        where = f"JAVA_HOME = {home!r} has none" if home else "there is none on PATH"
+        raise PoolError(
+            f"Spark needs Java, and {where}: apt-get install openjdk-17-jre-headless, or conda install openjdk=17, or "
+            "set JAVA_HOME."
+        )

@@ -1,0 +1,115 @@
+"""Reserves nodes of Ray in a Spark application, which lives as long as anybody has or wants nodes of it.
+
+The reservation is the Ray pool's, the application is started by the first one and ended after the last one. The
+coordinator ends with it, so that the next cell finds another coordinator with another application.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import ClassVar
+
+from jupyter_distrib.coordinator.engine import ReservedNodes
+from jupyter_distrib.coordinator.run import LOST_LOGS_S
+from jupyter_distrib.pools.ray import cluster
+from jupyter_distrib.pools.ray.cluster import Address, Looked
+from jupyter_distrib.pools.ray.reservation import RayCluster, RayReservation
+from jupyter_distrib.pools.ray.serve import TELL_S, Serving
+from jupyter_distrib.pools.spark.started import Application
+from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
+
+START_S = 600.0
+"""Seconds in which Spark and Ray have to start; both have limits of their own, which tell more."""
+TRY_AGAIN_S = 60.0
+"""Seconds for which the application stays when ranks were refused, since the next cell may ask for others."""
+LOOK_S = 0.5
+
+
+class SparkCluster(RayCluster):
+    """The application of one coordinator, and Ray in it."""
+
+    def __init__(self, application: Application, serving: Serving) -> None:
+        super().__init__(serving.calls, serving.wanted, serving.joined, serving.archive)
+        self._application, self._coordinator = application, serving.coordinator
+        self._starting = False
+        self._users = 0
+        """Number of reservations that have nodes or want some."""
+        self._turn = 0
+        """Number of reservations that there have been."""
+
+    def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> SparkReservation:
+        """See `coordinator.engine.Reserve`; starts the application, if it is not."""
+        self._users += 1
+        self._turn += 1
+        if not self._starting:
+            self._starting = True
+            threading.Thread(target=self._join, name="jupyter_distrib-join", daemon=True).start()
+        return SparkReservation(self, command, hello, say)
+
+    def wait_until_joined(self, say: Callable[[str], None]) -> Address:
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
+            try:
+                return self._joined.result(LOOK_S)
+            except TimeoutError:
+                say(self._application.said)
+        raise TimeoutError(f"Spark and Ray did not start within {START_S:g} s.")
+
+    def _join(self) -> None:
+        """Start the application and join Ray in it; then wait for its end. In a thread of its own."""
+        try:
+            looking: Future[Looked] = Future()
+            looking.set_result(cluster.look(self._application.start(), insecure=False))
+            address = cluster.join(looking)
+        except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
+            self.calls.put(lambda: self._coordinator.give_up(TELL_S))  # first, so that who is refused asks another one
+            self._joined.set_exception(error)
+            return
+        self._coordinator.title = f"Spark, with Ray at {address.shown}"
+        self._joined.set_result(address)
+        self._application.wait()
+        if not self._application.ending:
+            said = "the Spark application has ended, and all that was in it: the next cell starts another one."
+            self.calls.put(lambda: self._coordinator.lose(said, LOST_LOGS_S + TELL_S))
+
+    def released(self, *, used: bool) -> None:
+        """Note that a reservation is over; in any thread."""
+        self.calls.put(lambda: self._released(used=used))
+
+    def _released(self, *, used: bool) -> None:
+        self._users -= 1
+        turn = self._turn
+
+        def end() -> None:
+            if not self._users and turn == self._turn:
+                self._coordinator.give_up(TELL_S)
+
+        stay_s = 0.0 if used else TRY_AGAIN_S
+        if self._coordinator.server.keeps_records:  # which end with the coordinator
+            stay_s = max(stay_s, self._coordinator.idle_s)
+        self._coordinator.loop.later(stay_s, end)
+
+
+class SparkReservation(RayReservation):
+    """See `coordinator.engine.Reservation`."""
+
+    engine = "Spark"
+    left_out: ClassVar = ("SPARK_", "PYSPARK_", "PYTHON")
+    """Variables that Spark sets for the Python of its executors."""
+
+    def __init__(self, of: SparkCluster, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> None:
+        super().__init__(of, command, hello, say)
+        self._of = of
+        self._used = False
+
+    def acquire(self) -> ReservedNodes:
+        nodes = super().acquire()
+        self._used = True
+        return nodes
+
+    def release(self) -> None:
+        super().release()
+        self._of.released(used=self._used)

@@ -1,0 +1,139 @@
+"""Cells on a Spark cluster: `local-cluster` and a standalone master; what ends the application; refusals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.spark import master, pool
+from tests.notebook import Notebook
+from tests.spark.conftest import StandaloneCluster, wait_until_none
+
+slow = pytest.mark.slow
+patient = pytest.mark.timeout(400)
+START_S = 300.0
+OURS = ("jupyter_distrib.pools.spark", "ray/raylet", "ray/gcs", "spark.deploy.SparkSubmit", "CoarseGrainedExecutor")
+"""Words in the command lines of what an application consists of."""
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "pools.toml").write_text(
+        'pool = "cluster"\n[pools.cluster]\nkind = "spark"\nmaster = "local-cluster[2,2,2048]"\nnodes = 2\nranks = 4\n'
+    )
+    with Notebook(folder, env={"JUPYTER_DISTRIB_CONFIG": str(folder / "pools.toml")}) as one:
+        one.ok("%load_ext jupyter_distrib")
+        yield one
+
+
+@slow
+@patient
+def test_r06_a_cell_meets_over_both_executors_of_a_local_cluster(book: Notebook) -> None:
+    outcome = book.cell(
+        "%%distributed --strategy ddp\nimport os, torch, torch.distributed as dist\nt = torch.ones(1)\n"
+        "dist.all_reduce(t)\nprint('of rank', rank)\n(rank, int(t), int(os.environ['NODE_RANK']), local_rank)",
+        timeout_s=START_S,
+    )
+    assert outcome.result.splitlines() == [f"rank {rank}: ({rank}, 4, {rank // 2}, {rank % 2})" for rank in range(4)], (
+        outcome.text
+    )
+    assert "Waiting: Spark starts an application for these ranks" in outcome.text
+    assert "Waiting: Spark at local-cluster[2,2,2048] runs; Ray starts in its executors" in outcome.text
+    assert "of rank 3" in outcome.view
+
+
+@slow
+@patient
+def test_r06_the_kernel_loads_neither_ray_nor_spark(book: Notebook) -> None:
+    loaded = "[name for name in ('ray', 'pyspark', 'py4j') if name in sys.modules]"
+    assert book.ok(f"import sys\n{loaded}").result == "[]"
+    assert re.search(r"Spark, with Ray at 10\.99\.0\.1:\d+", book.ok("%distributed_status").result)
+
+
+@slow
+@patient
+def test_r06_ranks_do_not_see_what_spark_and_ray_have_set(book: Notebook) -> None:
+    names = "[name for name in os.environ if name.startswith(('RAY_', 'SPARK_', 'PYSPARK_', 'PYTHON'))]"
+    outcome = book.cell(f"%%distributed\nimport os, sys\n{names}, [p for p in sys.path if 'pyspark' in p]", START_S)
+    assert outcome.result == "ranks 0-3: (['PYTHONPATH'], [])", outcome.text
+
+
+@slow
+@patient
+def test_r06_an_interrupt_and_an_exception_are_those_of_every_pool(book: Notebook) -> None:
+    book.start("%%distributed\nimport time\nprint('it is on', flush=True)\nwhile True: time.sleep(1)")
+    book.until("it is on", START_S)
+    book.interrupt()
+    assert book.finish(30).ename == "KeyboardInterrupt"
+    assert book.fails("%%distributed\nif rank == 1: raise LookupError('mine')").ename == "LookupError"
+    assert book.ok("%%distributed\nrank").result.startswith("rank 0: 0")
+
+
+@slow
+@patient
+def test_r06_stop_ends_the_application(book: Notebook) -> None:
+    assert book.cell("%%distributed\nrank;", START_S).status == "ok"
+    book.ok("%distributed_pool stop")
+    assert wait_until_none(OURS) == []
+
+
+@slow
+@patient
+def test_r06_a_standalone_master_and_the_end_of_the_kernel(standalone: StandaloneCluster, tmp_path: Path) -> None:
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        line = f"--pool spark --master {standalone.url} --executors 2 --ranks 2 --nodes 2"
+        outcome = book.cell(f"%%distributed {line}\nimport os\nint(os.environ['NODE_RANK'])", START_S)
+        assert outcome.result == "rank 0: 0\nrank 1: 1", outcome.text
+        os.kill(book.pid, signal.SIGKILL)
+        assert wait_until_none(OURS) == []
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("sc://server:15002", "is Spark Connect, whose client cannot start Ray in the cluster"),
+        ("yarn", "is YARN, where Ray on Spark is not supported here"),
+        ("k8s://https://server:443", 'start Ray there with KubeRay and use its address with kind = "ray"'),
+        ("nonsense", "is no Spark master for Ray on Spark"),
+        ("local[x]", "is no Spark master for Ray on Spark"),
+    ],
+)
+def test_masters_that_cannot_work_are_refused_with_the_way_to_go(chosen: str, said: str) -> None:
+    with pytest.raises(PoolError, match=re.escape(said)) as refusal:
+        pool.check(chosen)
+    assert "\n" not in str(refusal.value)
+    assert repr(chosen) in str(refusal.value)
+
+
+def test_masters_that_can_work_are_not_refused() -> None:
+    good = ["", "spark://one:7077,two:7077", "local-cluster[2,2,2048]", "local", "local[4]", "local[*]", "local[2, 3]"]
+    assert [master.refusal(each) for each in good] == [""] * len(good)
+    assert master.local_cores("local[4]") == 4
+    assert master.local_cores("local-cluster[2,2,2048]") == 0
+    assert (master.executors("local-cluster[3, 2, 2048]"), master.executors("spark://one:7077")) == (3, 0)
+
+
+def test_the_variable_for_spark_connect_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://server")
+    with pytest.raises(PoolError, match="Spark Connect"):
+        pool.check("")
+
+
+@pytest.mark.parametrize("home", ["", "/nowhere"])
+def test_a_missing_java_is_one_sentence(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    monkeypatch.setenv("JAVA_HOME", home)
+    with pytest.raises(PoolError, match=r"^Spark needs Java, and .*: apt-get install openjdk-17-jre-headless"):
+        pool.check("local")
