@@ -57,6 +57,7 @@ class UsageSampler:
             gpu_percent=None if gpu is None else gpu.percent,
             gpu_tensor_bytes=tensors,
             gpu_reserved_bytes=reserved,
+            times=None if seen is None else seen.times,
             gpu_memory_of_all=gpu is not None and told is not None and not gpu.lists(rank.pid),
             at_s=now_s,
         )

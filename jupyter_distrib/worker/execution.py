@@ -161,6 +161,7 @@ class CellRunner:
 
         def told(value: Any, error: BaseException | None) -> tuple[RunEvent, list[int]]:
             rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused
+            times = self._framework.phase_times()
             return outcome(
                 command,
                 rank,
@@ -170,6 +171,7 @@ class CellRunner:
                 began_at_s=began_at_s,
                 stopped=stopped,
                 sequence=sequence,
+                times=times,
             )
 
         try:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jupyter_distrib.wire.messages import GroupSighting, WorkerOrder
+from jupyter_distrib.wire.messages import GroupSighting, PhaseTimes, WorkerOrder
 
 TORCH = "jupyter_distrib.worker.pytorch.pytorch:PyTorch"
 """The framework of strategies that name no framework."""
@@ -124,6 +124,10 @@ class Framework(Protocol):
     def device_memory(self) -> tuple[int, int] | None:
         """Return the bytes of tensors on the device, and the bytes that the allocator holds for them; None if unknown.
         Called in the control thread."""
+
+    def phase_times(self) -> PhaseTimes | None:
+        """Return the time of the cell's training by phase; None if it does not train, or that is not measured. From any
+        thread."""
 
     def is_of_device(self, error: BaseException) -> bool:
         """Return whether an exception may come from a broken device."""

@@ -101,7 +101,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._order, self._messenger, self._groups = order, messenger, library.groups
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
-        prober = Prober(order.rank, library.sightings, library.device_memory)
+        prober = Prober(order.rank, library.sightings, library.device_memory, library.phase_times)
         self._control = ControlThread(
             link,
             self._inbox,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.wire.messages import Execute, Failed, Interrupted, Parcel, Returned
+from jupyter_distrib.wire.messages import Execute, Failed, Interrupted, Parcel, PhaseTimes, Returned
 from jupyter_distrib.worker import failure, identity
 
 
@@ -21,10 +21,11 @@ def outcome(
     began_at_s: float,
     stopped: Callable[[BaseException], bool],
     sequence: int = -1,
+    times: PhaseTimes | None = None,
 ) -> tuple[Returned | Failed | Interrupted, list[int]]:
     """Keep the values that `--keep` names. Return the event and its descriptors, which the caller closes.
 
-    `stopped` returns whether an exception came from a stop of the run; for `sequence` see `Returned`.
+    `stopped` returns whether an exception came from a stop of the run; for `sequence` and `times` see `Returned`.
     """
     run, by_value = command.run, command.setting.by_value
     left = isinstance(error, SystemExit) and error.code in (None, 0)
@@ -47,6 +48,7 @@ def outcome(
             at_s=time.monotonic(),
             exited_early=left and not command.cell.script,
             sequence=sequence,
+            times=times,
         )
         return returned, [] if fd is None else [fd]
     if stopped(error):

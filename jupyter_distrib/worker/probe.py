@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 
 from jupyter_distrib.system import file_owner
-from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer
+from jupyter_distrib.wire.messages import GroupSighting, PhaseTimes, ProbeAnswer
 from jupyter_distrib.worker.framework import Sightings
 
 _RUNPY = "<frozen runpy>"
@@ -29,9 +29,14 @@ class Prober:
     """The prober, which records its last findings, so that it can report the time since the last change."""
 
     def __init__(
-        self, rank: int, sightings: Sightings, device_memory: Callable[[], tuple[int, int] | None] = lambda: None
+        self,
+        rank: int,
+        sightings: Sightings,
+        device_memory: Callable[[], tuple[int, int] | None] = lambda: None,
+        phase_times: Callable[[], PhaseTimes | None] = lambda: None,
     ) -> None:
         self._rank, self._sightings, self._device_memory = rank, sightings, device_memory
+        self._phase_times = phase_times
         self._main = threading.main_thread().ident or 0
         self._begin("", "")
 
@@ -66,6 +71,7 @@ class Prober:
             groups=self._groups,
             tensor_bytes=tensor_bytes,
             reserved_bytes=reserved_bytes,
+            times=self._phase_times(),
         )
 
     def _compare(self, frames: list[types.FrameType], now_s: float) -> None:

@@ -40,6 +40,7 @@ class MadeUp:
     def is_of_device(self, error): return False
     def release_memory(self): pass
     def device_memory(self): return None
+    def phase_times(self): return None
 
 class Spread(Strategy):
     framework = MadeUp.name

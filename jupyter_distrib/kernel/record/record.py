@@ -35,6 +35,7 @@ from jupyter_distrib.wire.messages import (
     Moved,
     Noted,
     Parcel,
+    PhaseTimes,
     Progressed,
     Restarted,
     Returned,
@@ -113,6 +114,8 @@ class RankRecord:
     gpu_percent: float | None = None
     gpu_tensor_bytes: int | None = None
     gpu_reserved_bytes: int | None = None
+    times: PhaseTimes | None = None
+    """The time of its training by phase; None if it does not train."""
     gpu_memory_of_all: bool = False
     """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
     displays: Displays = field(default_factory=Displays)
@@ -339,6 +342,7 @@ class RunRecord:
         rank.gpu_memory_total_bytes, rank.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
         rank.gpu_memory_bytes, rank.gpu_memory_of_all = event.gpu_memory_bytes, event.gpu_memory_of_all
         rank.gpu_tensor_bytes, rank.gpu_reserved_bytes = event.gpu_tensor_bytes, event.gpu_reserved_bytes
+        rank.times = event.times or rank.times
         if event.gpu_memory_bytes is not None:
             rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
 
@@ -347,7 +351,7 @@ class RunRecord:
             rank.started_at_s = event.began_at_s
         rank.state, rank.returned, rank.ended_at_s = "done", True, event.at_s
         rank.value, rank.kept, rank.exited_early = event.value, event.kept, event.exited_early
-        rank.sharded = event.sharded
+        rank.sharded, rank.times = event.sharded, event.times or rank.times
 
     def _fail(self, rank: RankRecord, event: Failed) -> None:
         rank.state, rank.failure, rank.failed_at_s, rank.ended_at_s = "failed", event.failure, event.at_s, event.at_s

@@ -34,6 +34,7 @@ from jupyter_distrib.wire.messages import Ended, Noted, RunEvent, StackSeen
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.metrics import Metrics
+    from jupyter_distrib.kernel.record.shares import Shares
 
 STACKS_S = 2.0
 """Seconds to wait for the stacks of ranks; a rank that cannot answer is answered for within 0.7 s."""
@@ -288,6 +289,14 @@ class Run:
 
         with self._lock:
             return Metrics.of(self.record)
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of data, computing, other ranks and the rest in the time of each rank's training so far."""
+        from jupyter_distrib.kernel.record.shares import Shares
+
+        with self._lock:
+            return Shares.of(self.record)
 
     def cancel(self, *, force: bool = False) -> None:
         """Stop the run, or kill it; returns at once, from any thread. `result()` then raises KeyboardInterrupt."""

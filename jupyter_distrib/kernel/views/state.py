@@ -10,8 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.record.shares import Shares
 from jupyter_distrib.kernel.record.traceback_text import fingerprint, innermost, where
-from jupyter_distrib.kernel.views import markup, stacks
+from jupyter_distrib.kernel.views import markup, shares, stacks
 from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def head(record: RunRecord) -> dict[str, Any]:
         "notes": [
             *({"rank": note.rank, "text": note.text} for note in record.notes),
             *({"rank": rank, "text": text} for text, ranks in record.not_finite.items() for rank in ranks),
+            *([{"rank": None, "text": sentence}] if (sentence := Shares.of(record).sentence) else []),
         ],
-    }
+    } | shares.state(record)
 
 
 def line_state(line: Line) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from math import isnan, nan
 from jupyter_distrib.kernel.record.failures import cause, in_brief, is_consequence, own_traceback
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.shares import Shares
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
 from jupyter_distrib.kernel.record.terminal_styles import Span
-from jupyter_distrib.kernel.views import markup
+from jupyter_distrib.kernel.views import markup, shares
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
@@ -73,6 +74,7 @@ def as_text(
             *(output(record) if with_output else ()),
             *_displays(record),
             *("  ".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:])).rstrip() for row in rows),
+            *shares.lines(record),
         ]
     )
     return visible(lines)
@@ -137,6 +139,8 @@ def remarks(record: RunRecord) -> list[str]:
         about["left the cell early with sys.exit()"] = early
     if record.stall is not None:
         about[record.stall.text] = []
+    if sentence := Shares.of(record).sentence:
+        about[sentence] = []
     return [f"· {rank_list(ranks)}: {text}" if ranks else f"· {text}" for text, ranks in about.items()]
 
 

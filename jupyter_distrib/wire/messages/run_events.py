@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, RankPlace, message
+from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTimes, RankPlace, message
 
 
 @message
@@ -86,6 +86,8 @@ class Sampled:
     """Memory of the rank's tensors on its GPU, as its framework counts, about a second ago; None if unknown."""
     gpu_reserved_bytes: int | None = None
     """Memory that the framework holds for them, the reserve included."""
+    times: PhaseTimes | None = None
+    """Time of its training by phase, about a second ago; None if it does not train."""
     gpu_memory_of_all: bool = False
     """Whether `gpu_memory_bytes` is what the whole GPU's use has grown by since the rank's start, because the driver
     does not list its processes, as in containers."""
@@ -175,6 +177,8 @@ class Returned:
     sequence: int = -1
     """Number of collectives that the strategy's group has seen on this rank; ranks that differ need a new group. -1: no
     group."""
+    times: PhaseTimes | None = None
+    """Time of its training by phase; None if it did not train."""
 
 
 @message

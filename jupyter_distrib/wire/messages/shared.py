@@ -168,6 +168,16 @@ class RankPlace:
 
 
 @message
+class PhaseTimes:
+    """The time that a rank has spent in the phases of its training loop, since the first of them."""
+
+    steps: int
+    """Number of steps of optimizers."""
+    seconds: dict[str, float]
+    """Seconds by phase: `data`, `forward`, `backward`, `collective`, `optimizer`, `other`."""
+
+
+@message
 class GroupSighting:
     """The progress of one rank in one process group, by torch's flight recorder."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import GroupSighting, message
+from jupyter_distrib.wire.messages.shared import GroupSighting, PhaseTimes, message
 
 
 @message
@@ -120,6 +120,8 @@ class ProbeAnswer:
     """Memory of its tensors on its device, as the framework's allocator counts; None without a device."""
     reserved_bytes: int | None = None
     """Memory that the allocator holds for them, the reserve included."""
+    times: PhaseTimes | None = None
+    """Time of its training by phase; None if it does not train."""
 
 
 @message

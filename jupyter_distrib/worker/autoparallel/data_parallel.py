@@ -31,7 +31,7 @@ from jupyter_distrib.worker.autoparallel.hooks import OptimizerTraining, Trainin
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.replica_registry import ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
-from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.pytorch import phase_clock, private
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
@@ -149,6 +149,7 @@ class DataParallel:
             return False
 
         def finish() -> None:
+            phase_clock.clock.end_compute()
             for reducer in announced:
                 reducer.finish(self._loaders.meets)
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not exported for checkers
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
@@ -178,6 +179,12 @@ def own_parameters(module: Any) -> dict[str, Any]:
 def set_buffer(module: Any, name: str, buffer: Any) -> None:
     """Put another tensor in a buffer's place, persistent or not as before; relies on `_buffers`."""
     module._buffers[name] = buffer
+
+
+LoaderIterator: Any = _BaseDataLoaderIter
+"""The class of all iterators of data loaders; relies on `_BaseDataLoaderIter.__next__`, which none of them replaces."""
+Work: Any = dist.Work
+"""A collective that goes on; relies on functions of `torch.distributed`, and FSDP, calling `wait` by its name."""
 
 
 def end_workers(loader: Any) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 import torch.distributed
 
-from jupyter_distrib.wire.messages import WorkerOrder
+from jupyter_distrib.wire.messages import PhaseTimes, WorkerOrder
 from jupyter_distrib.worker.framework import TORCH, DeviceState
-from jupyter_distrib.worker.pytorch import data_loaders, process_group, randomness, spawn_guard, torch_save
+from jupyter_distrib.worker.pytorch import data_loaders, phase_clock, process_group, randomness, spawn_guard, torch_save
 from jupyter_distrib.worker.pytorch.device import Device
 from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
 
@@ -41,9 +41,11 @@ class PyTorch:
         process_group.install(self.groups)
         spawn_guard.install()
         torch_save.install()
+        phase_clock.install()
         self._device.take()
 
     def prepare(self) -> None:
+        phase_clock.clock.begin()
         torch.set_grad_enabled(True)  # an interrupt may have come before a step switched it on again
 
     def finish(self, values: Iterable[object]) -> None:
@@ -60,6 +62,9 @@ class PyTorch:
 
     def device_memory(self) -> tuple[int, int] | None:
         return self._device.memory()
+
+    def phase_times(self) -> PhaseTimes | None:
+        return phase_clock.clock.times()
 
     def is_of_device(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
