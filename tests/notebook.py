@@ -163,6 +163,19 @@ class Notebook:
                 outcome.wall_s = time.monotonic() - self._began_s
                 return outcome
 
+    def asked(self, prompt: str = "", timeout_s: float = 30.0) -> str:
+        """Wait until the running cell asks its user for a line, with this in the prompt."""
+        message = self.client.get_stdin_msg(timeout=timeout_s)
+        asked = str(message["content"]["prompt"])
+        assert prompt in asked, asked
+        return asked
+
+    def types(self, *lines: str, prompt: str = "") -> None:
+        """Answer the questions of the running cell, one after another."""
+        for line in lines:
+            self.asked(prompt)
+            self.client.input(line)
+
     def settled(self, display: str, widget: str) -> dict[str, str]:
         """What a display of an earlier cell shows in the end, once this widget of it is closed."""
         while widget not in self._closed:

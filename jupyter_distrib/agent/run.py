@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.devices import Gpu
@@ -21,11 +20,14 @@ from jupyter_distrib.agent.stop_ladder import StopLadder
 from jupyter_distrib.agent.watch import Watch
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.time_limit import TimeLimit
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
+    DebuggerLeft,
+    DebuggerPrompted,
     Ended,
     Execute,
     Exited,
@@ -80,6 +82,7 @@ class NodeRun:
             tell=lambda event: tell(event, ()),
         )
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
+        self._time_limit = TimeLimit(command.timeout_s, later=self.later, on_over=self._time_out)
 
     @property
     def groups_can_stay(self) -> bool:
@@ -105,6 +108,8 @@ class NodeRun:
                 if self.command.run == message.run:
                     self.stacks.take_answer(message)
             case _:
+                if isinstance(message, DebuggerPrompted | DebuggerLeft):
+                    self._time_limit.take(message)
                 self.tell(message, fds)  # type: ignore[arg-type]
 
     def take_end(self, rank: Rank, event: Returned | Failed | Interrupted, fds: tuple[int, ...]) -> None:
@@ -157,10 +162,6 @@ class NodeRun:
         """Look closer, see `Watch.look_closer`."""
         if self.watch is not None:
             self.watch.look_closer()
-
-    def limit_time(self, limit_s: float) -> None:
-        """Stop the run when it has taken this long."""
-        self.later(limit_s, partial(self._time_out, limit_s))
 
     def _time_out(self, limit_s: float) -> None:
         self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())

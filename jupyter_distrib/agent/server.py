@@ -261,7 +261,8 @@ class Agent:
         """Give idle groups the better ranks of the preloaded forkserver, which is ready, where nobody will miss the old
         ones."""
         for group in tuple(self.server.groups):
-            if group.has_early_ranks and group.idle and not group.kept and group.ran_s < EARLY_RAN_S:
+            kept = group.kept or group.debuggers.failed_run
+            if group.has_early_ranks and group.idle and not kept and group.ran_s < EARLY_RAN_S:
                 try:
                     group.replace_all()
                 except Exception as error:  # noqa: BLE001 - the ranks of others live on

@@ -22,6 +22,7 @@ from jupyter_distrib.agent.group_repair import GroupRepair
 from jupyter_distrib.agent.group_store import GroupStore
 from jupyter_distrib.agent.leftovers import BackgroundJobs
 from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.agent.rank_debugger import RankDebuggers
 from jupyter_distrib.agent.rank_starter import RankStarter
 from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.agent.restarts import Restarts
@@ -34,6 +35,9 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import encode
 from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
+    Debug,
+    DebuggerLeft,
+    DebuggerPrompted,
     DeviceDrained,
     DeviceSettled,
     Execute,
@@ -100,6 +104,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._oom_kills = OutOfMemoryKills()
         self.opened = False
         """Whether all ranks have been ready once."""
+        self.debuggers = RankDebuggers(self.ranks, tell)
 
     @property
     def _leave_after_s(self) -> float:
@@ -225,6 +230,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         for rank in self.ranks:
             rank.streams.begin_run()  # what has come so far is of the run before
         frame = frame or encode(command, len(descriptors))
+        self.debuggers.failed_run = ""
         ranks = self.ranks.current
         with descriptors:
             for number in ranks.keys() & command.ranks:
@@ -241,8 +247,6 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         )
         run.later(COUNT_AFTER_S, self._oom_kills.count)
         run.begin_watching(self.gpus)
-        if command.timeout_s is not None:
-            run.limit_time(command.timeout_s)
 
     def stop(self, *, force: bool = False) -> None:
         """Climb the ladder, or with `force` its last step at once. Does nothing when nothing runs."""
@@ -254,6 +258,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def ask_stacks(self) -> None:
         if self.run is not None:
             self.run.stacks.ask()
+
+    def debug(self, command: Debug) -> None:
+        self.debuggers.obey(command)
 
     def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
         """Cut sockets, see `NodeRun.cut_remote_sockets`."""
@@ -280,6 +287,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 self._output.write_late(rank.number, message)  # of a thread of an earlier run
             case Returned() | Failed() | Interrupted():
                 self._take_end_of_cell(rank, message, tuple(fds))
+            case DebuggerPrompted() | DebuggerLeft() if self.run is None:
+                self.tell(message, ())  # of the failure of a run that has ended
             case _:
                 if self.run is not None:
                     self.run.take_message(message, tuple(fds))
@@ -312,6 +321,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if run.pending or self.run is not run:
             return
         self.run = None
+        self.debuggers.failed_run = "" if run.health.clean else run.command.run
         self.ran_s += time.monotonic() - run.started_s
         run.end()
         self.on_ended(run)
@@ -364,6 +374,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.stop()
             self._finish_if_over(run)
         elif run is None:
+            self.debuggers.ended(rank.number)
             if was_starting:
                 self._start_again(rank, reason)
             else:

@@ -18,6 +18,7 @@ from jupyter_distrib.coordinator.log_collection import LogCollection, LogSource
 from jupyter_distrib.coordinator.watch import SpreadWatch
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.server.time_limit import TimeLimit
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.messages import (
@@ -25,6 +26,8 @@ from jupyter_distrib.wire.messages import (
     Command,
     Connected,
     CutRemoteSockets,
+    DebuggerLeft,
+    DebuggerPrompted,
     Ended,
     Event,
     Execute,
@@ -109,11 +112,9 @@ class SpreadRun:
         for node, node_ranks in self.ranks.items():
             part = replace(whole, ranks=tuple(sorted(node_ranks)))
             self._nodes[node].send(part, fds)
-        if self.command.timeout_s is not None:
-            self._timers.later(self.command.timeout_s, self._time_out)
+        self._time_limit = TimeLimit(self.command.timeout_s, later=self._timers.later, on_over=self._time_out)
 
-    def _time_out(self) -> None:
-        limit_s = self.command.timeout_s or 0.0
+    def _time_out(self, limit_s: float) -> None:
         self.tell(TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()
 
@@ -148,6 +149,8 @@ class SpreadRun:
                 self.tell(event, fds)
                 self._follow(node, event)
             case _:
+                if isinstance(event, DebuggerPrompted | DebuggerLeft):
+                    self._time_limit.take(event)
                 self.tell(event, fds)
 
     def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:

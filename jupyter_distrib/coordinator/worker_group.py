@@ -23,6 +23,9 @@ from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     CloseWorkerGroup,
+    Debug,
+    DebuggerLeft,
+    DebuggerPrompted,
     Ended,
     Event,
     Execute,
@@ -173,6 +176,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
                 self._make_store()
             case GroupsReset():
                 self._groups_reset(event)
+            case DebuggerPrompted() | DebuggerLeft() if self.run is None:
+                self.tell(event, ())  # of the failure of a run that has ended
             case _:
                 self._run_event(node, event, fds)
 
@@ -259,6 +264,11 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def ask_stacks(self) -> None:
         if self.run is not None:
             self.run.ask_stacks()
+
+    def debug(self, command: Debug) -> None:
+        for node, infos in self._infos.items():
+            if any(info.rank == command.rank for info in infos):
+                self._shares[node].node.send(command)
 
     def _run_event(self, node: int, event: Event, fds: tuple[int, ...]) -> None:
         run = self.run

@@ -66,7 +66,7 @@ def diagnose(looks: Sequence[RankSighting], *, source: str = "") -> Diagnosis | 
         source: The cell's source, with the ranks' line numbers.
     """
     scene = _Scene(looks=looks, source=source)
-    sentences = [_stopped(look) for look in looks if look.state in ("stopped", "traced")]
+    sentences = [_stopped(look) for look in looks if _is_held(look)]
     sentences += [sentence for ranks in scene.consensus() for sentence in scene.tell(ranks)]
     if not scene.waits:  # else it is told beside those that wait for it
         sentences += [_locked(look) for look in looks if look.silent_s >= LOCKED_S]
@@ -94,7 +94,7 @@ def is_suspicious(looks: Iterable[RankSighting]) -> bool:
 
 def _wait(look: RankSighting) -> _Wait | None:
     seen = look.seen
-    if look.state != "running" or seen is None or seen.unmoved_s < _IDLE_S:
+    if look.state != "running" or seen is None or seen.in_debugger or seen.unmoved_s < _IDLE_S:
         return None
     idle = seen.idle_s >= _IDLE_S
     for group in seen.groups or ():
@@ -202,7 +202,7 @@ class _Scene:
         alike: dict[tuple[str, int | None], list[int]] = {}
         for rank in missing:
             look = self.by_rank[rank]
-            if look.state not in ("stopped", "traced"):  # told already
+            if not _is_held(look):  # told already
                 alike.setdefault((self._doing(look), _at(look)), []).append(rank)
         return [
             f"{rank_list(ranks, sentence=True)} {_verb(doing, ranks)}{f' (line {line})' if line else ''}."
@@ -219,6 +219,8 @@ class _Scene:
                 return "is stopped (SIGSTOP)"
             case "traced":
                 return "is held by a debugger"
+            case "running" if _is_debugged(look):
+                return "is stopped in the debugger"
             case _:
                 if (wait := self.waits.get(look.rank)) is not None:
                     return f"waits in {self._name(wait)}"
@@ -237,7 +239,19 @@ class _Scene:
         return f" (line {lines[0]}, inside `{condition}`)" if condition else f" (line {lines[0]})"
 
 
+def _is_debugged(look: RankSighting) -> bool:
+    """Return whether the rank is stopped at a breakpoint, where the notebook asks what to do."""
+    return look.state == "running" and look.seen is not None and look.seen.in_debugger
+
+
+def _is_held(look: RankSighting) -> bool:
+    return look.state in ("stopped", "traced") or _is_debugged(look)
+
+
 def _stopped(look: RankSighting) -> str:
+    if _is_debugged(look):
+        line = _at(look)
+        return f"Rank {look.rank} is stopped in the debugger{f' at line {line}' if line else ''}."
     if look.state == "traced":
         return f"Rank {look.rank} (pid {look.pid}) is held by a debugger."
     return f"Rank {look.rank} is stopped (SIGSTOP); `kill -CONT {look.pid}` lets it go on."

@@ -40,6 +40,8 @@ from jupyter_distrib.wire.messages import (
     AskStacks,
     Attach,
     CloseWorkerGroup,
+    Debug,
+    DebuggerLeft,
     Event,
     Execute,
     Forget,
@@ -235,6 +237,8 @@ class Server(Generic[G]):
                 self._stop_run(command)
             case AskStacks():
                 self._ask_stacks(command)
+            case Debug():
+                self._debug(client, command)
             case Forget():
                 if (group := client.groups.get(command.group)) is not None:
                     group.forget(command)
@@ -335,6 +339,12 @@ class Server(Generic[G]):
         for group in self.groups:
             if group.is_for(command.run):
                 group.ask_stacks()
+
+    def _debug(self, client: Client[G], command: Debug) -> None:
+        if (group := client.groups.get(command.group)) is not None:
+            return group.debug(command)
+        gone = DebuggerLeft(run=command.run, rank=command.rank, text="the rank has ended.", at_s=time.monotonic())
+        return self.tell(client, gone)
 
     def run_ended(self, client: Client[G], group: G, run: Execute) -> None:
         """Close a worker group whose kernel has gone, when the detached run for which it stayed has ended."""

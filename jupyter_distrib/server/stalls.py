@@ -22,6 +22,8 @@ class Stalls:
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
         self.limit_s = command.hang_timeout_s
         """Seconds of a stall after which the run is stopped; None: never."""
+        self._debugged_s = float("-inf")
+        """Time at which a rank was last seen in the debugger: what waits for it waits for the user."""
 
     def judge(self, looks: Sequence[RankSighting]) -> None:
         """Report a new stall, a changed one, or its end; `looks` has a sighting of each rank of the run."""
@@ -35,7 +37,10 @@ class Stalls:
         if (diagnosis.text, diagnosis.places) != (self._last.text, self._last.places):
             self._tell(Stalled(run=run, text=diagnosis.text, places=diagnosis.places, at_s=now_s))
         self._last = diagnosis
-        if self.limit_s is not None and diagnosis.waited_s >= self.limit_s:
+        if any(look.seen is not None and look.seen.in_debugger for look in looks):
+            self._debugged_s = now_s
+            return
+        if self.limit_s is not None and min(diagnosis.waited_s, now_s - self._debugged_s) >= self.limit_s:
             self._tell(
                 TimedOut(run=run, limit_s=self._command.hang_timeout_s or diagnosis.waited_s, stalled=True, at_s=now_s)
             )

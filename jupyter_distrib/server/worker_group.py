@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Execute, Forget, OpenWorkerGroup, WorkerInfo
+from jupyter_distrib.wire.messages import Debug, Execute, Forget, OpenWorkerGroup, WorkerInfo
 
 
 class RunOfGroup(Protocol):
@@ -58,6 +58,9 @@ class ServedWorkerGroup(Protocol):
 
     def ask_stacks(self) -> None:
         """Have the ranks of the current cell report their Python stacks."""
+
+    def debug(self, command: Debug) -> None:
+        """Pass an order on to the debugger of a rank."""
 
     def forget(self, command: Forget) -> None:
         """Drop kept values."""

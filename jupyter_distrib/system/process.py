@@ -101,7 +101,6 @@ def take_streams(stdout_fd: int, stderr_fd: int) -> None:
         os.close(fd)
     # typeshed declares the names with underscores as final; here they are to be ours as well.
     sys.stdin = sys.__stdin__ = _NoInput()  # type: ignore[misc, assignment]
-    sys.breakpointhook = lambda *_, **__: sys.stdin.readline()
     sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
     _line_buffer_c_stdout()
@@ -166,8 +165,8 @@ def _text(fd: int) -> io.TextIOWrapper:
 
 
 NO_KEYBOARD = (
-    "a rank has no keyboard: input() and breakpoint() do not work under %%distributed. Ask in an earlier cell and use "
-    "the value here, or run this cell with --pool inline."
+    "a rank has no keyboard: input() does not work under %%distributed, nor a debugger other than breakpoint() and "
+    "pdb.set_trace(). Ask in an earlier cell and use the value here, or run this cell with --pool inline."
 )
 
 

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from jupyter_distrib.system import process
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.wire.messages import AskStacks, CutSockets, Execute, Message, Probe
+from jupyter_distrib.wire.messages import AskStacks, CutSockets, Debug, Execute, Leave, Message, Probe
 from jupyter_distrib.worker import identity, stack
+from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.framework import Groups
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
@@ -47,11 +48,12 @@ class ControlThread:
         interrupts: Interrupts,
         prober: Prober,
         groups: Groups,
+        debugger: DebuggerChannel,
         take_device: Callable[[], None],
     ) -> None:
         self._link, self._inbox = link, inbox
         self._messenger, self._interrupts, self._prober, self._groups = messenger, interrupts, prober, groups
-        self._take_device = take_device
+        self._debugger, self._take_device = debugger, take_device
         self._running = ""
         """The id of the run whose cell is being executed."""
         self.cut = False
@@ -77,6 +79,7 @@ class ControlThread:
                 message, fds = self._link.receive()
             except (EOFError, OSError):
                 self._inbox.put(None)
+                self._debugger.end()
                 return
             match message:
                 case CutSockets():
@@ -85,9 +88,13 @@ class ControlThread:
                     self._answer(message)
                 case AskStacks():
                     self._show_stack(message)
+                case Debug():
+                    self._debug(message)
                 case Execute():
                     self._hand_on(message, fds)
                 case _:
+                    if isinstance(message, Leave):
+                        self._debugger.end_examination()
                     self._inbox.put((message, fds))
 
     def _hand_on(self, command: Execute, fds: list[int]) -> None:
@@ -95,8 +102,20 @@ class ControlThread:
         self.cut = False
         self._running = command.run  # set in this thread, so that a stop right behind the command finds its run
         self._inbox.put((command, fds))
+        self._debugger.end_examination()
         if not self._link.wait(ANNOUNCE_S):
             self._messenger.announce()
+
+    def _debug(self, command: Debug) -> None:
+        match command.action:
+            case "read":
+                self._debugger.answer(command.line)
+            case "end":
+                self._debugger.end()
+            case "interrupt":
+                self._interrupts.raise_now()
+            case _:
+                self._inbox.put((command, []))
 
     def _answer(self, probe: Probe) -> None:
         if probe.run != self._running:
@@ -116,6 +135,7 @@ class ControlThread:
             return
         if command.stop and command.run == self._running:
             self._interrupts.stop()
+            self._debugger.end()
         self._groups.apart = self._groups.apart or self._interrupts.stopping or bool(command.inodes)
         if command.inodes:
             self.cut = True

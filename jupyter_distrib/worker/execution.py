@@ -40,9 +40,11 @@ from jupyter_distrib.worker import strategy as strategy_module
 from jupyter_distrib.worker.cell_environment import CellEnvironment
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread
+from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.device_check import DeviceCheck, give_up
 from jupyter_distrib.worker.framework import Framework
 from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.kept_failure import KeptFailure
 from jupyter_distrib.worker.late_output import LateThreads
 from jupyter_distrib.worker.messenger import Messenger
 from jupyter_distrib.worker.outcome import outcome
@@ -68,11 +70,13 @@ class CellRunner:
         control: ControlThread,
         prober: Prober,
         cleanup: Cleanup,
+        debugger: DebuggerChannel,
     ) -> None:
         self._pid = os.getpid()
         self._order, self._framework, self._groups = order, framework, framework.groups
         self._messenger, self._interrupts, self._control = messenger, interrupts, control
-        self._prober, self._cleanup = prober, cleanup
+        self._prober, self._cleanup, self._debugger = prober, cleanup, debugger
+        self.failure = KeptFailure(cleanup, debugger, messenger.send)
         self._environment = CellEnvironment(order, framework.groups)
         self._device = DeviceCheck(order, framework, messenger.send)
         self._late = LateThreads(order.rank, messenger.send)
@@ -82,6 +86,7 @@ class CellRunner:
         run, rank = command.run, self._order.rank
         device = self._order.device
         began_at_s = time.monotonic()
+        self.failure.drop()
         self._messenger.begin(Started(run=run, rank=rank, pid=self._pid, device=device, at_s=began_at_s))
         module = cell.fresh_module()
         value, error = self._guarded(command, fds, module)
@@ -92,6 +97,7 @@ class CellRunner:
         settles = self._device.has_device and isinstance(event, Failed | Interrupted)
         if isinstance(event, Failed | Interrupted):
             event = replace(event, settles=settles)
+        failed = error if isinstance(event, Failed) else None
         del value, error
         self._late.end(run)
         process.flush_streams()
@@ -106,7 +112,10 @@ class CellRunner:
             give_up(f"rank {rank} is replaced, because its GPU cannot be used any more.")
         if settles:
             self._device.after_end(command, module.__dict__, lambda: self._control.cut)
-        self._cleanup.after(command, module.__dict__)
+        if failed is None:
+            self._cleanup.after(command, module.__dict__)
+        else:
+            self.failure.keep(command, module, failed)
         self._environment.restore()
         self._groups.tidy()
 
@@ -127,6 +136,7 @@ class CellRunner:
                 strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
+                self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered)
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 forked_child.leave(self._pid)
                 value = None if command.cell.script else value
@@ -135,6 +145,7 @@ class CellRunner:
                 ok = True
             finally:
                 self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
+                self._debugger.finish()
                 forked_child.leave(self._pid, sys.exception())
                 end_of_cell.run(ok=False)
                 if strategy is not None:

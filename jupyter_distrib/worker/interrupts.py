@@ -68,7 +68,11 @@ class Interrupts:
     def repeat(self) -> None:
         """Interrupt again, if one was postponed."""
         if self.postponed:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self.raise_now()
+
+    def raise_now(self) -> None:
+        """Interrupt the main thread."""
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     @property
     def stopping(self) -> bool:

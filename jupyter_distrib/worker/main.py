@@ -20,6 +20,7 @@ from typing import NoReturn
 from jupyter_distrib.system import crash_notes, process
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import (
+    Debug,
     DeviceSettled,
     Execute,
     Forget,
@@ -31,7 +32,7 @@ from jupyter_distrib.wire.messages import (
     ResetGroups,
     WorkerOrder,
 )
-from jupyter_distrib.worker import displaying, framework, identity, spawned_process, threads
+from jupyter_distrib.worker import debugger_channel, displaying, framework, identity, spawned_process, threads
 from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread, Entry
 from jupyter_distrib.worker.device_check import give_up
@@ -101,7 +102,15 @@ class Worker:
         self._inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._order, self._messenger, self._groups = order, messenger, library.groups
         self._cleanup = Cleanup(library, has_gpu=order.visible_devices is not None)
-        prober = Prober(order.rank, library.sightings, library.device_memory, library.phase_times)
+        debugger = debugger_channel.DebuggerChannel(order.rank, messenger.send, interrupts)
+        debugger_channel.install(debugger)
+        prober = Prober(
+            order.rank,
+            library.sightings,
+            library.device_memory,
+            library.phase_times,
+            in_debugger=lambda: debugger.stopped,
+        )
         self._control = ControlThread(
             link,
             self._inbox,
@@ -109,6 +118,7 @@ class Worker:
             interrupts=interrupts,
             prober=prober,
             groups=library.groups,
+            debugger=debugger,
             take_device=library.take_device,
         )
         self._runner = CellRunner(
@@ -120,6 +130,7 @@ class Worker:
             control=self._control,
             prober=prober,
             cleanup=self._cleanup,
+            debugger=debugger,
         )
 
     def serve(self) -> NoReturn:
@@ -166,6 +177,10 @@ class Worker:
                 self._runner.replace_streams(command.run)
             case Forget():
                 self._cleanup.forget(command.keys)
+            case Debug(action="drop"):
+                self._runner.failure.drop()
+            case Debug():
+                self._runner.failure.examine(command)
             case Leave():
                 leave()
 

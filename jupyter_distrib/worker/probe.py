@@ -34,9 +34,11 @@ class Prober:
         sightings: Sightings,
         device_memory: Callable[[], tuple[int, int] | None] = lambda: None,
         phase_times: Callable[[], PhaseTimes | None] = lambda: None,
+        *,
+        in_debugger: Callable[[], bool] = lambda: False,
     ) -> None:
         self._rank, self._sightings, self._device_memory = rank, sightings, device_memory
-        self._phase_times = phase_times
+        self._phase_times, self._in_debugger = phase_times, in_debugger
         self._main = threading.main_thread().ident or 0
         self._begin("", "")
 
@@ -72,6 +74,7 @@ class Prober:
             tensor_bytes=tensor_bytes,
             reserved_bytes=reserved_bytes,
             times=self._phase_times(),
+            in_debugger=self._in_debugger(),
         )
 
     def _compare(self, frames: list[types.FrameType], now_s: float) -> None:

@@ -253,16 +253,25 @@ def test_a_distributed_function_called_on_a_rank_runs_there_alone(book: Notebook
 # ---------------------------------------------------------------------------------------------------- surroundings
 
 
-def test_input_and_breakpoint_are_answered_with_a_sentence(book: Notebook) -> None:
-    for call in ("input('name? ')", "breakpoint()"):
-        outcome = book.fails(ON_TWO + call)
-        assert outcome.ename == "EOFError"
-        assert "a rank has no keyboard" in outcome.traceback
-        assert "line 2" in outcome.traceback
+def test_input_is_answered_with_a_sentence(book: Notebook) -> None:
+    outcome = book.fails(ON_TWO + "input('name? ')")
+
+    assert outcome.ename == "EOFError"
+    assert "a rank has no keyboard" in outcome.traceback
+    assert "line 2" in outcome.traceback
 
 
-def test_a_debugger_that_finds_no_keyboard_fails_the_cell_visibly(book: Notebook) -> None:
-    outcome = book.fails(ON_TWO + "import pdb\npdb.set_trace()\nx = 1")
+def test_breakpoints_are_skipped_with_one_line_where_nobody_can_answer(book: Notebook) -> None:
+    outcome = book.ok(ON_TWO + "import pdb\nfor _ in range(3):\n    breakpoint()\npdb.set_trace()\nx = 1")
+
+    assert re.findall(r"line \d: the breakpoint is skipped, because this front end takes no input", outcome.view) == [
+        "line 4: the breakpoint is skipped, because this front end takes no input",
+        "line 5: the breakpoint is skipped, because this front end takes no input",
+    ]
+
+
+def test_another_debugger_that_finds_no_keyboard_fails_the_cell_visibly(book: Notebook) -> None:
+    outcome = book.fails(ON_TWO + "import pdb\npdb.Pdb().set_trace()\nx = 1")
 
     assert outcome.ename == "BdbQuit"
     assert "a rank has no keyboard" in outcome.traceback

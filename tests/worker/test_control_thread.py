@@ -12,6 +12,7 @@ from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Cell as CellSource
 from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Probe, Setting
 from jupyter_distrib.worker.control_thread import ControlThread, Entry
+from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
 
@@ -34,6 +35,7 @@ class Heard:
             interrupts=self.interrupts,
             prober=SimpleNamespace(look=self._look),  # type: ignore[arg-type]
             groups=self.groups,  # type: ignore[arg-type]
+            debugger=DebuggerChannel(0, messenger.send, self.interrupts),
             take_device=take_device,
         )
 

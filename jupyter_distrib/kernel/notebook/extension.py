@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -12,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.magic import DistributedMagics
-from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.sidebar import bridge
+from jupyter_distrib.kernel.session import prompts, session
+from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.system import stand_ins
 
 _OURS = ("distributed", "distrib")
@@ -35,6 +36,7 @@ def load(shell: InteractiveShell) -> None:
     bridge.install(shell)
     comment_syntax.install(shell)
     shell.events.register("post_run_cell", _pass_on)
+    prompts.front_end = partial(cell_outputs.missing_prompt, shell)
     with suppress(DistributedError):  # a settings file that is wrong: the first cell will say so
         stand_ins.enable(session.current().settings.compat)
 
@@ -55,6 +57,7 @@ def unload(shell: InteractiveShell) -> None:
     from jupyter_distrib.kernel.notebook import completion
 
     bridge.remove()
+    prompts.front_end = prompts.terminal
     completion.remove(shell)
     comment_syntax.remove(shell)
     shell.events.unregister("post_run_cell", _pass_on)

@@ -1,4 +1,5 @@
-"""The requests of the line magics `%distributed_status`, `_logs`, `_stack`, `_attach`, `_pool`. Kernel side, no state.
+"""The requests of the line magics `%distributed_status`, `_logs`, `_stack`, `_debug`, `_attach`, `_pool`. Kernel side,
+no state.
 
 logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
 """
@@ -33,6 +34,9 @@ PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop",
 JSON = Option(flag="--json", meaning="one line of JSON for each run", read=switch)
 RANK = Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks")
 LOGS_OPTIONS = (RANK, JSON)
+DEBUG_OPTIONS = (
+    Option(flag="--done", meaning="let the ranks drop what the failure has left in their memory", read=switch),
+)
 STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch), JSON)
 POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
 KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
@@ -50,6 +54,13 @@ class LogsRequest:
 class StackRequest:
     run: str | None = None
     """The run's id; None for the last run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugRequest:
+    rank: int | None = None
+    """The rank; None for the one whose failure was the first."""
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +106,13 @@ def parse_logs(line: str) -> LogsRequest:
 def parse_stack(line: str) -> StackRequest:
     """Parse `%distributed_stack [RUN]`."""
     return StackRequest(run=next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None))
+
+
+def parse_debug(line: str) -> DebugRequest:
+    """Parse `%distributed_debug [RANK | --done]`."""
+    arguments = _few(line, "%distributed_debug [RANK | --done]", DEBUG_OPTIONS, 1)
+    number = next(iter(arguments.positionals), None)
+    return DebugRequest(rank=None if number is None else rank("%distributed_debug", number), **arguments.values)
 
 
 def parse_export(line: str) -> ExportRequest:

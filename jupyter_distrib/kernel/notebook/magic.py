@@ -298,6 +298,23 @@ class DistributedMagics(Magics):
         print(stacks.as_text(seen) if seen else f"run {run.id} has just ended.")
 
     @line_magic
+    def distributed_debug(self, line: str) -> None:
+        """Debug the cell that has failed, in the rank that failed: `%distributed_debug [RANK]`; without RANK the rank
+        that failed first.
+
+        The prompt is pdb's: frames, variables and expressions are those of the rank, which keeps them until the next
+        cell, or until `%distributed_debug --done`.
+        """
+        from jupyter_distrib.kernel.notebook import line_magics
+        from jupyter_distrib.kernel.session import failure_examination
+
+        request = line_magics.parse_debug(line)
+        if request.done:
+            failure_examination.drop(session.current())
+        else:
+            failure_examination.examine(session.current(), request.rank)
+
+    @line_magic
     def distributed_attach(self, line: str) -> Run:
         """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
         notebook, else of any notebook."""

@@ -24,6 +24,8 @@ from jupyter_distrib.kernel.record.terminal_styles import StyledText
 from jupyter_distrib.system.formatting import short
 from jupyter_distrib.wire.messages import (
     Cleared,
+    DebuggerLeft,
+    DebuggerPrompted,
     Displayed,
     Ended,
     Exited,
@@ -96,6 +98,10 @@ class RankRecord:
     """The frames at which an interrupt met the rank, outermost first."""
     stack: StackSeen | None = None
     """The Python stack that somebody asked for last."""
+    prompt: DebuggerPrompted | None = None
+    """The prompt of the debugger in which the rank is stopped; it stays until the next one or until the rank goes."""
+    left_debugger: DebuggerLeft | None = None
+    """The last end of such a stop."""
     returned: bool = False
     value: Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
@@ -220,6 +226,10 @@ class RunRecord:
                 self.stall = None
             case StackSeen():
                 self.ranks[event.rank].stack = event
+            case DebuggerPrompted():
+                self.ranks[event.rank].prompt = event
+            case DebuggerLeft():
+                self.ranks[event.rank].prompt, self.ranks[event.rank].left_debugger = None, event
             case Returned():
                 self._return(self.ranks[event.rank], event)
             case Failed():
@@ -243,6 +253,11 @@ class RunRecord:
     def ok(self) -> bool:
         """Return whether every rank reached the end of the cell, or left it with `sys.exit(0)`."""
         return all(rank.state == "done" for rank in self.ranks.values())
+
+    @property
+    def in_debugger(self) -> tuple[int, ...]:
+        """Return the ranks that are stopped in the debugger."""
+        return tuple(number for number, rank in self.ranks.items() if rank.prompt is not None)
 
     @property
     def began_at_s(self) -> float | None:
@@ -349,18 +364,19 @@ class RunRecord:
     def _return(self, rank: RankRecord, event: Returned) -> None:
         if rank.started_at_s is None:
             rank.started_at_s = event.began_at_s
-        rank.state, rank.returned, rank.ended_at_s = "done", True, event.at_s
+        rank.state, rank.returned, rank.ended_at_s, rank.prompt = "done", True, event.at_s, None
         rank.value, rank.kept, rank.exited_early = event.value, event.kept, event.exited_early
         rank.sharded, rank.times = event.sharded, event.times or rank.times
 
     def _fail(self, rank: RankRecord, event: Failed) -> None:
         rank.state, rank.failure, rank.failed_at_s, rank.ended_at_s = "failed", event.failure, event.at_s, event.at_s
+        rank.prompt = None
 
     def _interrupt(self, rank: RankRecord, event: Interrupted) -> None:
-        rank.state, rank.stopped_at, rank.ended_at_s = "interrupted", event.frames, event.at_s
+        rank.state, rank.stopped_at, rank.ended_at_s, rank.prompt = "interrupted", event.frames, event.at_s, None
 
     def _exit(self, rank: RankRecord, event: Exited) -> None:
-        rank.exit = event
+        rank.exit, rank.prompt = event, None
         rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.peak_rss_bytes)
         # A rank that had failed keeps that state, which explains more. The values that it kept are lost in any case.
         if rank.state != "failed" and not (rank.state == "done" and event.asked):

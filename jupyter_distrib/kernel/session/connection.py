@@ -9,7 +9,8 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -322,6 +323,15 @@ class Connection:
         self.runs[run.id] = run
         if self.lost:
             self._give_up(run)
+
+    @contextmanager
+    def heard(self, run: Run) -> Iterator[None]:
+        """Pass events of this run, which has ended, on to it within the block."""
+        self.runs[run.id] = run
+        try:
+            yield
+        finally:
+            self.runs.pop(run.id, None)
 
     def _give_up(self, run: Run) -> None:
         pids = {rank.rank: rank.pid for rank in run.record.ranks.values() if not rank.finished}

@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.system import library_settings
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import AskStacks, Attached, Noted, Stop
+from jupyter_distrib.wire.messages import AskStacks, Attached, Debug, Noted, Stop
 
 
 def queued(order: Order, run_id: str) -> Run:
@@ -68,6 +68,9 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     connection = group.connection
     node = connection.node
     ask_stacks = lambda: node.send(AskStacks(run=record.run))  # noqa: E731
+    debug = lambda rank, action, line: node.send(  # noqa: E731
+        Debug(run=record.run, group=group.name, rank=rank, action=action, line=line)
+    )
     stop = lambda force: node.send(Stop(run=record.run, force=force))  # noqa: E731
     echoes_output = connection.capabilities.echoes_output
     if queued is None:
@@ -76,6 +79,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
             stop,
             pool=connection.pool,
             ask_stacks=ask_stacks,
+            debug=debug,
             abandon=connection.abandon,
             cell={cell.filename: cell.source.splitlines(keepends=True)},
             detached=options.detach,
@@ -85,7 +89,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     else:
         run = queued
         run.begin(record, stop, pool=connection.pool, ask_stacks=ask_stacks, echoes_output=echoes_output)
-        run.stop_order.abandon = connection.abandon
+        run.stop_order.abandon, run.debug = connection.abandon, debug
     return run
 
 

@@ -58,6 +58,7 @@ class Run:
         record: The run's record, still without events.
         stop: Asks the pool to stop the run; with True, to kill it.
         ask_stacks: Asks the pool for the Python stacks of the ranks.
+        debug: Gives an order to the debugger of a rank, see `Debug`: the rank, the order, and its line.
         abandon: Gives up the pool, after a third press of Stop that nothing has followed.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
@@ -72,6 +73,7 @@ class Run:
         *,
         pool: str,
         ask_stacks: Callable[[], object] = lambda: None,
+        debug: Callable[[int, str, str], object] = lambda rank, action, line: None,
         abandon: Callable[[], None] = lambda: None,
         cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
@@ -82,7 +84,7 @@ class Run:
     ) -> None:
         self.record = record
         self.pool = pool
-        self.ask_stacks = ask_stacks
+        self.ask_stacks, self.debug = ask_stacks, debug
         self.echoes_output = echoes_output
         self.detached = detached
         """Whether it outlives the kernel."""
@@ -323,6 +325,10 @@ class Run:
         while not self.done():
             view.wait_for_news()
             self._draw(view)
+            if self.record.in_debugger:
+                from jupyter_distrib.kernel.session import debug_prompt
+
+                debug_prompt.converse(self)
 
     def _draw(self, view: View | None, *, at_end: bool = False) -> None:
         """Draw the view; draw an ended record only when nothing is added to it any more."""

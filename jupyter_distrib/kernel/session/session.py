@@ -18,7 +18,15 @@ from typing import Any
 from jupyter_distrib import trackers
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
-from jupyter_distrib.kernel.session import cell_order, detached, new_runs, observed_runs, pool_capacity, selection
+from jupyter_distrib.kernel.session import (
+    cell_order,
+    detached,
+    new_runs,
+    observed_runs,
+    pool_capacity,
+    prompts,
+    selection,
+)
 from jupyter_distrib.kernel.session.cell_order import Content, Order
 from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.handles import KeptValues
@@ -266,6 +274,7 @@ class Session:
             hang_timeout_s=options.hang_timeout_s,
             max_restarts=options.max_restarts or 0,
             restart_on_error=options.restart_on == "error",
+            unanswered=_unanswered(run, order),
             label=run.record.label,
         )
 
@@ -336,6 +345,15 @@ class Session:
             raise PoolError(answer.reason)
         self._remember(answer)
         return answer
+
+
+def _unanswered(run: Run, order: Order) -> str:
+    """Return the reason why nobody answers the debugger of a rank during this run; empty if somebody can."""
+    if order.options.detach:
+        return "the run is detached"
+    if run.beside or not order.observed:
+        return "the notebook does not wait for this run"
+    return prompts.missing()
 
 
 _current: Session | None = None

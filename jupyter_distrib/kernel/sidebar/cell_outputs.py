@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.kernel.session import prompts
 from jupyter_distrib.kernel.session.run import Run
 
 KEPT = 20
@@ -181,6 +182,13 @@ def shows_widgets(shell: Any) -> bool:
 def has_keyboard(shell: Any) -> bool:
     """Return whether the front end of the running cell can ask its user: programs that execute notebooks cannot."""
     return bool((_asked(shell).get("content") or {}).get("allow_stdin"))
+
+
+def missing_prompt(shell: Any) -> str:
+    """Return the reason why the user of the running cell cannot be asked; empty if that is possible."""
+    if getattr(shell, "kernel", None) is None:
+        return prompts.terminal()
+    return "" if has_keyboard(shell) else "this front end takes no input"
 
 
 def place(shell: Any) -> CellPlace:

@@ -8,6 +8,7 @@ of these, a `dict` with string keys, or another class of this folder. One file i
     kernel  <---events---  agent  <---events---  worker                     run_events.py
     coordinator  <------>  agents of several nodes                          node.py
     coordinator  <-pipe->  relay of a node                                  relay.py
+    kernel  <------------------------------------>  debugger of a rank      debugger.py
 
 `shared.py` and `status.py` hold parts of messages.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from binascii import crc32
 
+from jupyter_distrib.wire.messages.debugger import Debug, DebuggerLeft, DebuggerPrompted
 from jupyter_distrib.wire.messages.kernel import (
     KILL_AFTER_S,
     Answered,
@@ -127,6 +129,9 @@ __all__ = [
     "Connected",
     "CutRemoteSockets",
     "CutSockets",
+    "Debug",
+    "DebuggerLeft",
+    "DebuggerPrompted",
     "DeviceDrained",
     "DeviceSettled",
     "Displayed",
@@ -210,6 +215,7 @@ Command = (
     | Execute
     | Stop
     | AskStacks
+    | Debug
     | Forget
     | CloseWorkerGroup
     | MakeStore
@@ -238,6 +244,8 @@ RunEvent = (
     | Stalled
     | Moved
     | StackSeen
+    | DebuggerPrompted
+    | DebuggerLeft
     | Returned
     | Failed
     | Interrupted

@@ -106,6 +106,8 @@ class Execute:
     """Whether an exception of a rank is a reason for that, too."""
     attempt: int = 0
     """Number of restarts so far."""
+    unanswered: str = ""
+    """Reason why nobody can answer the prompt of a debugger while the cell runs; empty if somebody can."""
 
 
 @message

@@ -122,6 +122,8 @@ class ProbeAnswer:
     """Memory that the allocator holds for them, the reserve included."""
     times: PhaseTimes | None = None
     """Time of its training by phase; None if it does not train."""
+    in_debugger: bool = False
+    """Whether it is stopped in the debugger, where somebody is asked for a line."""
 
 
 @message

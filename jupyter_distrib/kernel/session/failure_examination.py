@@ -1,0 +1,94 @@
+"""The debugging of a cell that has failed, in a rank that keeps the frames of its exception. Kernel's main thread."""
+
+from __future__ import annotations
+
+import time
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.session import prompts
+from jupyter_distrib.kernel.session.debug_prompt import POLL_S, Conversation
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.system.formatting import rank_list
+
+ANSWER_S = 10.0
+"""The seconds within which a rank that is idle opens its debugger."""
+HELP = "w: where, u and d: up and down the frames, p NAME: a value, q: leave, h: all commands"
+NO_PROMPT = "the debugger cannot ask you anything: {}. Run the cell in JupyterLab, Jupyter console or VS Code."
+
+
+def examine(session: Session, number: int | None) -> None:
+    """Debug the last run, which has failed, in a rank that keeps its failure; None for the one that failed first.
+
+    Raises:
+        PoolError: There is nothing to debug, or nobody can be asked.
+    """
+    run, group = _failed(session)
+    rank = _rank_of(run, number)
+    if reason := prompts.missing():
+        raise PoolError(NO_PROMPT.format(reason))
+    with group.connection.heard(run):
+        print(f"rank {rank}: {failures.in_brief(run.record.ranks[rank])}")
+        try:
+            if not _opened(run, rank):
+                raise PoolError(_reason(run, rank))
+            conversation = Conversation(run, HELP, is_over=lambda: group.state != "open")
+            while run.record.ranks[rank].prompt is not None and group.state == "open":
+                conversation.answer(rank)
+        finally:
+            if run.record.ranks[rank].prompt is not None:
+                run.debug(rank, "end", "")
+
+
+def drop(session: Session) -> None:
+    """Have the ranks of the last run drop what its failure has left. Raises `PoolError`."""
+    run, _ = _failed(session)
+    for rank in run.record.ranks:
+        run.debug(rank, "drop", "")
+
+
+def _failed(session: Session) -> tuple[Run, WorkerGroup]:
+    """Return the last run, which has failed, and the group that has executed nothing since. Raises `PoolError`."""
+    run = session.find_run(None)
+    if not run.done():
+        raise PoolError(f"run {run.id} goes on: %distributed_stack shows where its ranks are.")
+    if all(rank.failure is None for rank in run.record.ranks.values()):
+        raise PoolError(f"no rank of the last run ({run.id}) has raised an exception.")
+    if run.echoes_output:
+        raise PoolError("ranks of the inline pool keep no failure: write breakpoint() into the cell, or use %debug.")
+    group = next((group for group in session.pools.groups() if group.run is run and group.state == "open"), None)
+    if group is None:
+        raise PoolError(f"the ranks of run {run.id} have ended or executed something else since, so nothing is kept.")
+    return run, group
+
+
+def _rank_of(run: Run, number: int | None) -> int:
+    """Return the rank to debug. Raises `PoolError` for one that keeps nothing."""
+    keeping = [rank for rank, state in run.record.ranks.items() if state.failure is not None and state.exit is None]
+    cause = failures.cause(run.record)
+    if number is None:
+        number = cause if cause in keeping else next(iter(keeping), None)
+    if number in keeping:
+        return number
+    kept = f"only {rank_list(keeping)} of run {run.id} can be debugged: " if keeping else ""
+    who = "the ranks that failed" if number is None else f"rank {number}"
+    raise PoolError(f"{who} cannot be debugged: {kept}a rank keeps its memory if it has raised an exception and lives.")
+
+
+def _reason(run: Run, rank: int) -> str:
+    left = run.record.ranks[rank].left_debugger
+    return left.text if left is not None else f"rank {rank} does not open its debugger."
+
+
+def _opened(run: Run, rank: int) -> bool:
+    """Open the debugger of an idle rank. Return False if there is nothing to debug."""
+    before = run.record.changes
+    run.debug(rank, "examine", "")
+    deadline_s = time.monotonic() + ANSWER_S
+    while run.record.changes == before:
+        if time.monotonic() > deadline_s:
+            raise PoolError(f"rank {rank} has not answered within {ANSWER_S:.0f} s.")
+        time.sleep(POLL_S)
+    return run.record.ranks[rank].prompt is not None

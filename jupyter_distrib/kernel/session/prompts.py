@@ -1,0 +1,25 @@
+"""The front end's ability to ask its user for a line, which the debugger of a rank needs. From the thread that begins a
+run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+
+def terminal() -> str:
+    """Return the reason why nobody can answer in the terminal of this program; empty if somebody can."""
+    return "" if sys.stdin is not None and sys.stdin.isatty() else "this program has no terminal"
+
+
+front_end: Callable[[], str] = terminal
+"""The function that returns why the user of the running cell cannot be asked, empty if that is possible. The extension
+replaces it by that of its front end."""
+
+
+def missing() -> str:
+    """Return the reason why nobody can answer a prompt now; empty if somebody can."""
+    if threading.current_thread() is not threading.main_thread():
+        return "it was started in another thread than the notebook's"
+    return front_end()

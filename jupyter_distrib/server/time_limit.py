@@ -1,0 +1,57 @@
+"""The time limit of one run (`--timeout`), whose clock stands still while a rank is stopped in the debugger. Runs in
+the loop of the agent or of the coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from jupyter_distrib.wire.messages import DebuggerLeft, DebuggerPrompted
+
+
+class TimeLimit:
+    """The time limit of one run.
+
+    Args:
+        limit_s: Seconds after which the run is over its limit; None: never.
+        later: Calls a function after some seconds, unless the run has ended by then.
+        on_over: Called once when the run is over its limit.
+    """
+
+    def __init__(
+        self,
+        limit_s: float | None,
+        *,
+        later: Callable[[float, Callable[[], None]], None],
+        on_over: Callable[[float], None],
+    ) -> None:
+        self._limit_s, self._later, self._on_over = limit_s, later, on_over
+        self._deadline_s = time.monotonic() + (limit_s or 0.0)
+        self._stopped: set[int] = set()
+        """Ranks that are stopped in the debugger."""
+        self._stopped_at_s = 0.0
+        if limit_s is not None:
+            later(limit_s, self._look)
+
+    def take(self, event: DebuggerPrompted | DebuggerLeft) -> None:
+        """Take the news that a rank is stopped in the debugger, or goes on."""
+        if isinstance(event, DebuggerLeft):
+            return self.ended(event.rank)
+        if not self._stopped:
+            self._stopped_at_s = time.monotonic()
+        return self._stopped.add(event.rank)
+
+    def ended(self, rank: int) -> None:
+        """Take the news that a rank goes on, or has ended."""
+        if rank not in self._stopped:
+            return
+        self._stopped.discard(rank)
+        if not self._stopped:
+            self._deadline_s += time.monotonic() - self._stopped_at_s
+            if self._limit_s is not None:
+                self._later(max(0.0, self._deadline_s - time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        if not self._stopped and time.monotonic() >= self._deadline_s and self._limit_s is not None:
+            limit_s, self._limit_s = self._limit_s, None
+            self._on_over(limit_s)
