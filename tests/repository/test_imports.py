@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # shared layers
     "system": {"errors"},
     "wire": set(),
-    "libraries": set(),
+    "libraries": {"errors"},
     "serialization": {"errors", "system", "wire"},
     # a rank
     "worker": {"errors", "libraries", "options", "runtime", "serialization", "system", "wire"},
