@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.rank import Rank
-from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.launch import AGENT
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerOrder
 
 
-def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[Gpu]) -> WorkerOrder:
+def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[Gpu], cores: int) -> WorkerOrder:
     """Return the order that starts one rank of a worker group.
 
     Args:
@@ -23,6 +22,7 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
         local_rank: Number of the rank on this node.
         count: Number of ranks started for this worker group, with this one: a replaced rank is another worker.
         gpus: GPUs of the worker group, one for each local rank; none for CPU ranks.
+        cores: Number of cores of this node that its ranks share.
     """
     size = command.size
     return WorkerOrder(
@@ -38,7 +38,7 @@ def order(command: OpenWorkerGroup, local_rank: int, count: int, gpus: Sequence[
         interface=command.interface,
         device=_device(local_rank, gpus),
         visible_devices=_visible(local_rank, gpus, replaced=count > size),
-        threads=max(1, control_groups.cores() // size),
+        threads=max(1, cores // size),
     )
 
 

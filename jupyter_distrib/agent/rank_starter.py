@@ -8,7 +8,7 @@ from jupyter_distrib.agent import launch_rank
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.rank import Rank, RankOwner
-from jupyter_distrib.system import reap
+from jupyter_distrib.system import control_groups, reap
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Fork, OpenWorkerGroup
@@ -43,11 +43,12 @@ class RankStarter:
         self._owner, self._on_started, self._on_failed = owner, on_started, on_failed
         self._sweep = reap.Sweep(loop)
         self._count = 0
+        self._cores = control_groups.cores()
 
     def prepare(self, local_rank: int) -> Rank:
         """Make a rank without a process: messages posted to it now are the first that its process reads."""
         self._count += 1
-        order = launch_rank.order(self._command, local_rank, self._count, self._gpus)
+        order = launch_rank.order(self._command, local_rank, self._count, self._gpus, self._cores)
         rank = Rank(order, self._loop, self._sweep, self._owner)
         if self._command.load_env:
             rank.post(Fork(orders=(rank.order,)))

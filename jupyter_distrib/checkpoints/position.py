@@ -123,7 +123,7 @@ def state_of(name: str, loader: DataLoader[Any]) -> State:
     """
     if loader not in _positions:
         raise DistributedError(
-            f"`{name}` is a data loader whose batches nobody has counted: call jupyter_distrib.resume(path, "
+            f"`{name}` is a data loader whose batches have not been counted: call jupyter_distrib.resume(path, "
             f"{name}={name}, ...) before the loop that reads it; without a checkpoint it returns {{}}."
         )
     return _positions[loader].state(loader)

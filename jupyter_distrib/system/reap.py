@@ -98,9 +98,9 @@ def mark_of(pid: int, name: str) -> str | None:
     """Return a variable of the environment that a process was exec'd with; empty if it has none. None if it shows no
     environment at all: so look all processes in the moment of their exec, and few others."""
     environment = _environment(pid)
-    for entry in environment.split(b"\0"):
-        if entry.startswith(f"{name}=".encode()):
-            return entry.partition(b"=")[2].decode("utf-8", "replace")
+    _, found, rest = (b"\0" + environment).partition(f"\0{name}=".encode())
+    if found:
+        return rest.partition(b"\0")[0].decode("utf-8", "replace")
     return "" if environment else None
 
 
@@ -182,10 +182,17 @@ def _session(pid: int) -> int:
 
 
 def _environment(pid: int) -> bytes:
-    try:
-        return (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return b""
+    """Return the environment that a process was exec'd with; read without a `Path` and a file object, since all
+    processes of the machine are looked at whenever ranks end."""
+    parts = []
+    with suppress(OSError):
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while part := os.read(descriptor, 1 << 16):
+                parts.append(part)
+        finally:
+            os.close(descriptor)
+    return b"".join(parts)
 
 
 def _kill(pid: int) -> None:

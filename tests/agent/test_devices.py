@@ -138,8 +138,8 @@ def test_each_rank_gets_a_gpu_of_its_own(stage: Stage) -> None:
     group = stage.open(me, "c1", 2)
     assert indices(group) == [0, 1]
     assert isinstance(group, NodeWorkerGroup)
-    assert launch_rank.order(group.command, 1, 1, group.gpus).visible_devices == f"GPU-aaaa{TAG},GPU-bbbb{TAG}"
-    assert launch_rank.order(group.command, 1, 1, group.gpus).device == "cuda:1"
+    assert launch_rank.order(group.command, 1, 1, group.gpus, 2).visible_devices == f"GPU-aaaa{TAG},GPU-bbbb{TAG}"
+    assert launch_rank.order(group.command, 1, 1, group.gpus, 2).device == "cuda:1"
 
 
 def test_no_number_means_all_of_them(stage: Stage) -> None:
@@ -163,7 +163,7 @@ def test_cpu_ranks_need_no_lease(stage: Stage) -> None:
     group = stage.open(stage.client("a"), "c1", 3, gpus=False)
     assert indices(group) == []
     assert isinstance(group, NodeWorkerGroup)
-    assert launch_rank.order(group.command, 0, 1, group.gpus).visible_devices is None
+    assert launch_rank.order(group.command, 0, 1, group.gpus, 2).visible_devices is None
 
 
 def test_idle_ranks_yield_at_once(stage: Stage) -> None:

@@ -16,6 +16,7 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_start import PoolLink
 from jupyter_distrib.pools import local
 from jupyter_distrib.pools.local import Home, LocalNode
 from jupyter_distrib.wire import link as links
@@ -112,7 +113,7 @@ def test_an_event_on_which_the_notebook_breaks_ends_the_link_and_says_so(ends: E
 
 
 def test_who_waits_for_a_run_hears_of_its_end_though_what_follows_from_it_breaks() -> None:
-    run = Run(RunRecord(run="r", label="Cell In[1]", ranks=[0], world_size=1), lambda force: None, pool="local")
+    run = Run(RunRecord(run="r", label="Cell In[1]", ranks=[0], world_size=1), PoolLink(pool="local"))
     run.on_ended.append(lambda: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):

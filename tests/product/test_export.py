@@ -118,7 +118,7 @@ run.result()
     ("setup", "cell", "message"),
     [
         ("def make(n): return lambda: n\nadd = make(3)", "add()", "the script would miss `add` (a function made in"),
-        ("import torch\nx = torch.ones(2)", "x.sum()", "the script would miss `x` (the notebook has it no more)"),
+        ("import torch\nx = torch.ones(2)", "x.sum()", "the script would miss `x` (the notebook no longer has it)"),
     ],
 )
 def test_what_cannot_be_exported_is_named(book: Notebook, setup: str, cell: str, message: str) -> None:

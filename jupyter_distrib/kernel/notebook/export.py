@@ -151,7 +151,7 @@ class _Script:
             case FunctionType() | type():
                 self._define(name, value)
             case _ if value is _MISSING:
-                self.refused[name] = "the notebook has it no more"
+                self.refused[name] = "the notebook no longer has it"
             case _ if is_literal(value):
                 self.definitions.append(f"{name} = {value!r}")
             case _:

@@ -125,7 +125,7 @@ class LiveView(View):
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
         """Return the method that shows this run; None if it is not shown at all."""
-        if self._run.echoes_output:
+        if self._run.link.echoes_output:
             return None
         way = route()
         self._in_kernel = way != "terminal"

@@ -170,7 +170,7 @@ class DistributedMagics(Magics):
     def _detached(self, run: Run, options: Options) -> Run:
         """Show the run from a thread of its own, so that the cell ends as soon as the ranks have it or it is queued."""
         try:
-            run.wait_begun()
+            run.start.wait()
         except KeyboardInterrupt:
             run.cancel()
             raise

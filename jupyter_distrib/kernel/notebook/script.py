@@ -70,7 +70,7 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
     from jupyter_distrib.kernel.notebook import runs_view
 
     begun = current.submit(cell, packed, options, label=label, here=True)
-    begun.wait_begun()
+    begun.start.wait()
     runs_view.show([begun])
     return begun
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.run_start import PoolLink
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import DebuggerPrompted
 
@@ -41,7 +42,7 @@ class DebuggedRun(Protocol):
     """The part of a run that a conversation uses."""
 
     record: RunRecord
-    debug: Callable[[int, str, str], object]
+    link: PoolLink
 
     def done(self) -> bool: ...
 
@@ -93,7 +94,7 @@ class Conversation:
             self._wait(rank, prompt)
             return rank
         except EOFError:
-            self._run.debug(rank, "end", "")
+            self._run.link.debug(rank, "end", "")
             self._wait(rank, prompt)
             return rank
         except KeyboardInterrupt:
@@ -141,7 +142,7 @@ class Conversation:
         """Give a rank the line, and wait until it has answered or gone on."""
         prompt = self._run.record.ranks[rank].prompt
         if prompt is not None:
-            self._run.debug(rank, "read", line)
+            self._run.link.debug(rank, "read", line)
             self._wait(rank, prompt)
 
     def _wait(self, rank: int, prompt: DebuggerPrompted) -> None:
@@ -150,7 +151,7 @@ class Conversation:
             try:
                 time.sleep(POLL_S)
             except KeyboardInterrupt:
-                self._run.debug(rank, "interrupt", "")
+                self._run.link.debug(rank, "interrupt", "")
         left = self._run.record.ranks[rank].left_debugger
         if left is not None and self._run.record.ranks[rank].prompt is None:
             print(left.text, end="")
@@ -160,7 +161,7 @@ class Conversation:
     def _leave(self, rank: int, prompt: DebuggerPrompted) -> None:
         """Act on an interrupt at the prompt: it has stopped the run; an examination ends."""
         if self._run.done():
-            self._run.debug(rank, "end", "")
+            self._run.link.debug(rank, "end", "")
         self._wait(rank, prompt)
 
 

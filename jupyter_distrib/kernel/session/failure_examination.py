@@ -39,14 +39,14 @@ def examine(session: Session, number: int | None) -> None:
                 conversation.answer(rank)
         finally:
             if run.record.ranks[rank].prompt is not None:
-                run.debug(rank, "end", "")
+                run.link.debug(rank, "end", "")
 
 
 def drop(session: Session) -> None:
     """Have the ranks of the last run drop what its failure has left. Raises `PoolError`."""
     run, _ = _failed(session)
     for rank in run.record.ranks:
-        run.debug(rank, "drop", "")
+        run.link.debug(rank, "drop", "")
 
 
 def _failed(session: Session) -> tuple[Run, WorkerGroup]:
@@ -56,7 +56,7 @@ def _failed(session: Session) -> tuple[Run, WorkerGroup]:
         raise PoolError(f"run {run.id} goes on: %distributed_stack shows where its ranks are.")
     if all(rank.failure is None for rank in run.record.ranks.values()):
         raise PoolError(f"no rank of the last run ({run.id}) has raised an exception.")
-    if run.echoes_output:
+    if run.link.echoes_output:
         raise PoolError("ranks of the inline pool keep no failure: write breakpoint() into the cell, or use %debug.")
     group = next((group for group in session.pools.groups() if group.run is run and group.state == "open"), None)
     if group is None:
@@ -85,7 +85,7 @@ def _reason(run: Run, rank: int) -> str:
 def _opened(run: Run, rank: int) -> bool:
     """Open the debugger of an idle rank. Return False if there is nothing to debug."""
     before = run.record.changes
-    run.debug(rank, "examine", "")
+    run.link.debug(rank, "examine", "")
     deadline_s = time.monotonic() + ANSWER_S
     while run.record.changes == before:
         if time.monotonic() > deadline_s:

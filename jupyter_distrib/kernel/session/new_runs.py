@@ -4,12 +4,14 @@ run that goes on somewhere."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.cell_order import Order
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_start import PoolLink
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.system import library_settings
 from jupyter_distrib.system.formatting import rank_list
@@ -27,8 +29,7 @@ def queued(order: Order, run_id: str) -> Run:
     lines = {order.cell.filename: order.cell.source.splitlines(keepends=True)}
     run = Run(
         record,
-        lambda force: None,
-        pool=options.pool or "",
+        PoolLink(pool=options.pool or ""),
         cell=lines,
         detached=options.detach,
         awaited=False,
@@ -65,32 +66,17 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, new_id: Ca
     for text in group.notes:
         record.apply(Noted(run=record.run, rank=None, text=text))
     group.notes = ()
-    connection = group.connection
-    node = connection.node
-    ask_stacks = lambda: node.send(AskStacks(run=record.run))  # noqa: E731
-    debug = lambda rank, action, line: node.send(  # noqa: E731
-        Debug(run=record.run, group=group.name, rank=rank, action=action, line=line)
+    link = replace(_link(group.connection, record.run), debug=_debug(group, record.run))
+    if queued is not None:
+        queued.begin(record, link)
+        return queued
+    return Run(
+        record,
+        link,
+        cell={cell.filename: cell.source.splitlines(keepends=True)},
+        detached=options.detach,
+        cell_id=order.cell_id,
     )
-    stop = lambda force: node.send(Stop(run=record.run, force=force))  # noqa: E731
-    echoes_output = connection.capabilities.echoes_output
-    if queued is None:
-        run = Run(
-            record,
-            stop,
-            pool=connection.pool,
-            ask_stacks=ask_stacks,
-            debug=debug,
-            abandon=connection.abandon,
-            cell={cell.filename: cell.source.splitlines(keepends=True)},
-            detached=options.detach,
-            cell_id=order.cell_id,
-            echoes_output=echoes_output,
-        )
-    else:
-        run = queued
-        run.begin(record, stop, pool=connection.pool, ask_stacks=ask_stacks, echoes_output=echoes_output)
-        run.stop_order.abandon, run.debug = connection.abandon, debug
-    return run
 
 
 def attached(event: Attached, connection: Connection) -> Run:
@@ -104,12 +90,20 @@ def attached(event: Attached, connection: Connection) -> Run:
         strategy=event.strategy,
         workers=event.workers,
     )
-    return Run(
-        record,
-        lambda force: connection.node.send(Stop(run=event.run, force=force)),
+    return Run(record, _link(connection, event.run), age_s=event.elapsed_s, detached=True)
+
+
+def _link(connection: Connection, run: str) -> PoolLink:
+    node = connection.node
+    return PoolLink(
         pool=connection.pool,
-        ask_stacks=lambda: connection.node.send(AskStacks(run=event.run)),
+        stop=lambda force: node.send(Stop(run=run, force=force)),
+        ask_stacks=lambda: node.send(AskStacks(run=run)),
         abandon=connection.abandon,
-        age_s=event.elapsed_s,
-        detached=True,
+        echoes_output=connection.capabilities.echoes_output,
     )
+
+
+def _debug(group: WorkerGroup, run: str) -> Callable[[int, str, str], object]:
+    node = group.connection.node
+    return lambda rank, action, line: node.send(Debug(run=run, group=group.name, rank=rank, action=action, line=line))

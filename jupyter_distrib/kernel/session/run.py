@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +28,7 @@ from jupyter_distrib.kernel.session.program import Program
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.returned_values import ReturnedValues, unpack_exception
 from jupyter_distrib.kernel.session.run_clock import RunClock
+from jupyter_distrib.kernel.session.run_start import PoolLink, RunStart
 from jupyter_distrib.kernel.session.stop_order import StopOrder
 from jupyter_distrib.system import formatting, interrupts, paths
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -56,54 +58,36 @@ class Run:
 
     Args:
         record: The run's record, still without events.
-        stop: Asks the pool to stop the run; with True, to kill it.
-        ask_stacks: Asks the pool for the Python stacks of the ranks.
-        debug: Gives an order to the debugger of a rank, see `Debug`: the rank, the order, and its line.
-        abandon: Gives up the pool, after a third press of Stop that nothing has followed.
+        link: Its connection to the pool.
         cell: Source lines of the cell by file name, for tracebacks.
         cell_id: The front end's id of the cell.
         awaited: Whether the call that begins it waits for its end; False for a run that goes on beside the notebook.
-        echoes_output: Whether its ranks print straight into the notebook.
     """
 
     def __init__(
         self,
         record: RunRecord,
-        stop: Callable[[bool], None],
+        link: PoolLink,
         *,
-        pool: str,
-        ask_stacks: Callable[[], object] = lambda: None,
-        debug: Callable[[int, str, str], object] = lambda rank, action, line: None,
-        abandon: Callable[[], None] = lambda: None,
         cell: Mapping[str, Sequence[str]] | None = None,
         age_s: float = 0.0,
         detached: bool = False,
         awaited: bool = True,
         cell_id: str = "",
-        echoes_output: bool = False,
     ) -> None:
         self.record = record
-        self.pool = pool
-        self.ask_stacks, self.debug = ask_stacks, debug
-        self.echoes_output = echoes_output
+        self.link = link
+        self.start = RunStart()
         self.detached = detached
         """Whether it outlives the kernel."""
         self.beside = detached or not awaited
         """Whether no cell waits for it."""
         self.cell_id = cell_id
         self.clock = RunClock(age_s)
-        self.stop_order = StopOrder(stop, abandon)
+        self.stop_order = StopOrder(link)
         self.values = ReturnedValues()
         self.observers = RunObservers()
         self.on_ended: list[Callable[[], object]] = []
-        self.queued = ""
-        """The state before it runs: `queued` or `starting`; empty once its ranks have been given their order."""
-        self.place = 0
-        """The place in the queue, counted from 1; 0 if it is not queued."""
-        self._settled = threading.Event()
-        """The event that is not set while a submitted run is on its way to its ranks and waits for nobody."""
-        self._settled.set()
-        self._refusal: BaseException | None = None
         self.program: Program | None = None
         self._seen: Callable[[], Results | None] = lambda: None
         """The results, as long as the notebook has them."""
@@ -114,6 +98,15 @@ class Run:
     @property
     def id(self) -> str:
         return self.record.run
+
+    @property
+    def pool(self) -> str:
+        return self.link.pool
+
+    @property
+    def place(self) -> int:
+        """The place in the queue, counted from 1; 0 if the run is not queued."""
+        return self.start.place
 
     @property
     def elapsed_s(self) -> float:
@@ -145,9 +138,9 @@ class Run:
         """The state of the run: `queued`, `starting`, `running`, `stopping`, `done`, the worst end of a rank (`lost`,
         `failed` or `interrupted`), or `refused` if the cell did not reach its ranks."""
         if not self.done():
-            return self.queued or ("stopping" if self.interrupted else "running")
-        if self.queued:
-            return "interrupted" if self._refusal is None else "refused"
+            return self.start.state or ("stopping" if self.interrupted else "running")
+        if self.start.state:
+            return "interrupted" if self.refusal is None else "refused"
         states = {rank.state for rank in self.record.ranks.values()}
         if worst := next((state for state in ("lost", "failed", "interrupted") if state in states), ""):
             return worst
@@ -162,50 +155,35 @@ class Run:
 
     def move_on(self, state: str, text: str, place: int = 0) -> None:
         """Tell the run of its state before its ranks have their order; the view shows the text."""
-        if not self.queued:
-            self._settled.clear()
-        self.queued, self.place = state, place
+        self.start.move_on(state, place)
         self.record.remark, self.record.changes = text, self.record.changes + 1
 
     def wait_for(self, reason: str) -> None:
         """Tell the run that it waits for ranks or GPUs which others use."""
         self.move_on("starting", reason)
-        self._settled.set()
+        self.start.settle()
 
-    def wait_begun(self) -> None:
-        """Wait while a submitted run is starting. Raises the error with which it was refused."""
-        while self.queued != "queued" and not interrupts.wait(self._settled, interrupts.HEAR_S):
-            continue
-        if self._refusal is not None:
-            raise self._refusal
+    def stop_by(self, stop: Callable[[bool], None]) -> None:
+        """Let this function stop the run, which has no ranks yet."""
+        self.link = replace(self.link, stop=stop)
+        self.stop_order.redirect(self.link)
 
-    def begin(
-        self,
-        record: RunRecord,
-        stop: Callable[[bool], None],
-        *,
-        pool: str,
-        ask_stacks: Callable[[], object] = lambda: None,
-        echoes_output: bool,
-    ) -> None:
+    def begin(self, record: RunRecord, link: PoolLink) -> None:
         """Begin with these ranks: the run is no longer queued."""
         with self._lock:
             record.notes = [*record.notes, *self.record.notes]
-            self.record, self.queued, self.place = record, "", 0
-        self.pool, self.ask_stacks, self.echoes_output = pool, ask_stacks, echoes_output
+            self.record = record
+            self.start.begin()
+        self.link = link
         self.clock.restart()
-        self.stop_order.redirect(stop)
-
-    def sent(self) -> None:
-        """Record that the ranks have been sent the cell."""
-        self._settled.set()
+        self.stop_order.redirect(link)
 
     def end_unplaced(self, refusal: BaseException | None) -> None:
         """End the run, which has no ranks: it was refused, or for None cancelled."""
-        self._refusal, self.place = refusal, 0
+        self.start.refuse(refusal)
         self.record.remark = str(refusal) if refusal is not None else "cancelled before it began"
         self.deliver(Ended(run=self.id, at_s=time.monotonic()), NO_DESCRIPTORS)
-        self._settled.set()
+        self.start.settle()
 
     # ------------------------------------------------------------------------------------------------ its end
 
@@ -230,7 +208,7 @@ class Run:
     @property
     def refusal(self) -> BaseException | None:
         """The error with which the run was refused before it had ranks; None without one."""
-        return self._refusal
+        return self.start.refusal
 
     def seen_values(self) -> dict[int, Any]:
         """Return the values of the ranks as far as the notebook has them, or the run keeps them."""
@@ -275,7 +253,7 @@ class Run:
         A rank is left out that ends meanwhile, or whose pool does not answer within `timeout_s` seconds."""
         ranks = self.record.ranks
         before = {rank: state.stack for rank, state in ranks.items() if not state.finished}
-        self.ask_stacks()
+        self.link.ask_stacks()
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s and not self.wait_ended(POLL_S):
             if all(ranks[rank].finished or ranks[rank].stack is not old for rank, old in before.items()):
@@ -369,8 +347,8 @@ class Run:
 
     def _conclude(self) -> Any:
         """Return the results of a run that succeeded, else raise its exception, outside any `except` block."""
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         returned = [rank for rank, state in self.record.ranks.items() if state.returned]
         succeeded = self.record.ok and not self.interrupted
         try:
@@ -401,7 +379,7 @@ class Run:
         return failures.to_exception(record, unpack_exception, source_of, elapsed_s, colors=True)
 
     def __repr__(self) -> str:
-        if self.queued:
+        if self.start.state:
             where = f" (place {self.place})" if self.place else ""
             return f"Run {self.id} of {self.record.label}: {self.state}{where}"
         states = [rank.state for rank in self.record.ranks.values()]

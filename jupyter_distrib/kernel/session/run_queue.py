@@ -90,7 +90,7 @@ class RunQueue:
         """Put a run at the end of its pool's queue; it begins at once if there is room. With `here`, this thread begins
         it, and waits for no ranks or GPUs that others use."""
         run = submission.run
-        run.stop_order.redirect(lambda force: self._cancel(submission))
+        run.stop_by(lambda force: self._cancel(submission))
         run.observers.add(EndObserver(lambda: self._release(submission)))
         with self._lock:
             self._pools.setdefault(submission.pool, PoolQueue()).waiting.append(submission)
@@ -131,7 +131,7 @@ class RunQueue:
         try:
             capacity = self._learn_capacity(submission.pool)
             submission.start(not here and capacity.ranks(submission.size) <= capacity.all_for(submission.size))
-            run.sent()
+            run.start.settle()
         except BaseException as error:  # noqa: BLE001 - `result()` raises it
             if not run.done():
                 submission.drop()

@@ -188,7 +188,7 @@ class Session:
             return self._begin_here(order, queued, beside)
         except PoolError as error:
             fallback = self._fallback(order)
-            if not fallback or (queued is not None and (queued.interrupted or not queued.queued)):
+            if not fallback or (queued is not None and (queued.interrupted or not queued.start.state)):
                 raise
             refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
         settings = self.settings
@@ -213,7 +213,7 @@ class Session:
                 if content is not None and not group.connection.capabilities.streams_content:
                     content.fill()
                 if queued is not None:
-                    queued.stop_order.redirect(lambda force: self._give_up_starting(group))
+                    queued.stop_by(lambda force: self._give_up_starting(group))
                 self.pools.wait_open(group, say)
                 run = new_runs.on_group(group, order, queued, new_id=self._new_id)
                 run.on_ended.append(lambda: self._after(group, run))

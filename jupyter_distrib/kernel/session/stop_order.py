@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
+from jupyter_distrib.kernel.session.run_start import PoolLink
 from jupyter_distrib.wire.messages import KILL_AFTER_S
 
 UNANSWERED_S = 1.0
@@ -14,15 +14,10 @@ UNANSWERED_S = 1.0
 
 
 class StopOrder:
-    """The user's wish to stop one run.
+    """The user's wish to stop one run."""
 
-    Args:
-        send: Asks the pool to stop the run; with True, to kill it.
-        abandon: Gives up the pool, which does not answer.
-    """
-
-    def __init__(self, send: Callable[[bool], None], abandon: Callable[[], None]) -> None:
-        self._send, self.abandon = send, abandon
+    def __init__(self, link: PoolLink) -> None:
+        self._link = link
         self.asked_at_s: float | None = None
         """The time of the first request, in seconds since the epoch; None without one."""
         self.kill_asked = False
@@ -37,16 +32,16 @@ class StopOrder:
         now_s = time.monotonic()
         if self._killed_at_s is not None and now_s - self._killed_at_s >= UNANSWERED_S and not late:
             # In a thread: a signal handler may have come amid a lock that this needs.
-            threading.Thread(target=self.abandon, name="jupyter_distrib-abandon", daemon=True).start()
+            threading.Thread(target=self._link.abandon, name="jupyter_distrib-abandon", daemon=True).start()
         elif force:
             self._killed_at_s = self._killed_at_s or now_s
-        self._send(force)
+        self._link.stop(force)
 
-    def redirect(self, send: Callable[[bool], None]) -> None:
+    def redirect(self, link: PoolLink) -> None:
         """Send requests, also one that was made before, another way from now on."""
-        self._send = send
+        self._link = link
         if self.asked_at_s is not None:
-            send(self.kill_asked)
+            link.stop(self.kill_asked)
 
     def stage(self, now_s: float) -> str:
         """Return the stage of the stop at this time since the epoch: `asked`; `killed` once ranks that have not stopped

@@ -146,7 +146,7 @@ class FrontEnd:
                 current.find_run(_text(request, "run")).cancel(force=bool(request.get("force")))
                 self._news.changed()
             case "stacks":
-                current.find_run(_text(request, "run")).ask_stacks()
+                current.find_run(_text(request, "run")).link.ask_stacks()
             case "pick":
                 settings = current.settings
                 pool = _one_of(request, "pool", settings.pools) if "pool" in request else None

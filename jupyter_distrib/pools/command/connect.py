@@ -169,7 +169,7 @@ class _Dialogue:
         poll.register(self._link.sock, select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
             if self._given_up.is_set():
-                raise GivenUpConnecting("the ranks were given up while they were waited for.")
+                raise GivenUpConnecting("the ranks were given up before they had started.")
             if time.monotonic() > until_s:
                 raise self._failure()
 

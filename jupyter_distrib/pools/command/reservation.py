@@ -31,7 +31,7 @@ LEAVING_S = 3.0
 AGAIN_S = 0.5
 GPUS_S = 30.0
 """Seconds in which the driver of a host has to answer."""
-_GIVEN_UP = "the ranks were given up while they were waited for."
+_GIVEN_UP = "the ranks were given up before they had started."
 Facts = Mapping[str, Any]
 
 

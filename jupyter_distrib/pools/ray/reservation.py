@@ -172,7 +172,7 @@ class RayReservation:
         name = f"jupyter_distrib: {who} #{need.command.group}.{self._attempts}"  # Ray wants them unique
         with self._lock:
             if self._given_up.is_set():
-                raise PoolError("the ranks were given up while they were waited for.")
+                raise PoolError("the ranks were given up before they had started.")
             group = self._group = placement_group([need.bundle(size) for size in shape], strategy=strategy, name=name)
         ready = group.ready()
         while True:

@@ -63,7 +63,7 @@ class Allocation:
         until_s = time.monotonic() + LOOK_S
         while time.monotonic() < until_s:
             if self._given_up.is_set():
-                raise PoolError("the ranks were given up while they were waited for.")
+                raise PoolError("the ranks were given up before they had started.")
             if select.select([process.stdout], [], [], 0.2)[0]:
                 return command.granted(process.stdout.readline().decode())
         return None

@@ -1,8 +1,6 @@
 """The rendezvous and the process group of one rank. Runs in the rank's main thread, except `abort`.
 
-The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every
-`init_process_group` of every run gets its own prefix in the store: a second group under the same keys would meet the
-addresses of the first (measured with torch 2.13: it hangs).
+Ranks meet through a store (`rank_store.py`), in which every `init_process_group` of every run has its own prefix.
 
 Three functions of torch are wrapped in a rank: `init_process_group`, `destroy_process_group` and `new_group`. A
 strategy has often made the group already when a script calls `init_process_group`; that call then finds it done.
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
@@ -23,9 +21,9 @@ import torch.distributed as dist
 
 from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
+from jupyter_distrib.worker.pytorch.rank_store import RankStore
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
-HOST = "127.0.0.1"
 ABORT_S = 1.0
 """The seconds after which sockets are cut even if NCCL has not aborted."""
 GIVE_UP_S = 5.0
@@ -40,7 +38,8 @@ class Rendezvous:
     """The connection of this rank to the others, and the state of the group that it shares with them."""
 
     def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
-        self.rank, self.world_size, self._take_device = rank, world_size, take_device
+        self.store = RankStore(rank, world_size)
+        self._take_device = take_device
         self._aborting: threading.Thread | None = None
         self.automatic = False
         """Whether a strategy made the default group and nothing since has made it unfit for the next run."""
@@ -48,14 +47,6 @@ class Rendezvous:
         """Whether the cell itself has called `init_process_group`."""
         self._hidden: Any = None
         """The strategy's group, while a cell runs that has not requested it."""
-        self.apart = False
-        """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
-        self._store: Any = None
-        self._served: Any = None
-        """The store, in the rank that serves it. It is opened early: a rank that waits for an answer of the store can
-        be stopped, a rank that waits for the opening cannot."""
-        self._host, self._port = HOST, 0
-        self._run, self._inits, self._runs = "", 0, 0
         self._debug_level: str | None = None
         """The value of TORCH_DISTRIBUTED_DEBUG that torch has read."""
         self._made_with: str | None = None
@@ -63,12 +54,16 @@ class Rendezvous:
         """Number of runs that did not end well and whose groups were kept; counts alike on all ranks of a group."""
         self._stops_before = 0
         """The same when `ensure` was called last."""
-        self._board: StoreBoard | None = None
-        self._board_before: StoreBoard | None = None
-        """The board of the run before: all ranks have ended that one when this rank has ended the next."""
-        self._destroyed: list[Any] = []
-        self._destroyed_before: list[Any] = []
-        """The groups that were destroyed in the run before; those of this run are in `_destroyed`. See `hold`."""
+        self._destroyed = DestroyedGroups()
+
+    @property
+    def apart(self) -> bool:
+        """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
+        return self.store.apart
+
+    @apart.setter
+    def apart(self, apart: bool) -> None:
+        self.store.apart = apart
 
     def reset(self, host: str, port: int, listen_fd: int) -> None:
         """Drop everything that depends on the old store. All ranks do so, after a run that did not end well on all of
@@ -86,15 +81,12 @@ class Rendezvous:
                 raise RuntimeError(f"NCCL did not abort the process group within {GIVE_UP_S:.0f} s.")
             self._aborting = None
         self.drop()
-        self._store, self._host, self._port, self.apart = None, host, port, False
-        self._board = self._board_before = None
-        self._served = None if listen_fd < 0 else self._connect(listen_fd)
+        self.store.move(host, port, listen_fd)
 
     def begin(self, run: str) -> None:
         """Begin a cell: a group that a strategy made for an earlier cell is visible only if this one requests it."""
-        self._run, self._inits, self.asked, self.apart = run, 0, False, False
-        self._board, self._board_before = None, self._board
-        self._runs += 1
+        self.asked = False
+        self.store.begin(run)
         self.hide()
         level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
         if level != self._debug_level:  # torch reads it once, when it is imported
@@ -112,64 +104,22 @@ class Rendezvous:
         private.forget_group_count()
 
     def hold(self) -> None:
-        """Keep the groups that are about to be destroyed until another run is over.
-
-        Python releases its lock when it frees a group, whose threads may need the lock to end. The reducer of a
-        `DistributedDataParallel` does not (torch 2.13), so it must not hold the last reference to the group.
-        """
-        self._destroyed += [group for _, group, _ in private.known_groups()]
+        """Keep the groups that are about to be destroyed, see `DestroyedGroups`."""
+        self._destroyed.add(group for _, group, _ in private.known_groups())
 
     def environment(self) -> dict[str, str]:
-        """Return variables with a free port beside the store's, for programs that a cell starts and that serve a
-        store."""
-        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
-
-    def store(self) -> Any:
-        """Return the store under a prefix that no earlier group has used."""
-        if self._store is None:
-            self._store = self._served or self._connect()
-        self._inits += 1
-        return private.PrefixStore(f"{self._run}/{self._inits}", self._store)
+        return self.store.environment()
 
     def exchange(self, text: str) -> tuple[str, ...]:
-        """Exchange texts through the store, which stays open for as long as there are ranks; see `Groups.exchange`."""
-        store = self.store()
-        store.set(f"{self.rank}", text)
-        return tuple(store.get(f"{rank}").decode() for rank in range(self.world_size))
+        return self.store.exchange(text)
 
     def board(self) -> StoreBoard | None:
-        """Return a board for messages between the ranks of this run; None if they have never met, or are apart: torch
-        would print the stack of its C++ for each message."""
-        if self.apart:
-            return None
-        if self._board is None and self._store is not None:
-            self._board = StoreBoard(private.PrefixStore(f"{self._run}/board", self._store))
-        return self._board
+        return self.store.board()
 
     def tidy(self) -> None:
         """Delete, between runs, messages that no rank will read any more, and free groups that are no longer used."""
-        self._destroyed, self._destroyed_before = [], self._destroyed
-        before, self._board_before = self._board_before, None
-        if before is not None and not self.apart:
-            with suppress(RuntimeError):  # the rank that holds the store has died, and the messages with it
-                before.wipe_mine()
-
-    def _connect(self, listen_fd: int | None = None) -> Any:
-        """Return the store of another rank, or with `listen_fd` one that this rank serves."""
-        if not self._port:
-            raise RuntimeError(
-                "this rank was replaced a moment ago and has not met the others yet: run the cell again."
-            )
-        return private.TCPStore(
-            self._host,
-            self._port,
-            self.world_size,
-            is_master=listen_fd is not None,
-            timeout=timedelta(minutes=5),
-            wait_for_workers=False,
-            multi_tenant=False,
-            master_listen_fd=listen_fd,
-        )
+        self._destroyed.age()
+        self.store.tidy()
 
     def ensure(self, backend: str) -> bool:
         """Make sure of a default group with this backend: the kept one if it is still fit, else a new one.
@@ -184,10 +134,10 @@ class Rendezvous:
                 begin_anew()
             return stopped
         self.drop()
-        store = self.store()
-        if self._runs > 1:
+        store = self.store.of_next_group()
+        if self.store.runs > 1:
             store.set(_RAN_BEFORE, "")
-        _torch_init(backend, store=store, rank=self.rank, world_size=self.world_size)
+        _torch_init(backend, store=store, rank=self.store.rank, world_size=self.store.world_size)
         self.automatic, self._made_with = True, self._debug_level
         follow()
         connects_late = "TORCH_GLOO_LAZY_INIT" in os.environ
@@ -247,6 +197,25 @@ class Rendezvous:
         self.stops += 1
 
 
+class DestroyedGroups:
+    """The groups that were destroyed in this run and in the run before.
+
+    Python releases its lock when it frees a group, whose threads may need the lock to end. The reducer of a
+    `DistributedDataParallel` does not (torch 2.13), so it must not hold the last reference to the group.
+    """
+
+    def __init__(self) -> None:
+        self._now: list[Any] = []
+        self._before: list[Any] = []
+
+    def add(self, groups: Iterable[Any]) -> None:
+        self._now += groups
+
+    def age(self) -> None:
+        """Free the groups of the run before; called after each run."""
+        self._now, self._before = [], self._now
+
+
 current: Rendezvous
 _torch_init = dist.init_process_group
 _torch_destroy = dist.destroy_process_group
@@ -280,9 +249,9 @@ def default_backend(device: torch.device) -> str:
 
 def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: object) -> Any:
     """Answer `env://` with RANK and WORLD_SIZE as set, and our store in place of MASTER_ADDR and MASTER_PORT."""
-    rank = int(os.environ.get("RANK", current.rank))
-    world_size = int(os.environ.get("WORLD_SIZE", current.world_size))
-    store = current.store()
+    rank = int(os.environ.get("RANK", current.store.rank))
+    world_size = int(os.environ.get("WORLD_SIZE", current.store.world_size))
+    store = current.store.of_next_group()
     store.set_timeout(timeout)
     yield store, rank, world_size
     raise RuntimeError("env:// rendezvous happens once per init_process_group")

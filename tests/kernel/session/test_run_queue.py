@@ -13,6 +13,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.run_queue import Capacity, RunQueue, Submission
+from jupyter_distrib.kernel.session.run_start import PoolLink
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
 from jupyter_distrib.wire.messages import Ended
@@ -39,8 +40,7 @@ class Bed:
     def submit(self, name: str, size: GroupSize = ONE, *, pool: str = "lab", error: Exception | None = None) -> Run:
         run = Run(
             RunRecord(run=name, label=name, ranks=range(size.count or 0), world_size=size.count or 0),
-            lambda force: None,
-            pool=pool,
+            PoolLink(pool=pool),
             awaited=False,
         )
 
@@ -49,7 +49,7 @@ class Bed:
             if error is not None:
                 raise error
             record = RunRecord(run=name, label=name, ranks=range(size.count or 0), world_size=size.count or 0)
-            run.begin(record, lambda force: self.stopped.append(run), pool=pool, echoes_output=False)
+            run.begin(record, PoolLink(pool=pool, stop=lambda force: self.stopped.append(run)))
             self.begun.put(run)
 
         self.queue.submit(Submission(run=run, pool=pool, size=size, start=start, drop=lambda: self.dropped.append(run)))

@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_start import PoolLink
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus
 from jupyter_distrib.kernel.settings.group_size import GroupSize
@@ -28,7 +29,7 @@ GOLDEN = Path(__file__).parent / "golden_overview.json"
 def golden_overview() -> dict[str, Any]:
     session = Session()
     session.identity = KernelIdentity(name="a1b2c3", pid=4000)
-    session.runs.all = (Run(golden_record(), lambda force: None, pool="local", cell_id="cell-5"),)
+    session.runs.all = (Run(golden_record(), PoolLink(pool="local"), cell_id="cell-5"),)
     session.choices.pick(pool="local", strategy="ddp", size=GroupSize(count=4, gpus=False))
     gpu = GpuStatus(
         index=2,

@@ -1,0 +1,99 @@
+"""The store through which this rank meets the others of its worker group. Runs in the rank's main thread.
+
+The agent binds the store's socket (loopback, any port) and hands it to rank 0, so no port is ever chosen twice. Every
+group of every run gets its own prefix in the store: a second group under the same keys would meet the addresses of the
+first (measured with torch 2.13: it hangs).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.pytorch.store_board import StoreBoard
+
+HOST = "127.0.0.1"
+
+
+class RankStore:
+    """The store of a worker group, as one rank sees it."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.apart = False
+        """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
+        self.runs = 0
+        """The number of runs that this rank has begun."""
+        self._host, self._port = HOST, 0
+        self._client: Any = None
+        self._served: Any = None
+        """The store, in the rank that serves it. It is opened early: a rank that waits for an answer of the store can
+        be stopped, a rank that waits for the opening cannot."""
+        self._run, self._groups = "", 0
+        self._board: StoreBoard | None = None
+        self._board_before: StoreBoard | None = None
+        """The board of the run before: all ranks have ended that one when this rank has ended the next."""
+
+    def move(self, host: str, port: int, listen_fd: int) -> None:
+        """Use the store at another address from now on; with `listen_fd`, serve it there."""
+        self._client, self._host, self._port, self.apart = None, host, port, False
+        self._board = self._board_before = None
+        self._served = None if listen_fd < 0 else self._connect(listen_fd)
+
+    def begin(self, run: str) -> None:
+        self._run, self._groups, self.apart = run, 0, False
+        self._board, self._board_before = None, self._board
+        self.runs += 1
+
+    def environment(self) -> dict[str, str]:
+        """Return variables with a free port beside the store's, for programs that a cell starts and that serve a
+        store."""
+        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
+
+    def of_next_group(self) -> Any:
+        """Return the store under a prefix that no earlier group has used."""
+        if self._client is None:
+            self._client = self._served or self._connect()
+        self._groups += 1
+        return private.PrefixStore(f"{self._run}/{self._groups}", self._client)
+
+    def exchange(self, text: str) -> tuple[str, ...]:
+        """Exchange texts through the store, which stays open for as long as there are ranks; see `Groups.exchange`."""
+        store = self.of_next_group()
+        store.set(f"{self.rank}", text)
+        return tuple(store.get(f"{rank}").decode() for rank in range(self.world_size))
+
+    def board(self) -> StoreBoard | None:
+        """Return a board for messages between the ranks of this run; None if they have never met, or are apart: torch
+        would print the stack of its C++ for each message."""
+        if self.apart:
+            return None
+        if self._board is None and self._client is not None:
+            self._board = StoreBoard(private.PrefixStore(f"{self._run}/board", self._client))
+        return self._board
+
+    def tidy(self) -> None:
+        """Delete, between runs, messages that no rank will read any more."""
+        before, self._board_before = self._board_before, None
+        if before is not None and not self.apart:
+            with suppress(RuntimeError):  # the rank that holds the store has died, and the messages with it
+                before.wipe_mine()
+
+    def _connect(self, listen_fd: int | None = None) -> Any:
+        """Return the store of another rank, or with `listen_fd` one that this rank serves."""
+        if not self._port:
+            raise RuntimeError(
+                "this rank was replaced a moment ago and has not met the others yet: run the cell again."
+            )
+        return private.TCPStore(
+            self._host,
+            self._port,
+            self.world_size,
+            is_master=listen_fd is not None,
+            timeout=timedelta(minutes=5),
+            wait_for_workers=False,
+            multi_tenant=False,
+            master_listen_fd=listen_fd,
+        )
