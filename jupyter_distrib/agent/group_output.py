@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from jupyter_distrib.agent.output import RunOutput, write_late
+from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Wrote
+from jupyter_distrib.wire.messages import Noted, Wrote
+
+STRAY = (
+    "C code or a thread of an earlier cell is still writing to this rank's standard output, past Python's streams: "
+    "what it writes from now on cannot be told from the output of this cell"
+)
 
 
 class GroupOutput:
@@ -26,6 +33,12 @@ class GroupOutput:
         self.close()
         self._latest = RunOutput(run, self._logs / run, self._loop, lambda event: tell(event, ()))
         return self._latest
+
+    def tell_strays(self, run: str, ranks: Iterable[Rank], tell: Tell) -> None:
+        """Add a note to a run that begins for each rank on which code of an earlier cell writes to the descriptors."""
+        for rank in ranks:
+            if rank.streams.take_stray():
+                tell(Noted(run=run, rank=rank.number, text=STRAY), ())
 
     def write_to_log(self, rank: int, stream: str, data: bytes) -> None:
         """Log the output of a rank that executes no cell: it belongs to the last run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ from jupyter_distrib.agent.output import Pipe
 from jupyter_distrib.system.event_loop import Loop
 
 NAMES = ("stdout", "stderr")
+STRAY_AFTER_S = 1.5
+"""Seconds after a cell in which what its rank writes may be of its cleanup."""
 TakeData: TypeAlias = Callable[[str, bytes], None]
 """Callback that takes data by the name of its stream."""
 TakeLateText: TypeAlias = Callable[[str, str, str], None]
@@ -33,6 +36,8 @@ class RankStreams:
         """Write ends for the process, in the order of `NAMES`; the starter of the process closes them."""
         self._pipes = {name: self._pipe(name, read_fd) for name, (read_fd, _) in ends.items()}
         self._late_pipes: list[Pipe] = []
+        self._ended_at_s = float("inf")
+        self._has_stray = False
 
     @property
     def stderr_tail(self) -> bytes:
@@ -48,6 +53,19 @@ class RankStreams:
         for pipe in self._pipes.values():
             pipe.drain()
             pipe.tail.clear()
+
+    def end_run(self) -> None:
+        """Record that a cell has ended."""
+        self._ended_at_s = time.monotonic()
+
+    def note_idle_output(self) -> None:
+        """Record that the idle rank has written something: code of a cell goes on, in C or past `sys.stdout`."""
+        self._has_stray = self._has_stray or time.monotonic() > self._ended_at_s + STRAY_AFTER_S
+
+    def take_stray(self) -> bool:
+        """Return, once, whether the rank has written while it was idle: so may it during the next cell."""
+        has, self._has_stray = self._has_stray, False
+        return has
 
     def assign_to(self, run: str) -> None:
         """Treat output from now on as late output of that run."""

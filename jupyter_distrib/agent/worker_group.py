@@ -245,6 +245,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             tell=tell,
             spans_nodes=self.store.spans_nodes,
         )
+        self._output.tell_strays(command.run, self.ranks, tell)
         run.later(COUNT_AFTER_S, self._oom_kills.count)
         run.begin_watching(self.gpus)
 
@@ -299,6 +300,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if run is not None and rank.number in run.command.ranks:
             run.output.write(rank.number, stream, data, show=rank.number in run.pending)
         else:
+            rank.streams.note_idle_output()
             self._output.write_to_log(rank.number, stream, data)
 
     def take_hang_up(self, rank: Rank) -> None:
@@ -310,6 +312,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
         rank.state = "starting" if not isinstance(event, Returned) and event.settles else "idle"
+        rank.streams.end_run()
         if run is None or rank.number not in run.pending:
             return
         run.take_end(rank, event, fds)

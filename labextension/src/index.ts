@@ -308,8 +308,12 @@ function repairOutputs(doer: Doer, options: Options): void {
   const seen = new WeakSet<KernelLink>();
   const mend = async (home: Home, settled: Settled): Promise<void> => {
     const runs = settled.views.map(each => each.run);
+    const link = model.linkOf(home);
+    if (link?.askedFor(settled)) {
+      void link.repairs(settled); // at once, before another page asks
+    }
     if (options.repairOutputs && home instanceof NotebookPanel) {
-      await repair(home, settled, model.linkOf(home)?.missed(settled) ?? false);
+      await repair(home, settled, link?.missed(settled) ?? false, async () => (await link?.repairs(settled)) ?? true);
       unsaved.get(home)?.push(...runs);
     }
     live.end(home, runs);

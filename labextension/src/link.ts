@@ -63,8 +63,20 @@ export class KernelLink implements IDisposable {
   }
 
   /** Whether what this execution shows does not come to this page by itself: another asked for it, before this one looked. */
-  missed({ session, asked_at_s }: Place): boolean {
-    return session !== this.kernel.clientId && (asked_at_s ?? 0) < this._since;
+  missed(place: Place): boolean {
+    return !this.askedFor(place) && (place.asked_at_s ?? 0) < this._since;
+  }
+
+  /** Whether this page has asked for the execution. */
+  askedFor({ session }: Place): boolean {
+    return session === this.kernel.clientId;
+  }
+
+  /** Whether this page is the one, of all that hear of it, that repairs what a cell shows; an older kernel lets all of them. */
+  async repairs({ views }: Settled): Promise<boolean> {
+    const request: Request = { op: 'repair', runs: views.map(each => each.run), page: this.kernel.clientId };
+    const answer = await this.request(request).catch(() => null);
+    return answer?.granted ?? true;
   }
 
   dispose(): void {

@@ -202,6 +202,7 @@ export interface Pick {
 export type Request =
   | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
   | { op: 'saved'; runs: string[] }
+  | { op: 'repair'; runs: string[]; page: string }
   | { op: 'stop'; run: string; force: boolean }
   | { op: 'view' | 'stacks'; run: string }
   | ({ op: 'pick' } & Pick)
@@ -215,6 +216,8 @@ export interface Answer {
   overview?: Overview;
   now_s?: number;
   settled?: Settled[];
+  /** This page is the one that repairs the outputs that it has asked about. */
+  granted?: boolean;
   /** All that the model of a view holds, with its code (`_esm`) and its style sheet (`_css`). */
   view?: Record<string, unknown>;
   text?: string;

@@ -16,6 +16,9 @@ import { OutputLike, Settled, SettledView } from './protocol.js';
 /** What came on the ordinary way is in the cell by then. */
 const ORDINARY_MS = 500;
 
+/** What the page that repairs has written is in a notebook that several pages share by then. */
+const SHARED_MS = 1500;
+
 /** The cells that were run in this page: what they show came here on the ordinary way. */
 const executed = new WeakSet();
 NotebookActions.executionScheduled.connect((_, { cell }) => executed.add(cell.model.sharedModel));
@@ -65,10 +68,19 @@ function write(cell: ISharedCodeCell, outputs: OutputLike[]): void {
   cell.setOutputs(outputs as unknown as IOutput[]);
 }
 
-/** Bring the cell up to date; `missed` as for `mended`. */
-export async function repair(panel: NotebookPanel, settled: Settled, missed: boolean): Promise<void> {
+/**
+ * Bring the cell up to date; `missed` as for `mended`.
+ *
+ * @param isFirst - Asks the kernel whether this page is the one that repairs. Another one shows the same, and does not count it as
+ *   a change that is to be saved: the first one's page saves it.
+ */
+export async function repair(panel: NotebookPanel, settled: Settled, missed: boolean, isFirst: () => Promise<boolean>): Promise<void> {
   await panel.context.ready;
-  await new Promise(resolve => setTimeout(resolve, ORDINARY_MS));
+  await wait(ORDINARY_MS);
+  const first = !missed || (await isFirst());
+  if (!first) {
+    await wait(SHARED_MS);
+  }
   const cells = panel.isDisposed ? null : panel.content.model?.sharedModel.cells;
   const cell = cells?.find((each): each is ISharedCodeCell => each.id === settled.cell && each.cell_type === 'code');
   if (!cell || (missed && executed.has(cell))) {
@@ -77,7 +89,15 @@ export async function repair(panel: NotebookPanel, settled: Settled, missed: boo
   const outputs = cell.getOutputs() as OutputLike[];
   const wanted = mended(outputs, cell.execution_count, settled, missed);
   if (wanted !== outputs) {
+    const clean = !panel.context.model.dirty;
     write(cell, wanted);
     cell.execution_count = settled.count;
+    if (!first && clean) {
+      panel.context.model.dirty = false;
+    }
   }
+}
+
+async function wait(time_ms: number): Promise<void> {
+  await new Promise(resolve => setTimeout(resolve, time_ms));
 }

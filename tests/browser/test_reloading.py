@@ -160,6 +160,7 @@ def test_two_pages_show_the_same_run(open_notebook: Open, browser: Browser, serv
     is_settled(lab, 1)
     expect(other.output(1)).to_contain_text("[0-1] ended")
     expect(other.output(1).locator(".jd-run")).to_have_count(0)
+    expect(other.page.locator(".jp-mod-dirty")).to_have_count(0)  # it is the first page's to save
     other.close()
     assert other.errors == []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
 
@@ -183,6 +184,30 @@ def test_a_thread_that_goes_on_prints_into_its_own_runs_log(book: Notebook) -> N
     assert "mine too" in outcome.view
     assert b"late thread" not in _log(book, 0)
     assert book.cell(f"%distributed_logs {run}").stdout.count("late thread") > 20
+    book.cell("%distributed_pool stop")
+
+
+STRAY = """%%distributed --ranks 2
+import ctypes, threading, time
+def late(began_s=time.monotonic()):
+    write = ctypes.CDLL(None).write
+    while rank == 0:
+        if time.monotonic() > began_s + 2.5:
+            write(1, b"very late\\n", 10)
+        time.sleep(0.02)
+print("begun")
+threading.Thread(target=late, daemon=True).start()
+"""
+
+
+def test_c_code_that_goes_on_writing_is_said_to_be_mixed_with_the_next_cells_output(book: Notebook) -> None:
+    book.ok(STRAY)
+    assert wait_until(lambda: b"very late" in _log(book, 0))
+
+    first, second = (book.ok("%%distributed --ranks 2\nprint('mine')").view for _ in range(2))
+    assert "rank 0: C code or a thread of an earlier cell is still writing to this rank's standard output" in first
+    assert "rank 1: C code" not in first
+    assert "C code or a thread" not in second  # they follow one another at once
     book.cell("%distributed_pool stop")
 
 

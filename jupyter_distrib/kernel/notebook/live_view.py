@@ -3,8 +3,8 @@ run, which draws in the thread that waits for it.
 
     JupyterLab, Notebook 7            the widget (`kernel/notebook/widget_model.py`), a message every `WIDGET_EVERY_S`
                                       at most
-    VS Code, programs that execute    HTML and text, drawn anew in place
-    notebooks
+    VS Code, Colab, programs that     HTML and text, drawn anew in place; never the widget, since whether one of these
+    execute notebooks                 runs it shows only when it has failed to
     other clients that people use     lines as they come, and the end as a display of its own: many of them (Jupyter
                                       console) ignore updates of displays
     a plain terminal                  lines as they come, a line of status now and then, the table of ranks at the end
@@ -52,6 +52,8 @@ _QUIET = (Started, Returned)
 """Events with no visible effect by themselves, which do not wake the thread that waits."""
 CHOICE = "JUPYTER_DISTRIB_VIEW"
 """The environment variable that forces `widget`, `html` or `lines` on a front end that is mistaken for another kind."""
+COLAB = "COLAB_RELEASE_TAG"
+"""The environment variable by which a kernel of Google Colab is known: it updates displays, though it names no cell."""
 _NO_WIDGETS = (
     "The run goes on. Its live view is a widget, which this front end does not show; the output comes here at the end. "
     f"{CHOICE}=html in the kernel's environment gives a plain view instead."
@@ -281,7 +283,7 @@ def route() -> str:
     if cell_outputs.cell_id(shell):
         way = "widget" if cell_outputs.shows_widgets(shell) else "html"
     else:
-        way = "lines" if cell_outputs.has_keyboard(shell) else "html"
+        way = "lines" if cell_outputs.has_keyboard(shell) and not os.environ.get(COLAB) else "html"
     chosen = os.environ.get(CHOICE)
     wanted = chosen if chosen in ("widget", "html", "lines") else way
     return "html" if wanted == "widget" and not importlib.util.find_spec("anywidget") else wanted

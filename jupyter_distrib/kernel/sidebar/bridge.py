@@ -169,6 +169,8 @@ class FrontEnd:
                 return {"settled": self.cells.settled()}
             case "saved":
                 self.cells.forget(request["runs"])
+            case "repair":
+                return {"granted": self.cells.grant_repair(tuple(request["runs"]), _text(request, "page"))}
             case "dismiss":
                 self._trouble = None
                 self._news.changed()

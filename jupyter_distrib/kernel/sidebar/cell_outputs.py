@@ -6,6 +6,7 @@ runs, and requested in any thread."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import prompts
 from jupyter_distrib.kernel.session.run import Run
 
+REPAIR_S = 10.0
+"""The time for which one page repairs an output, in which others do not."""
 KEPT = 20
 """The number of cells whose last view is kept, and of views that can be drawn."""
 
@@ -72,6 +75,8 @@ class Cells:
         self._shown: dict[str, Shown] = {}
         """The views whose settled output has not been sent yet, by run."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
+        self._repairers: dict[tuple[str, ...], tuple[str, float]] = {}
+        """The page that repairs the output of these runs, and the time when it asked."""
         self._unfinished: list[tuple[CellPlace, dict[str, Any]]] = []
         """Settled views of the cell that is running, which may still end with a value or an error."""
         self._counts: dict[str, int] = {}
@@ -129,6 +134,17 @@ class Cells:
     def settled(self) -> list[dict[str, Any]]:
         """Return the outputs that no page has saved yet."""
         return [each.to_message() for each in list(self._settled) if self._is_last(each)]
+
+    def grant_repair(self, runs: tuple[str, ...], page: str) -> bool:
+        """Return whether this page writes the output of these runs into its notebook: the first that asks. A later one
+        may, after a while, since the first may have been closed before it has saved the notebook."""
+        now_s = time.monotonic()
+        other, at_s = self._repairers.get(runs, (page, now_s))
+        if other != page and now_s < at_s + REPAIR_S:
+            return False
+        self._repairers = {each: who for each, who in self._repairers.items() if now_s < who[1] + REPAIR_S}
+        self._repairers[runs] = page, now_s
+        return True
 
     def forget(self, runs: Sequence[str]) -> None:
         """Drop runs whose views are in the notebook's file, from which a user may then remove them for good."""

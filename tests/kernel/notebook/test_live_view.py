@@ -259,6 +259,21 @@ def test_a_front_end_that_may_not_run_the_widget_has_html(book: Notebook) -> Non
     assert "[0-1] step 7" in outcome.view
 
 
+@pytest.mark.slow
+def test_colab_which_names_no_cell_has_html_that_is_drawn_anew(book: Notebook) -> None:
+    book.ok("%env COLAB_RELEASE_TAG=release-colab-external")
+    book.start(TRAIN, keyboard=True)
+    live = book.until("[0-1] step 3")
+    displays = list(live.displays)
+    outcome = book.finish()
+    book.ok("import os; del os.environ['COLAB_RELEASE_TAG']")
+
+    assert len(displays) == 1
+    assert list(outcome.displays) == displays
+    assert outcome.kinds == STATIC
+    assert outcome.stdout == ""
+
+
 STATUS = "import jupyter_distrib.kernel.notebook.live_view as view; view.STATUS_EVERY_S = 0.2"
 SLOW = "import time\nprint('begun', rank, flush=True)\ntime.sleep(1.5)\nprint('done', rank)\nrank + 40"
 
