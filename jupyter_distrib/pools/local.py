@@ -12,11 +12,12 @@ import hashlib
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,9 +97,8 @@ class LocalPool:
         if sys.platform == "win32":
             raise PoolError("jupyter_distrib does not run on Windows itself; run JupyterLab inside WSL.")
         home = Home.of(self._python)
-        return greeted(
-            home.reach(), replace(hello, idle_s=self._idle_s), sink, lambda reason: lost(home.explained(reason))
-        )
+        hello = replace(hello, idle_s=self._idle_s)
+        return greeted(home.reach(), hello, sink, lambda reason: lost(home.explained(reason)))
 
 
 class RunningServer:
@@ -141,6 +141,8 @@ class LocalNode:
         self._sending = threading.Lock()
         self._draining = False
         self._closed = False
+        self._pid = 0
+        """The agent's process, once it has answered."""
         self._end: select.poll | None = None
         """The poll for the end of the agent's process, once the agent has answered."""
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
@@ -162,6 +164,16 @@ class LocalNode:
         with interrupts.Uninterrupted(), self._sending:
             self._closed = True
             self._flush()
+
+    def give_up(self, ranks: Sequence[int]) -> None:
+        """Close the link to an agent that does not answer, so that the next cell gets another one: its name is given
+        up, and its ranks with these pids are killed, which it does not do."""
+        with suppress(OSError, TypeError):
+            Path(self._link.sock.getpeername()).unlink()
+        for pid in set(ranks).intersection(reap.children(self._pid) if self._pid else ()):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.close()
 
     def _flush(self) -> None:
         """Send what the socket takes. Called with `_sending` held; does nothing while `_drain` runs."""
@@ -197,7 +209,7 @@ class LocalNode:
             except (EOFError, OSError):
                 break
             if isinstance(event, Welcomed):
-                agent = _opened(event.pid)
+                agent, self._pid = _opened(event.pid), event.pid
                 self._end = _watching(agent)
             try:
                 self._sink(event, Descriptors(fds) if fds else NO_DESCRIPTORS)  # type: ignore[arg-type]

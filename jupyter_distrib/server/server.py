@@ -28,7 +28,7 @@ from jupyter_distrib.server.attempts import Attempts
 from jupyter_distrib.server.client import Client, G
 from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.server.pending_cell import Tell
-from jupyter_distrib.system import process_environment
+from jupyter_distrib.system import paths, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -110,6 +110,8 @@ class Server(Generic[G]):
         self._detached = DetachedRuns(self.tell, directory, name)
         self._idle_timer: Timer | None = None
         self._named = True
+        self._file = paths.inode(self._socket)
+        """The file by which kernels reach this server; it is another server's once a kernel has given this one up."""
         self._started_s = time.monotonic()
 
     def serve(self) -> None:
@@ -131,7 +133,8 @@ class Server(Generic[G]):
         """Accept no new kernels. Once: afterwards the name may be another server's."""
         if self._named:
             self._named = False
-            self._socket.unlink(missing_ok=True)
+            if paths.inode(self._socket) == self._file:
+                self._socket.unlink(missing_ok=True)
 
     @property
     def keeps_records(self) -> bool:

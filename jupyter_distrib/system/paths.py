@@ -54,6 +54,14 @@ def opened(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
+def inode(path: Path) -> int:
+    """Return the number of a file; 0 if there is none."""
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return 0
+
+
 def private(directory: Path, variable: str = "JUPYTER_DISTRIB_RUNTIME_DIR") -> Path:
     """Make the directory for this user alone. Raises `PoolError` if that is impossible, or if it is a link or belongs
     to somebody else; `variable` is the one by which the user can choose another folder."""

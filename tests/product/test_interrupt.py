@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook, Outcome
+from tests.processes import agents, wait_until_gone
 
 pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and ranks without these
 
@@ -333,6 +334,39 @@ def test_many_presses_leave_a_kernel_and_ranks_that_work(book: Notebook, presses
     assert book.cell(GOOD).result == "ranks 0-1: 2"
     assert book.cell("import signal\nsignal.getsignal(signal.SIGINT) is signal.default_int_handler").result == "True"
     assert stop_plain(book) == "KeyboardInterrupt"
+
+
+def test_an_agent_that_is_frozen_is_given_up_by_another_press_and_the_next_cell_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "run"
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("JUPYTER_DISTRIB_IDLE_S", "1")
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.start("%%distributed --ranks 2\nimport os\nprint('pid', os.getpid(), flush=True)\nwhile True: pass")
+        book.until("[1] pid")
+        (agent,) = agents(runtime)
+        ranks = pids_in(book.until("[0] pid"))
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            presses = [press_later(book, after_s) for after_s in (0.0, 0.3, 1.8)]
+            stopped = book.finish()
+            [thread.join() for thread in presses]
+            again = book.ok(GOOD)
+            fresh = agents(runtime)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+
+        assert "gone, because the process that looks" in stopped.text
+        assert stopped.ename == "KeyboardInterrupt"
+        assert wait_until_gone(ranks, 10) == []
+        assert again.result == "ranks 0-1: 2"
+        assert wait_until_gone([agent], 60) == []  # it has found that nobody needs it
+        assert book.ok(GOOD).result == "ranks 0-1: 2"
+        assert agents(runtime) == [pid for pid in fresh if pid != agent]
+    for pid in agents(runtime):
+        os.kill(pid, signal.SIGTERM)
 
 
 def test_the_rest_of_a_cell_that_goes_on_after_its_run_was_stopped_can_be_stopped(book: Notebook) -> None:

@@ -293,7 +293,9 @@ class Connection:
 
     def abandon(self) -> None:
         """Give up a process that does not answer: end all requests, worker groups and runs of this notebook on it."""
-        self.node.close()
+        pids = [worker.pid for group in list(self.groups.values()) for worker in group.workers]
+        give_up = getattr(self.node, "give_up", None)
+        give_up(pids) if give_up is not None else self.node.close()
         self._lose(f"the process that looks after the ranks does not answer{_stopped(self.pid)}")
 
     def wait_if_gone(self) -> None:
