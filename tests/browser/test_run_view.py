@@ -98,7 +98,8 @@ def test_a_training_cell_is_watched_and_its_output_outlives_the_kernel(open_note
     lab.shoot("train-settled")
     saved = lab.save()
     assert "widgets" not in saved["metadata"]
-    assert [set(each["data"]) for each in saved["cells"][1]["outputs"]] == [{"text/html", "text/plain"}]
+    kinds = [set(each["data"]) for each in saved["cells"][1]["outputs"]]
+    assert kinds == [{"text/html", "text/plain"}, {"image/png", "text/plain"}]
     stranger = shutil.copy(lab.path, lab.path.with_name("stranger.ipynb"))
 
     lab.server.end_kernels()

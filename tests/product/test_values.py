@@ -49,7 +49,7 @@ def test_the_last_expression_of_each_rank_comes_back_in_rank_order(book: Noteboo
     outcome = book.ok(ON_TWO + "x = rank * 2\nx")
 
     assert outcome.result == "rank 0: 0\nrank 1: 2"
-    assert "<th>rank 1</th><td><pre>2</pre></td>" in outcome.result_html
+    assert "<td><b>rank 1</b></td><td><pre>2</pre></td>" in outcome.result_html
     assert book.ok("_[1], list(_), len(_), type(_).__name__").result == "(2, [0, 2], 2, 'Results')"
 
 

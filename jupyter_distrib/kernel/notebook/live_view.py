@@ -19,6 +19,7 @@ import importlib.util
 import os
 import queue
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,7 @@ from IPython.display import display
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
+from jupyter_distrib.kernel.views import chart
 from jupyter_distrib.kernel.views import html as html_view
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.state_delta import StateDelta
@@ -81,20 +83,21 @@ class Bell:
 class CellDisplay:
     """The display of one run under its cell, which is redrawn in place."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, view: str) -> None:
+        self.view = view
+        """The name by which pages find it: the id of its run, with an ending for further outputs."""
         self.data: dict[str, Any] = {}
         """The last bundle that was shown."""
         self.metadata: dict[str, Any] = {}
-        self._run = run
         self._handle: Any = None
 
     @property
     def exists(self) -> bool:
         return self._handle is not None
 
-    def put(self, bundle: dict[str, Any], *, settled: bool) -> None:
-        """Show this bundle in place of the last one, unless it is empty or the same."""
-        metadata = cell_outputs.marked(self._run, settled=settled)
+    def put(self, bundle: dict[str, Any], *, settled: bool, more: dict[str, Any] | None = None) -> None:
+        """Show this bundle in place of the last one, unless it is empty or the same; `more` is metadata of it."""
+        metadata = {**cell_outputs.marked(self.view, settled=settled), **(more or {})}
         if not bundle or (bundle, metadata) == (self.data, self.metadata):
             return
         self.data, self.metadata = bundle, metadata
@@ -182,7 +185,8 @@ class LiveView(View):
         self._put(self._bundle(record, elapsed_s, shown=self._display.exists))
         if self._display.exists:
             model = self._widget.model_id if self._widget is not None else ""
-            bridge.settle(self._run, self._display.data, self._display.metadata, model_id=model, place=self._place)
+            bridge.settle(self._run, self._display, model_id=model, place=self._place)
+            self._put_chart(record)
         if self._widget is not None:
             with suppress(Exception):  # as in `_try`, but for the last time
                 self._send()  # pages that draw it by themselves keep it until the cell ends
@@ -198,9 +202,21 @@ class LiveView(View):
         """Return text and HTML; empty if there is nothing to show and (`shown`) no earlier view to replace."""
         pool = self._run.pool
         text = text_view.as_text(record, elapsed_s, pool, always=shown)
-        return (
-            {"text/plain": text, "text/html": html_view.as_html(record, elapsed_s, pool, always=shown)} if text else {}
-        )
+        html = html_view.as_html(record, elapsed_s, pool, always=shown, with_chart=not self._chart_is_own)
+        return {"text/plain": text, "text/html": html} if text else {}
+
+    def _put_chart(self, record: RunRecord) -> None:
+        """Show the chart as an output of its own, so that exports and hosting sites show it too."""
+        if self._chart_is_own and (drawing := chart.chart_of(record)):
+            own = CellDisplay(f"{self._run.id}-chart")
+            size = {"image/png": {"width": drawing.width, "height": drawing.height}}
+            own.put({"image/png": drawing.as_png(), "text/plain": drawing.title}, settled=True, more=size)
+            bridge.settle(self._run, own, model_id="", place=self._place)
+
+    @property
+    def _chart_is_own(self) -> bool:
+        """Return whether the cell can have one more output: another thread would put it under another cell."""
+        return not self._run.detached and threading.current_thread() is threading.main_thread()
 
     def _put(self, bundle: dict[str, Any]) -> None:
         self._display.put(bundle, settled=self._run.record.ended)
@@ -269,7 +285,9 @@ class LiveView(View):
         """Show the end below the lines: the table of ranks, and in a kernel what else its client can show."""
         text = text_view.as_text(record, elapsed_s, self._run.pool, with_output=False)
         if text and self._in_kernel:
-            self._put({"text/plain": text, "text/html": html_view.as_html(record, elapsed_s, self._run.pool)})
+            html = html_view.as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
+            self._put({"text/plain": text, "text/html": html})
+            self._put_chart(record)
         elif text:
             print(text, file=sys.stdout, flush=True)
 

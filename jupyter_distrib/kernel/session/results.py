@@ -83,7 +83,7 @@ class Results:
 
     def _repr_html_(self) -> str:
         rows = (
-            f"<tr><th>{rank_list(ranks)}</th><td>{html or f'<pre>{escape(text)}</pre>'}</td></tr>"
+            f"<tr><td><b>{rank_list(ranks)}</b></td><td>{html or f'<pre>{escape(text)}</pre>'}</td></tr>"
             for ranks, text, html in self._shown()
         )
         return f"<table>{''.join(rows)}</table>"

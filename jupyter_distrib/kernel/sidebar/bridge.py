@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -295,19 +295,28 @@ def show(shown: Shown) -> None:
         _installed.show(shown)
 
 
-def settle(run: Run, data: Mapping[str, Any], metadata: Mapping[str, Any], *, model_id: str, place: CellPlace) -> None:
+class FinalDisplay(Protocol):
+    """The last state of a display."""
+
+    view: str
+    """The name by which pages find it among the outputs of the cell."""
+    data: dict[str, Any]
+    """Its MIME bundle."""
+    metadata: dict[str, Any]
+
+
+def settle(run: Run, display: FinalDisplay, *, model_id: str, place: CellPlace) -> None:
     """Keep the final view of a run for the pages; see `Cells.settle`.
 
     Args:
         run: The run, which has ended.
-        data: The MIME bundle of the last update of its display.
-        metadata: The metadata of that update.
+        display: The display of its view.
         model_id: The id of the widget in the display; empty if there was none.
         place: The execution of the cell with the display.
     """
     if _installed is not None:
-        output = {"output_type": "display_data", "data": dict(data), "metadata": dict(metadata)}
-        view = {"run": run.id, "model": model_id, "output": output}
+        output = {"output_type": "display_data", "data": dict(display.data), "metadata": dict(display.metadata)}
+        view = {"run": display.view, "model": model_id, "output": output}
         _installed.cells.settle(place, view, detached=run.detached)
 
 

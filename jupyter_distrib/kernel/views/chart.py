@@ -1,6 +1,6 @@
 """The chart of reported numbers over steps for a saved notebook. Kernel side; pure functions of a `RunRecord`.
 
-An SVG that is embedded as an image can neither run scripts nor use the page's colours, so it has a ground of its own,
+It becomes a PNG (`kernel/views/png.py`), which every front end, hosting site and export shows, with a ground of its own
 on which its text has a contrast of 4.5 at least. The live view draws its charts itself (`static/chart.js`).
 """
 
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from math import isfinite
 
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.views import png
+from jupyter_distrib.kernel.views.png import Mark, Stroke, Text
 from jupyter_distrib.system.formatting import short
 
 CHARTS = 4
@@ -20,16 +24,45 @@ WIDTH, HEIGHT = 300, 110
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 66
 POINTS = 600
 """The number of points of one chart, over all its ranks."""
-FIRST, OTHERS, TEXT, GROUND = "#b4500b", "#47749f", "#595959", "#fafafa"
 
 Point = tuple[float, float]
 Line = tuple[int, list[Point]]
 """A line: its number, and its points."""
 
 
-def chart_of(record: RunRecord) -> str:
-    """Return an `<img>` with one chart for each of the first metrics that change, and the number of further ones; empty
-    if no metric changes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Charts beside and below one another."""
+
+    names: tuple[str, ...]
+    width: int
+    height: int
+    marks: tuple[Mark, ...]
+    left_out: int
+    """The number of metrics that have no chart here."""
+
+    @property
+    def title(self) -> str:
+        return f"{', '.join(short(name) for name in self.names)} over steps"
+
+    def as_png(self) -> str:
+        """Return the picture, as base64."""
+        return base64.b64encode(png.drawn(self.marks, self.width, self.height)).decode()
+
+    def as_html(self) -> str:
+        """Return the picture as an `<img>` that holds it, and the number of metrics that are not drawn."""
+        size = f'width="{self.width}" height="{self.height}"'
+        return f'<img alt="{escape(self.title)}" {size} src="data:image/png;base64,{self.as_png()}">{self.remark}'
+
+    @property
+    def remark(self) -> str:
+        """The number of metrics that are not drawn, as HTML."""
+        left = self.left_out
+        return f"<div>{left} more metric{'s' * (left != 1)} not drawn here</div>" if left else ""
+
+
+def chart_of(record: RunRecord) -> Drawing | None:
+    """Return one chart for each of the first metrics that change; None if no metric changes."""
     names = _names(record)
     lost = {name: _lost(record, name) for name in names}
     return drawn({name: _lines(record, name) for name in names}, "rank {}".format, lost)
@@ -39,8 +72,8 @@ def drawn(
     lines: Mapping[str, Sequence[Line]],
     name_of: Callable[[int], str],
     lost: Mapping[str, Sequence[list[Point]]] | None = None,
-) -> str:
-    """Return an `<img>` with one chart for each of the first metrics that change; empty if none does.
+) -> Drawing | None:
+    """Return one chart for each of the first metrics that change; None if none does.
 
     Args:
         lines: The lines of each metric, each with a number; the one with the smallest number stands out.
@@ -49,25 +82,19 @@ def drawn(
     """
     charts = {name: each for name, each in lines.items() if any(_changes(points) for _, points in each)}
     if not charts:
-        return ""
+        return None
     shown = list(charts.items())[:CHARTS]
-    rows = -(-len(shown) // COLUMNS)
-    width, height = WIDTH * min(COLUMNS, len(shown)), HEIGHT * rows
-    parts = []
-    for index, (name, each) in enumerate(shown):
-        at = f"{WIDTH * (index % COLUMNS)} {HEIGHT * (index // COLUMNS)}"
-        parts.append(f'<g transform="translate({at})">{_chart(name, each, name_of, (lost or {}).get(name, ()))}</g>')
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="system-ui,sans-serif" font-size="11" fill="none">'
-        f'<rect width="{width}" height="{height}" rx="6" fill="{GROUND}"/>{"".join(parts)}</svg>'
+    marks = (
+        mark.moved(WIDTH * (index % COLUMNS), HEIGHT * (index // COLUMNS))
+        for index, (name, each) in enumerate(shown)
+        for mark in _chart(name, each, name_of, (lost or {}).get(name, ()))
     )
-    data = base64.b64encode(svg.encode()).decode()
-    names = escape(", ".join(short(name) for name, _ in shown))
-    left = len(charts) - len(shown)
-    more = f"<div>{left} more metric{'s' * (left != 1)} not drawn here</div>" if left else ""
-    return (
-        f'<img alt="{names} over steps" width="{width}" height="{height}" src="data:image/svg+xml;base64,{data}">{more}'
+    return Drawing(
+        names=tuple(name for name, _ in shown),
+        width=WIDTH * min(COLUMNS, len(shown)),
+        height=HEIGHT * -(-len(shown) // COLUMNS),
+        marks=tuple(marks),
+        left_out=len(charts) - len(shown),
     )
 
 
@@ -104,40 +131,36 @@ def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
     return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
 
 
-def _chart(name: str, lines: Sequence[Line], name_of: Callable[[int], str], lost: Sequence[list[Point]]) -> str:
+def _chart(
+    name: str, lines: Sequence[Line], name_of: Callable[[int], str], lost: Sequence[list[Point]]
+) -> Iterable[Mark]:
     """Draw the title, the lines, and at the right the highest value, the lowest, and the last one of the line that
     stands out; dashed what later attempts have computed again."""
-    xs = [x for points in (*(points for _, points in lines), *lost) for x, _ in points]
-    ys = [y for points in (*(points for _, points in lines), *lost) for _, y in points]
-    low, high = min(ys), max(ys)
+    groups = [*(points for _, points in lines), *lost]
+    xs, ys = ([point[axis] for point in chain(*groups)] for axis in (0, 1))
+    low, high, start = min(ys), max(ys), min(xs)
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    across = width / ((max(xs) - min(xs)) or 1)
-    parts = [
-        f'<text x="{LEFT}" y="13" fill="{TEXT}" font-weight="600">{escape(short(name, 30))}</text>',
-        f'<path d="M{LEFT} {TOP + height}h{width}" stroke="{TEXT}" stroke-opacity=".5"/>',
-        f'<text x="{LEFT + width}" y="{HEIGHT - 3}" fill="{TEXT}" text-anchor="end">step {max(xs):g}</text>',
-    ]
-    first, start = min(rank for rank, _ in lines), min(xs)
+    across = width / ((max(xs) - start) or 1)
+    first = min(rank for rank, _ in lines)
 
-    def spots(points: Sequence[Point]) -> str:
-        places = ((LEFT + (x - start) * across, TOP + (1 - _share(y, low, high)) * height) for x, y in points)
-        return "L".join(f"{x:.0f} {y:.1f}" for x, y in places)
+    def spots(points: Sequence[Point]) -> tuple[Point, ...]:
+        return tuple((LEFT + (x - start) * across, TOP + (1 - _share(y, low, high)) * height) for x, y in points)
 
+    yield Text(LEFT, 13, short(name, 40))
+    yield Stroke(((LEFT, TOP + height), (LEFT + width, TOP + height)), colour="text", width=0.5)
+    yield Text(LEFT + width, HEIGHT - 3, f"step {max(xs):g}", right=True)
     for points in lost:
-        parts.append(f'<path d="M{spots(points)}" stroke="{TEXT}" stroke-dasharray="3 3" stroke-linejoin="round"/>')
+        yield Stroke(spots(points), colour="text", dashed=True)
     for rank, points in lines:
-        style = f'stroke="{FIRST}" stroke-width="1.8"' if rank == first else f'stroke="{OTHERS}" stroke-opacity=".55"'
-        parts.append(f'<path d="M{spots(points)}" {style} stroke-linejoin="round"/>')
+        colour, thickness = ("first", 1.8) if rank == first else ("others", 1.0)
+        yield Stroke(spots(points), colour=colour, width=thickness)
     for y, value in ((TOP + 4, high), (TOP + height, low)):
-        parts.append(f'<text x="{LEFT + width + 6}" y="{y}" fill="{TEXT}">{value:.3g}</text>')
+        yield Text(LEFT + width + 6, y, f"{value:.3g}")
     last = dict(lines)[first][-1][1]
     if 0.2 < (at := _share(last, low, high)) < 0.8:
-        parts.append(
-            f'<text x="{LEFT + width + 6}" y="{TOP + (1 - at) * height + 4:.0f}" fill="{FIRST}">{last:.3g}</text>'
-        )
+        yield Text(LEFT + width + 6, round(TOP + (1 - at) * height + 4), f"{last:.3g}", colour="first")
     if len(lines) > 1:
-        parts.append(f'<text x="{LEFT}" y="{HEIGHT - 3}" fill="{FIRST}">{escape(short(name_of(first), 24))}</text>')
-    return "".join(parts)
+        yield Text(LEFT, HEIGHT - 3, short(name_of(first), 24), colour="first")
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -1,8 +1,8 @@
 """The view of a run as static HTML, for a saved notebook, years later. Kernel side; pure functions of a `RunRecord`.
 
-No script and no style tag, since front ends and hosting sites take them out: tables, `<details>`, and images that carry
-their data. All text that ranks wrote is escaped; a display becomes an image, harmless markup
-(`kernel/views/sanitize_html.py`) or text."""
+No script and no style tag, since front ends and hosting sites take them out, and of our own only tags that nbconvert
+leaves with `--sanitize-html`: it shows others as text. All text that ranks wrote is escaped; a display becomes an image
+that carries its data, harmless markup (`kernel/views/sanitize_html.py`) or text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DISPLAY_BYTES = 8_000_000
 """The limit on all displays together; a larger notebook is slow to open."""
 TEXT_CHARACTERS = 10_000
 LONG_OUTPUT = 40
-"""The number of lines above which output can be folded."""
-_PRE = ' style="font-family:var(--jp-code-font-family, monospace)"'
+"""The number of lines above which output scrolls in a box of its own."""
+_MONOSPACE = "font-family:var(--jp-code-font-family, monospace)"
 """The style of text in columns: what nbconvert makes has no monospace font for it."""
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
@@ -34,16 +34,21 @@ _ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
 same."""
 
 
-def as_html(record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False) -> str:
-    """Return the view of `text.as_text` as HTML, with the charts and displays."""
+def as_html(
+    record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False, with_chart: bool = True
+) -> str:
+    """Return the view of `text.as_text` as HTML, with the displays.
+
+    `with_chart` is False where the chart is an output of its own; that of an ended run is else an image in the page.
+    """
     if not always and not text_view.is_worth_showing(record, elapsed_s):
         return ""
     parts = [f"<div><b>{escape(text_view.header(record, elapsed_s, pool))}</b></div>"]
     parts += [f"<div>{_linked(note)}</div>" for note in text_view.remarks(record)]
     if rows := text_view.statuses(record, elapsed_s):
         parts.append(_table(rows))
-    if record.ended and (picture := chart.chart_of(record)):
-        parts.append(f"<div>{picture}</div>")
+    if record.ended and (drawing := chart.chart_of(record)):
+        parts.append(f"<div>{drawing.as_html()}</div>" if with_chart else drawing.remark)
     if bars := shares.picture(record):
         parts.append(f"<div>{bars}</div>")
     if lines := text_view.output_lines(record):
@@ -65,8 +70,8 @@ def _table(rows: Sequence[text_view.Row]) -> str:
 
 
 def _output(lines: Sequence[text_view.OutputLine]) -> str:
-    text = f"<pre{_PRE}>{chr(10).join(map(_coloured, lines))}</pre>"
-    return text if len(lines) <= LONG_OUTPUT else f"<details open><summary>Output</summary>{text}</details>"
+    box = "" if len(lines) <= LONG_OUTPUT else ";max-height:40em;overflow:auto"
+    return f'<pre style="{_MONOSPACE}{box}">{chr(10).join(map(_coloured, lines))}</pre>'
 
 
 def _coloured(line: text_view.OutputLine) -> str:
@@ -92,7 +97,7 @@ def _displays(record: RunRecord) -> Iterator[str]:
                 shown.append(f"<div>{display_html(display, f'rank {rank.rank}')}</div>")
         if rank.displays.shown:
             body = _missing(rank, shown) + "".join(reversed(shown))
-            yield f"<details open><summary>rank {rank.rank}</summary>{body}</details>"
+            yield f"<div><b>rank {rank.rank}</b></div>{body}"
 
 
 def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
@@ -112,7 +117,7 @@ def display_html(display: Display, alt: str) -> str:
         return harmless
     if (latex := data.get("text/latex")) is not None:
         return f"<div>{escape(clipped(latex, TEXT_CHARACTERS))}</div>"
-    return f"<pre{_PRE}>{escape(clipped(text_view.displayed_text(data), TEXT_CHARACTERS))}</pre>"
+    return f'<pre style="{_MONOSPACE}">{escape(clipped(text_view.displayed_text(data), TEXT_CHARACTERS))}</pre>'
 
 
 def _image(kind: str, data: str, alt: str) -> str:

@@ -107,4 +107,5 @@ def chart_of_sweep(rows: Sequence[RunRow]) -> str:
     def name_of(number: int) -> str:
         return ", ".join(f"{name}={value}" for name, value in ordered[number].swept.items())
 
-    return chart.drawn({name: lines(name) for name in names}, name_of)
+    drawing = chart.drawn({name: lines(name) for name in names}, name_of)
+    return drawing.as_html() if drawing else ""

@@ -48,12 +48,14 @@ class TextTable:
 
     def as_html(self) -> str:
         """Return the table as HTML that needs no style sheet."""
-        head = "".join(f'<th style="{_NARROW_STYLE}">{escape(name)}</th>' for name in self.head)
+        # Not th, thead, tbody or br: nbconvert --sanitize-html shows them as text.
+        head = "".join(f'<td style="{_NARROW_STYLE}"><b>{escape(name)}</b></td>' for name in self.head)
         body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in self.rows)
-        top = f"<thead><tr>{head}</tr></thead>" if head else ""
-        return f"<table>{top}<tbody>{body}</tbody></table>"
+        return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
 
 
 def _cell(text: str) -> str:
     style = _NARROW_STYLE if len(text) < WIDE_CHARACTERS else _STYLE
-    return f'<td style="{style}">{"<br>".join(map(escape, text.split(chr(10))))}</td>'
+    lines = [escape(line) for line in text.split("\n")]
+    inside = lines[0] if len(lines) == 1 else "".join(f"<div>{line}</div>" for line in lines)
+    return f'<td style="{style}">{inside}</td>'

@@ -75,7 +75,7 @@ def test_the_status_shows_itself_as_html(book: Notebook) -> None:
 
     html = book.ok("%distributed_status").result_html
 
-    assert ">rank</th>" in html
+    assert "<b>rank</b></td>" in html
     assert ">idle</td>" in html
 
 

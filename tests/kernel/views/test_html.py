@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-import re
+import struct
 import sys
+import zlib
 from html.parser import HTMLParser
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.views import chart, sanitize_html
+from jupyter_distrib.kernel.views import chart, png, sanitize_html
 from jupyter_distrib.kernel.views.html import DISPLAY_BYTES, as_html
 from jupyter_distrib.kernel.views.text import as_text
 from jupyter_distrib.wire.messages import Displayed, Ended, Measured, Noted, Returned, RunEvent, Started, Wrote
@@ -217,12 +217,13 @@ def test_no_script_no_style_tag_and_every_tag_closed() -> None:
 
 
 def test_a_picture_is_kept_with_its_data() -> None:
-    page = Elements(as_html(a_record(displayed(rank=1, image_png=golden_run.PIXEL, text_plain="<Figure>")), 1.0))
+    html = as_html(a_record(displayed(rank=1, image_png=golden_run.PIXEL, text_plain="<Figure>")), 1.0)
+    page = Elements(html)
 
     assert [attributes for tag, attributes in page.found if tag == "img"] == [
         {"alt": "rank 1", "src": f"data:image/png;base64,{golden_run.PIXEL}"}
     ]
-    assert ("summary", {}) in page.found
+    assert "<b>rank 1</b>" in html
 
 
 def test_a_table_that_a_rank_displays_stays_a_table() -> None:
@@ -251,42 +252,92 @@ def test_a_run_that_was_shown_leaves_at_least_its_header() -> None:
     assert "2 ranks · cpu · 0:12" in as_html(a_record(), 12.0, always=True)
 
 
+def test_our_own_markup_survives_the_sanitizer_of_nbconvert() -> None:
+    html = as_html(golden_run.golden_record(), 17.0, "local", always=True, with_chart=False)
+    allowed = {"a", "abbr", "b", "blockquote", "code", "div", "em", "i", "li", "ol", "pre", "span", "strong", "table"}
+    of_displays = {"img"}
+    assert {tag for tag, _ in Elements(html).found} <= allowed | {"td", "tr", "ul"} | of_displays
+    record = a_record(*(measured(step, loss=step) for step in range(5)))
+    assert [as_html(record, 1.0, with_chart=shown).count("<img") for shown in (True, False)] == [1, 0]
+
+
 # ---------------------------------------------------------------------------------------------------- charts
 
 
-def svg_of(record: RunRecord) -> ET.Element:
-    found = re.search(r"data:image/svg\+xml;base64,([^\"]+)", chart.chart_of(record))
-    assert found
-    return ET.fromstring(base64.b64decode(found[1]).decode())
+def drawing_of(record: RunRecord) -> chart.Drawing:
+    drawing = chart.chart_of(record)
+    assert drawing
+    return drawing
 
 
-def test_a_chart_has_a_line_for_each_rank() -> None:
-    record = a_record(*(measured(step, rank, loss=1 / (step + 1) + rank) for step in range(30) for rank in range(2)))
-    svg = svg_of(record)
+def pixels(drawing: chart.Drawing) -> list[bytes]:
+    """The rows of a picture, each as the numbers of its pixels' colours."""
+    data = base64.b64decode(drawing.as_png())
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert (width, height) == (2 * drawing.width, 2 * drawing.height)
+    at = data.index(b"IDAT")
+    (size,) = struct.unpack(">I", data[at - 4 : at])
+    rows = zlib.decompress(data[at + 4 : at + 4 + size])
+    return [rows[n * (width + 1) + 1 : (n + 1) * (width + 1)] for n in range(height)]
 
-    paths = [path for path in svg.iter("{http://www.w3.org/2000/svg}path") if "stroke-linejoin" in path.attrib]
-    assert [path.attrib["stroke"] for path in paths] == [chart.OTHERS, chart.FIRST]
-    assert "loss" in [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+
+def test_a_chart_has_a_line_for_each_rank_and_the_first_rank_is_on_top() -> None:
+    record = a_record(*(measured(step, rank, loss=1 / (step + 1)) for step in range(30) for rank in range(2)))
+    drawing = drawing_of(record)
+    strokes = [mark for mark in drawing.marks if isinstance(mark, png.Stroke)]
+    assert [stroke.colour for stroke in strokes] == ["text", "others", "first"]
+    assert {"loss", "rank 0", "step 29"} <= {mark.text for mark in drawing.marks if isinstance(mark, png.Text)}
+    used = {colour for row in pixels(drawing) for colour in row}
+    first, others = (png._strengths(name)[3] for name in ("first", "others"))
+    assert first in used
+    assert others not in used, "under the first one"
+
+
+def test_the_text_of_a_chart_is_not_cut_and_can_be_read() -> None:
+    record = a_record(*(measured(step, rank, a_name=-1.23e-5 * step) for step in range(3) for rank in range(2)))
+    drawing = drawing_of(record)
+    for mark in drawing.marks:
+        if isinstance(mark, png.Text):
+            wide = len(mark.text) * png.GLYPH_WIDTH / png.SCALE
+            left = mark.x - wide if mark.right else mark.x
+            assert 0 <= left < left + wide <= drawing.width, mark
+    for colour in ("first", "text"):
+        assert contrast(png.COLOURS[colour], png.GROUND) >= 4.5
+
+
+def contrast(*colours: tuple[int, int, int]) -> float:
+    def light(colour: tuple[int, int, int]) -> float:
+        parts = [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    dark, bright = sorted(map(light, colours))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_a_glyph_is_what_it_shows() -> None:
+    column = [sum(each) for each in png._glyph("|")]
+    assert max(column) > 40 and sum(column[:3] + column[-3:]) == 0  # noqa: PT018
+    assert png._glyph("é") == png._glyph("?")
 
 
 def test_numbers_that_never_change_and_single_ones_have_no_chart() -> None:
-    assert chart.chart_of(a_record(*(measured(step, lr=0.1) for step in range(30)), measured(1, once=1.0))) == ""
+    assert chart.chart_of(a_record(*(measured(step, lr=0.1) for step in range(30)), measured(1, once=1.0))) is None
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1.7e308, -1.7e308, 1e-320])
 def test_odd_numbers_do_not_break_a_chart(odd: float) -> None:
-    svg = svg_of(
+    drawing = drawing_of(
         a_record(measured(1, loss=1.0), measured(2, loss=odd), measured(3, loss=-1.7e308), measured(4, loss=2.0))
     )
 
-    paths = [path.attrib["d"] for path in svg.iter("{http://www.w3.org/2000/svg}path")]
-    assert not any("nan" in path or "inf" in path for path in paths)
+    assert len(set(b"".join(pixels(drawing)))) > 3
 
 
 def test_metrics_that_are_not_drawn_are_counted() -> None:
     def drawn(count: int) -> str:
         values = [{f"n{index}": float(step) for index in range(count)} for step in range(5)]
-        return chart.chart_of(a_record(*(measured(step, **each) for step, each in enumerate(values))))
+        return drawing_of(a_record(*(measured(step, **each) for step, each in enumerate(values)))).as_html()
 
     assert drawn(chart.CHARTS).endswith('">')
     assert drawn(chart.CHARTS + 1).endswith("<div>1 more metric not drawn here</div>")
@@ -296,4 +347,4 @@ def test_metrics_that_are_not_drawn_are_counted() -> None:
 def test_a_chart_of_many_ranks_and_steps_stays_small() -> None:
     events = (measured(step, rank, loss=step * rank) for step in range(500) for rank in range(64))
 
-    assert len(chart.chart_of(a_record(*events, ranks=64))) < 30_000
+    assert len(drawing_of(a_record(*events, ranks=64)).as_html()) < 30_000

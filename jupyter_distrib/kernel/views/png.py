@@ -1,0 +1,172 @@
+"""Lines and texts as a PNG, without a library. Kernel side; pure functions.
+
+A canvas holds one byte for each pixel, column after column: the parts of a line within one column are then one slice,
+so that a chart of thousands of points takes milliseconds. Colours are those of a small palette, each in four strengths
+on the ground.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+SCALE = 2
+"""The number of pixels for each unit of length: screens are finer than the units of a page."""
+GROUND = (0xFA, 0xFA, 0xFA)
+COLOURS = {"first": (0xB4, 0x50, 0x0B), "others": (0x8F, 0xAB, 0xC6), "text": (0x59, 0x59, 0x59)}
+STRENGTHS = 4
+GLYPH_WIDTH, GLYPH_HEIGHT, BASELINE = 12, 22, 17
+"""The size of a character in pixels, and the place of its base line."""
+DASH = 6
+"""The length of a dash, and of the gap behind it, in pixels."""
+
+Spot = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text whose base line begins at (x, y), or ends there."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = "text"
+    right: bool = False
+
+    def moved(self, x: float, y: float) -> Text:
+        return replace(self, x=self.x + x, y=self.y + y)
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """A line through spots."""
+
+    spots: Sequence[Spot]
+    colour: str = "others"
+    width: float = 1.0
+    dashed: bool = False
+
+    def moved(self, x: float, y: float) -> Stroke:
+        return replace(self, spots=tuple((at + x, height + y) for at, height in self.spots))
+
+
+Mark = Text | Stroke
+
+
+def drawn(marks: Iterable[Mark], width: int, height: int) -> bytes:
+    """Return a picture of this width and height as a PNG."""
+    canvas = _Canvas(width * SCALE, height * SCALE)
+    for mark in marks:
+        match mark:
+            case Text():
+                canvas.write(mark)
+            case Stroke():
+                canvas.stroke(mark)
+    return canvas.as_png()
+
+
+class _Canvas:
+    def __init__(self, width: int, height: int) -> None:
+        self._width, self._height = width, height
+        self._pixels = bytearray(width * height)
+
+    def write(self, text: Text) -> None:
+        x = round(text.x * SCALE) - (len(text.text) * GLYPH_WIDTH if text.right else 0)
+        top = round(text.y * SCALE) - BASELINE
+        strengths = _strengths(text.colour)
+        for character in text.text:
+            for column in _glyph(character):
+                self._put(x, top, column.translate(strengths))
+                x += 1
+
+    def _put(self, x: int, top: int, column: bytes) -> None:
+        """Write pixels from above down; where they are those of the ground, what is there stays."""
+        first, last = max(0, -top), min(len(column), self._height - top)
+        if not 0 <= x < self._width or first >= last:
+            return
+        at = x * self._height + top
+        for place in range(first, last):
+            if column[place]:
+                self._pixels[at + place] = column[place]
+
+    def stroke(self, stroke: Stroke) -> None:
+        spots = [(x * SCALE, y * SCALE) for x, y in stroke.spots]
+        half = max(0.5, stroke.width * SCALE / 2)
+        full = _strengths(stroke.colour)[STRENGTHS - 1]
+        for (x0, y0), (x1, y1) in pairwise(spots):
+            slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
+            for x in range(int(x0), int(x1) + 1):
+                if stroke.dashed and x // DASH % 2:
+                    continue
+                near = [y0 + slope * (min(max(edge, x0), x1) - x0) for edge in (x, x + 1)] if slope else [y0, y1]
+                self._span(x, min(near) - half, max(near) + half, full)
+
+    def _span(self, x: int, top: float, bottom: float, full: int) -> None:
+        """Fill a column between two heights; pixels of which a part is inside are weaker."""
+        if not 0 <= x < self._width:
+            return
+        top, bottom = max(0.0, top), min(self._height - 1.0, bottom)
+        first, last = int(top), int(bottom)
+        at = x * self._height
+        for place, inside in ((first, first + 1 - top), (last, bottom - last)):
+            weak = full - (STRENGTHS - 1) + round(inside * (STRENGTHS - 1))
+            now = self._pixels[at + place]
+            of_line = full - STRENGTHS < now <= full
+            if weak > full - (STRENGTHS - 1) and not (of_line and now > weak):
+                self._pixels[at + place] = weak
+        if last > first + 1:
+            self._pixels[at + first + 1 : at + last] = bytes([full]) * (last - first - 1)
+
+    def as_png(self) -> bytes:
+        rows = b"".join(b"\0" + self._pixels[y :: self._height] for y in range(self._height))
+        header = struct.pack(">IIBBBBB", self._width, self._height, 8, 3, 0, 0, 0)
+        chunks = ((b"IHDR", header), (b"PLTE", _palette()), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b""))
+        return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@cache
+def _palette() -> bytes:
+    """Return red, green and blue of each number: the ground, then the colours from weak to strong."""
+    colours = [GROUND]
+    for colour in COLOURS.values():
+        for strength in range(1, STRENGTHS):
+            share = strength / (STRENGTHS - 1)
+            colours.append(_mixed(colour, share))
+    return bytes(part for colour in colours for part in colour)
+
+
+def _mixed(colour: tuple[int, int, int], share: float) -> tuple[int, int, int]:
+    red, green, blue = (round(ground + share * (own - ground)) for own, ground in zip(colour, GROUND, strict=True))
+    return red, green, blue
+
+
+@cache
+def _strengths(colour: str) -> bytes:
+    """Return the number of each strength of a colour, as a table for `bytes.translate`."""
+    first = 1 + list(COLOURS).index(colour) * (STRENGTHS - 1)
+    return bytes([0, *range(first, first + STRENGTHS - 1), *[0] * (256 - STRENGTHS)])
+
+
+@cache
+def _glyph(character: str) -> tuple[bytes, ...]:
+    """Return the columns of a character; those of a question mark for one that has no picture here."""
+    number = ord(character) - 32 if " " <= character <= "~" else ord("?") - 32
+    size = GLYPH_WIDTH * GLYPH_HEIGHT
+    packed = _glyphs()[number * size // 4 : (number + 1) * size // 4]
+    pixels = bytes(byte >> shift & 3 for byte in packed for shift in (0, 2, 4, 6))
+    return tuple(pixels[at : at + GLYPH_HEIGHT] for at in range(0, size, GLYPH_HEIGHT))
+
+
+@cache
+def _glyphs() -> bytes:
+    """Return the printable characters of ASCII: of each its columns from above down, two bits for each pixel."""
+    return zlib.decompress(Path(__file__).with_name("glyphs.bin").read_bytes())
