@@ -72,8 +72,15 @@ class Outcome:
 class Notebook:
     """One kernel. `cell` runs a cell and waits for its end; `start`, `until` and `finish` do the same in steps."""
 
-    def __init__(self, folder: Path, env: dict[str, str] | None = None, *, below: Sequence[str] = ()) -> None:
-        kernel = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    def __init__(
+        self,
+        folder: Path,
+        env: dict[str, str] | None = None,
+        *,
+        below: Sequence[str] = (),
+        python: str = sys.executable,
+    ) -> None:
+        kernel = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv = [*below, *kernel]
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jupyter_distrib.agent import launch_rank
 from jupyter_distrib.agent.devices import Gpu
@@ -23,6 +24,7 @@ class RankStarter:
     Args:
         command: The command that asked for the worker group.
         gpus: GPUs of the worker group, one for each local rank; none for CPU ranks.
+        overlay: Folder of packages that the ranks have besides those of their Python; may be empty.
         owner: The worker group.
         on_started: Called with each rank that has a process.
         on_failed: Called with ranks that have none, and the reason.
@@ -33,6 +35,7 @@ class RankStarter:
         command: OpenWorkerGroup,
         *,
         gpus: Sequence[Gpu],
+        overlay: str,
         loop: Loop,
         forkservers: Forkservers,
         owner: RankOwner,
@@ -40,6 +43,7 @@ class RankStarter:
         on_failed: Callable[[Sequence[Rank], str], None],
     ) -> None:
         self._command, self._gpus, self._loop, self._forkservers = command, tuple(gpus), loop, forkservers
+        self._overlay = overlay
         self._owner, self._on_started, self._on_failed = owner, on_started, on_failed
         self._sweep = reap.Sweep(loop)
         self._count = 0
@@ -49,6 +53,7 @@ class RankStarter:
         """Make a rank without a process: messages posted to it now are the first that its process reads."""
         self._count += 1
         order = launch_rank.order(self._command, local_rank, self._count, self._gpus, self._cores)
+        order = replace(order, overlay=self._overlay)
         rank = Rank(order, self._loop, self._sweep, self._owner)
         if self._command.load_env:
             rank.post(Fork(orders=(rank.order,)))

@@ -28,6 +28,7 @@ from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.agent.idle_gpus import IdleGpus
 from jupyter_distrib.agent.leftovers import AdoptedProcesses
 from jupyter_distrib.agent.output import prune
+from jupyter_distrib.agent.package_sync import PackageSync, Report
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.agent.torch_build import torch_build
 from jupyter_distrib.agent.worker_group import NodeWorkerGroup
@@ -46,6 +47,7 @@ from jupyter_distrib.wire.messages import (
     ServerStatus,
     UseStore,
     WorkerGroupClosed,
+    WorkerGroupQueued,
     WorkerGroupRefused,
 )
 
@@ -80,8 +82,14 @@ class Agent:
             Leases(self._loop), self.server.groups, lambda group: self.server.close(group, force=True)
         )
         self._idle_gpus = IdleGpus(self._loop, self.server.groups, self._give_up_idle)
+        self._package_sync = PackageSync(self._calls)
         self._opening: dict[str, KernelClient] = {}
-        """Worker groups that are opened when the driver has listed its GPUs, and their kernels."""
+        """Worker groups that are opened when the driver has listed its GPUs or when their packages have been compared,
+        and their kernels."""
+        self._early_stores: dict[str, UseStore] = {}
+        """The stores of worker groups that other nodes have opened earlier."""
+        self._reports: dict[str, Report] = {}
+        """Reports on the packages of worker groups that are about to be opened."""
         self._closing: dict[NodeWorkerGroup, float] = {}
         """Times at which groups were closed whose ranks may still exist."""
         self._waiting = WaitingGroups(self._loop, self.open, self.server.tell)
@@ -89,7 +97,7 @@ class Agent:
             self._loop,
             forking=lambda: self._forkservers.busy,
             pids=lambda: {pid for group in self._all_groups() for pid in group.ranks.pids},
-            sessions=lambda: {self._forkservers.session},
+            sessions=lambda: {self._forkservers.session, *self._package_sync.sessions},
             marks=lambda: {mark for group in self._all_groups() for mark in group.ranks.marks},
         )
         self._loop.on_child_ended = self._reap
@@ -114,11 +122,15 @@ class Agent:
 
     def gone(self, client: KernelClient) -> None:
         self._waiting.gone(client)
-        self._opening = {group: each for group, each in self._opening.items() if each is not client}
+        for group in [group for group, each in self._opening.items() if each is client]:
+            self.close_waiting(group)
 
     def close_waiting(self, group: str) -> None:
         self._waiting.over(group)
         self._opening.pop(group, None)
+        self._package_sync.give_up(group)
+        self._reports.pop(group, None)
+        self._early_stores.pop(group, None)
 
     def rest(self) -> None:
         self._forkservers.stop()
@@ -132,6 +144,8 @@ class Agent:
             case UseStore():
                 if (group := client.groups.get(command.group)) is not None:
                     group.store.use(command)
+                elif command.group in self._opening:
+                    self._early_stores[command.group] = command
             case CutRemoteSockets():
                 for group in client.groups.values():
                     if group.is_for(command.run):
@@ -166,12 +180,32 @@ class Agent:
         )
 
     def open(self, client: KernelClient, command: OpenWorkerGroup) -> None:
-        """Open a worker group; with GPUs, as soon as the driver has reported their present use."""
+        """Open a worker group; with GPUs, as soon as the driver has reported their present use. Packages come first."""
+        if command.packages is not None:
+            return self._sync_packages(client, command)
         if not command.gpus:
             return self._open_with(client, command, Choice(size=command.ranks()))
         self._opening[command.group] = client
         given_back = self._gpu_allocation.given_back
         return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory, given_back), fresh_s=0.0)
+
+    def _sync_packages(self, client: KernelClient, command: OpenWorkerGroup) -> None:
+        """Open a worker group when its Python has the packages that the notebook has."""
+        self._opening[command.group] = client
+
+        def say(installing: str) -> None:
+            reason = f"packages that the ranks lack are being installed: {installing}"
+            self.server.tell(client, WorkerGroupQueued(group=command.group, reason=reason))
+
+        def then(report: Report) -> None:
+            if self._opening.pop(command.group, None) is not client:
+                return None
+            if refusal := report.get("refusal"):
+                return self._refuse(client, command, refusal)
+            self._reports[command.group] = report
+            return self.open(client, replace(command, packages=None))
+
+        self._package_sync.start(command, say, then)
 
     def _open_on(self, client: KernelClient, command: OpenWorkerGroup, inventory: Inventory, given_back: int) -> None:
         """Open a worker group that is to have GPUs, as far as there are any."""
@@ -215,13 +249,15 @@ class Agent:
         command = replace(command, gpus=bool(gpus), size=choice.size)
         if command.world_size > command.size:  # such ranks are not exchanged, see `NodeWorkerGroup.has_early_ranks`
             self._forkservers.growing = False
+        report = self._reports.pop(command.group, {})
         group = NodeWorkerGroup(
             command,
+            overlay=report.get("overlay", ""),
             loop=self._loop,
             forkservers=self._forkservers,
             gpus=list(gpus),
             node_has_gpus=lambda: gpu_choice.outlook(command, self._gpus.latest, torch_build()),
-            notes=choice.notes,
+            notes=(*choice.notes, *filter(None, [report.get("note")])),
             logs=self._logs,
             tell=lambda event, fds: self.server.tell(client, event, fds),
         )
@@ -231,6 +267,8 @@ class Agent:
         self.server.add(client, group)
         self._idle_gpus.watch(group, client.hello.idle_s if client.hello else 0.0)
         group.open()
+        if (store := self._early_stores.pop(command.group, None)) is not None:
+            group.store.use(store)
 
     def _leaving(self) -> dict[devices.Gpu, float]:
         """Return the GPUs of ranks that have been told to leave, and how long to wait for each."""

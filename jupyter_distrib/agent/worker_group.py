@@ -75,6 +75,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         gpus: list[Gpu],
         node_has_gpus: Callable[[], tuple[bool | None, str]],
         notes: tuple[str, ...] = (),
+        overlay: str = "",
         logs: Path,
         tell: Tell,
     ) -> None:
@@ -92,6 +93,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._starter = RankStarter(
             command,
             gpus=gpus,
+            overlay=overlay,
             loop=loop,
             forkservers=forkservers,
             owner=self,

@@ -267,7 +267,7 @@ def _is_same(hello: Hello, before: Hello) -> bool:
 
 def _wish(command: OpenWorkerGroup) -> OpenWorkerGroup:
     """Reduce a command to what its nodes depend on."""
-    return replace(command, group="", load_env={}, wait_s=0.0)
+    return replace(command, group="", load_env={}, wait_s=0.0, packages=None)
 
 
 def no_way(abouts: Sequence[Mapping[str, Any]], advice: str) -> str:

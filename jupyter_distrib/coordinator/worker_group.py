@@ -166,6 +166,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         match event:
             case WorkerGroupOpened():
                 self._opened(node, event)
+            case WorkerGroupQueued():
+                self.queued(self._on_node(node, event.reason))
             case WorkerGroupRefused():
                 self.refuse(self._on_node(node, event.reason))
             case WorkerGroupClosed():

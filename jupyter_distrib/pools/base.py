@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
-from jupyter_distrib.errors import PoolError
-from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds
+from jupyter_distrib.errors import OptionsError, PoolError
+from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds, shown, size_bytes
 from jupyter_distrib.system import entry_points
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import Command, Event, Hello
@@ -65,6 +65,40 @@ PYTHON = Option(
     default="the kernel's",
 )
 """Option that several kinds share."""
+_ENVIRONMENTS = ("off", "check", "sync")
+
+
+def environment(name: str, text: str) -> str:
+    """Read what is done about packages that the ranks lack; the reader of the option."""
+    if text not in _ENVIRONMENTS:
+        raise OptionsError(f"{name} wants one of {', '.join(_ENVIRONMENTS)}; got {shown(text)}")
+    return text
+
+
+ENVIRONMENT = Option(
+    flag="--environment",
+    metavar="WHAT",
+    meaning="packages that the notebook has and the ranks' Python lacks: sync installs them, check refuses the ranks",
+    read=environment,
+    default="off",
+)
+ENVIRONMENT_LIMIT = Option(
+    flag="--environment-limit",
+    metavar="SIZE",
+    meaning="the most that --environment sync installs",
+    read=size_bytes,
+    default="5GB",
+)
+PACKAGES = (ENVIRONMENT, ENVIRONMENT_LIMIT)
+"""Options of kinds whose ranks may have a Python of their own. The kernel reads them, not the pool."""
+
+
+def packages_wanted(options: Mapping[str, str]) -> tuple[str, int]:
+    """Return what a pool's options say about missing packages, and the most bytes that may be installed."""
+    limit = options.get(ENVIRONMENT_LIMIT.name) or str(ENVIRONMENT_LIMIT.default)
+    return options.get(ENVIRONMENT.name, "off"), size_bytes(ENVIRONMENT_LIMIT.name, limit)
+
+
 IDLE = Option(
     flag="--idle",
     metavar="S",
@@ -121,7 +155,8 @@ def open_pool(kind: str, options: Mapping[str, str]) -> Pool:
     """
     if kind not in _built_in() and kind not in _brought():
         raise PoolError(f"there is no pool of the kind {kind!r}.")
-    pool: Pool = _class_of(kind)(**options)
+    read_here = {option.name for option in PACKAGES}
+    pool: Pool = _class_of(kind)(**{name: text for name, text in options.items() if name not in read_here})
     return pool
 
 

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option
-from jupyter_distrib.pools.base import IDLE, PYTHON, Capabilities, Lost, Sink
+from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.system import interrupts, paths, process_environment, reap
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -87,7 +87,7 @@ class LocalPool:
     """
 
     kind = "local"
-    options: ClassVar = (PYTHON, IDLE)
+    options: ClassVar = (PYTHON, IDLE, *PACKAGES)
     capabilities: ClassVar = Capabilities(remote=False)
 
     def __init__(self, python: str = "", idle: str = "") -> None:

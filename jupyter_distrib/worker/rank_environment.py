@@ -34,7 +34,8 @@ def take(setting: Setting, env: dict[str, str]) -> None:
     if setting.umask is not None:
         os.umask(setting.umask)
     os.chdir(setting.directory or ".")
-    sys.path[:] = (*setting.path, *_libraries) if setting.own_libraries else setting.path
+    overlay = filter(None, [identity.order().overlay])
+    sys.path[:] = (*setting.path, *(_libraries if setting.own_libraries else ()), *overlay)
     sys.argv[:] = [""]
 
 

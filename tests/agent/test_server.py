@@ -38,10 +38,13 @@ from jupyter_distrib.wire.messages import (
     Failed,
     Interrupted,
     OpenWorkerGroup,
+    Packages,
     Started,
     Stop,
+    UseStore,
     WorkerGroupChanged,
     WorkerGroupClosed,
+    WorkerGroupOpened,
     WorkerGroupRefused,
     Wrote,
 )
@@ -947,3 +950,15 @@ def test_unreachable_folders_are_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", str(tmp_path / "file" / "run"))
     with pytest.raises(PoolError, match="cannot be made"):
         PoolClient(LocalPool())
+
+
+def test_a_store_that_another_node_has_made_while_packages_are_compared_is_used(client: PoolClient) -> None:
+    name = f"{client.session}-early"
+    packages = Packages(mode="check", packages=())
+    client.send(OpenWorkerGroup(group=name, size=1, gpus=False, first_rank=1, world_size=2, packages=packages))
+    client.send(UseStore(group=name, host="127.0.0.1", port=4242))
+    opened = client.wait(WorkerGroupOpened, WorkerGroupRefused)
+    assert isinstance(opened, WorkerGroupOpened), opened
+    source = "import os\nos.environ['MASTER_ADDR'], os.environ['MASTER_PORT']"
+    assert client.run(opened, source, run_size=2).values == {1: ("127.0.0.1", "4243")}
+    client.close_group(opened)

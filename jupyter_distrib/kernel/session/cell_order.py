@@ -104,6 +104,7 @@ def setting(order: Order, options: Options, connection: Connection) -> Setting:
     if script := order.cell.script:
         folder = os.path.dirname(os.path.join(surroundings.directory, script))
         path = (folder, *(each for each in path if each != folder))
+    path = (*path, *(each for each in connection.source_folders() if each not in path))
     return Setting(
         env={**surroundings.env, **(CHECKED if options.check else {}), **options.env},
         own_environment=connection.remote,

@@ -11,14 +11,14 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
-from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool
+from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, packages_wanted
 from jupyter_distrib.system import interrupts, process
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -29,9 +29,11 @@ from jupyter_distrib.wire.messages import (
     Attached,
     Ended,
     Event,
+    Failed,
     Hello,
     Leaving,
     NotAttached,
+    Packages,
     RunEvent,
     ServerStatus,
     Welcomed,
@@ -233,6 +235,23 @@ class Connection:
         """Return whether its ranks run, or may run, under another interpreter than the kernel."""
         return self.remote or bool(self.options.get("python"))
 
+    def packages(self) -> Packages | None:
+        """Return the packages that its ranks must have; None if that is not asked for, or nothing can be missing."""
+        mode, limit_bytes = packages_wanted(self.options)
+        if mode == "off" or not self.elsewhere:
+            return None
+        from jupyter_distrib.kernel.session import notebook_packages
+
+        return notebook_packages.of_notebook(mode, limit_bytes)
+
+    def source_folders(self) -> tuple[str, ...]:
+        """Return the folders of sources that its ranks need besides those of the notebook's path."""
+        if self.packages() is None:
+            return ()
+        from jupyter_distrib.kernel.session import notebook_packages
+
+        return notebook_packages.source_folders()
+
     def take(self, event: Event, descriptors: Descriptors) -> None:
         """Pass an event to the worker group, run or request that it concerns; in the node's thread."""
         match event:
@@ -286,10 +305,21 @@ class Connection:
             return descriptors.close()
         if isinstance(event, Ended):
             self.runs.pop(event.run, None)
+        elif isinstance(event, Failed) and self.elsewhere:
+            event = self._explained(event, run)
         run.deliver(event, descriptors)
         if self._leaving and not self.runs:
             self.node.close()
         return None
+
+    def _explained(self, event: Failed, run: Run) -> Failed:
+        """Return the event with what is known of a module that its rank lacks."""
+        from jupyter_distrib.kernel.session import missing_modules
+
+        workers = next((group.workers for group in self.groups.values() if group.run is run), ())
+        node = next((each.node for each in workers if each.rank == event.rank), "")
+        python = self.options.get("python", "")
+        return replace(event, failure=missing_modules.explained(event.failure, python, node))
 
     def abandon(self) -> None:
         """Give up a process that does not answer: end all requests, worker groups and runs of this notebook on it."""

@@ -152,6 +152,7 @@ class PoolManager:
             visible=request.visible,
             gpu_type=request.size.gpu_type,
             wait_s=wait_s,
+            packages=request.packages,
         )
         try:
             with interrupts.Uninterrupted():
@@ -266,7 +267,13 @@ def _request(options: Options, connection: Connection) -> GroupRequest:
     has_gpus = size.gpus and connection.gpus.exist is not False and not connection.remote
     changed = connection.gpu_variables.changed() if has_gpus else {}
     load_env = {**changed, **load_time_changes(options.env)}
-    return GroupRequest(size=size, load_env=load_env, changed=changed, visible=connection.gpus.devices)
+    return GroupRequest(
+        size=size,
+        load_env=load_env,
+        changed=changed,
+        packages=connection.packages(),
+        visible=connection.gpus.devices,
+    )
 
 
 def _visible() -> tuple[str, ...] | None:

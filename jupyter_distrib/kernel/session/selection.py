@@ -20,7 +20,7 @@ def fits(group: WorkerGroup, request: GroupRequest) -> bool:
     size, asked = request.size, group.asked
     on_cpus = group.state == "open" and not group.gpus  # where nothing reads the variables of GPU libraries
     same = _given(asked) == _given(request) if on_cpus else asked.load_env == request.load_env
-    if group.state == "closed" or not same:
+    if group.state == "closed" or not same or asked.packages != request.packages:
         return False
     if asked.size.gpus and asked.visible != request.visible:
         return False

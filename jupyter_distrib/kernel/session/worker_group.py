@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.wire.messages import WorkerInfo
+from jupyter_distrib.wire.messages import Packages, WorkerInfo
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.connection import Connection
@@ -26,6 +26,8 @@ class GroupRequest:
     """The variables, from `--env` and the notebook, that programs read when they load."""
     changed: dict[str, str] = field(default_factory=dict)
     """The GPU libraries' variables that the notebook has set since it reached its pool."""
+    packages: Packages | None = None
+    """The packages that the ranks must have; None if they are not compared."""
     visible: tuple[str, ...] | None = None
     """The kernel's CUDA_VISIBLE_DEVICES at the time of the request, split; None if it was unset."""
 

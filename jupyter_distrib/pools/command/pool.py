@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option, count
-from jupyter_distrib.pools.base import IDLE, Capabilities, Lost, Sink
+from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.command import lacking
 from jupyter_distrib.pools.command.hosts import checked_hosts
 from jupyter_distrib.pools.local import Home, LocalNode, fingerprint, greeted
@@ -57,6 +57,7 @@ class CommandPool:
         NODES,
         INTERFACE,
         IDLE,
+        *PACKAGES,
         COPY_FILES,
     )
     capabilities: ClassVar = Capabilities(streams_content=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option, at_least_zero, count, json_object
-from jupyter_distrib.pools.base import IDLE, PYTHON, Capabilities, Lost, Sink
+from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Lost, Sink
 from jupyter_distrib.pools.local import Home, LocalNode, fingerprint
 from jupyter_distrib.wire.link import Link, peer_uid
 from jupyter_distrib.wire.messages import Hello
@@ -49,6 +49,7 @@ class RayPool:
             flag="--runtime-env", metavar="JSON", meaning="Ray's runtime environment for the ranks", read=json_object
         ),
         PYTHON,
+        *PACKAGES,
     )
     capabilities: ClassVar = Capabilities(streams_content=True, read_variables={"address": "RAY_ADDRESS"})
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option
-from jupyter_distrib.pools.base import IDLE, Capabilities, Lost, Sink
+from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.pool import COPY_FILES, INTERFACE, NODES, PYTHON_THERE, connected
 from jupyter_distrib.pools.local import LocalNode
 from jupyter_distrib.wire.messages import Hello
@@ -34,6 +34,7 @@ class SlurmPool:
         NODES,
         INTERFACE,
         IDLE,
+        *PACKAGES,
         COPY_FILES,
     )
     capabilities: ClassVar = Capabilities(streams_content=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option
-from jupyter_distrib.pools.base import IDLE, Capabilities, Lost, Sink
+from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.pool import COPY_FILES, HOSTS, INTERFACE, NODES, PYTHON_THERE, check_given, connected
 from jupyter_distrib.pools.local import LocalNode
 from jupyter_distrib.wire.messages import Hello
@@ -43,6 +43,7 @@ class SshPool:
         NODES,
         INTERFACE,
         IDLE,
+        *PACKAGES,
         COPY_FILES,
     )
     capabilities: ClassVar = Capabilities(streams_content=True)

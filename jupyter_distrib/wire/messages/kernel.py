@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from jupyter_distrib.wire.messages.shared import Cell, Parcel, Setting, WorkerInfo, message
+from jupyter_distrib.wire.messages.shared import Cell, Packages, Parcel, Setting, WorkerInfo, message
 from jupyter_distrib.wire.messages.status import ServerStatus
 
 DEFAULT_CPU_RANKS = 2
@@ -74,6 +74,8 @@ class OpenWorkerGroup:
     """Text that the names of the GPUs must contain, in any case: `A10`."""
     wait_s: float = 0.0
     """Seconds to wait for what others hold; `WorkerGroupQueued` reports what that is. 0: refuse at once."""
+    packages: Packages | None = None
+    """Packages that the ranks' Python must have; None if they are not compared."""
 
     def ranks(self, gpus: int | None = None) -> int:
         """Return the number of ranks, where there are `gpus` GPUs for them; see `number_of_ranks`."""

@@ -138,6 +138,31 @@ class Setting:
 
 
 @message
+class Package:
+    """A distribution of the notebook's environment."""
+
+    name: str
+    version: str
+    requirement: str = ""
+    """Line for an installer: `numpy==2.1.0`, or an address; empty if `wheel` is to be installed."""
+    file: str = ""
+    """The name of `wheel`."""
+    wheel: bytes = b""
+    """The distribution itself, if no index has it: it was installed from a file or folder of the notebook's machine."""
+
+
+@message
+class Packages:
+    """The packages of the notebook's environment, and what is done about those that the ranks' Python lacks."""
+
+    mode: str
+    """`check`: the ranks are refused; `sync`: they are installed, beside that Python."""
+    packages: tuple[Package, ...]
+    limit_bytes: int = 0
+    """The most that may be installed."""
+
+
+@message
 class WorkerInfo:
     """One rank of a worker group, as the agent describes it."""
 

@@ -29,6 +29,8 @@ class WorkerOrder:
     interface: str = "lo"
     """Interface through which ranks reach one another: loopback, or for worker groups of several nodes the one that
     routes between them."""
+    overlay: str = ""
+    """Folder of packages that the notebook has and this Python lacks; empty if there is none."""
 
 
 @message

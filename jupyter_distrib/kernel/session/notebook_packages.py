@@ -1,0 +1,184 @@
+"""The packages of the notebook's environment that ranks under another Python must have as well (`--environment`).
+Kernel side, standard library only.
+
+These are the packages that somebody has asked for, and what they need in turn; not torch, which comes with the ranks'
+Python, nor the notebook's front end.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system import distributions, formatting
+from jupyter_distrib.system.distributions import Distribution
+from jupyter_distrib.wire.messages import Package, Packages
+
+WHEEL_LIMIT_BYTES = 64 << 20
+"""The largest package that travels itself."""
+_THEIR_OWN = frozenset({"torch", "triton", "cloudpickle", "threadpoolctl", "nvidia-ml-py", "jupyter-distrib"})
+"""Packages that the ranks' Python has, or that travel with this one."""
+_TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "distribute", "pkg-resources"})
+_FRONT_END = re.compile(r"(jupyter|ipy|notebook|nb|voila|papermill|debugpy)")
+"""Beginnings of the names of what makes a notebook, rather than what is computed in it."""
+_REQUIREMENT = re.compile(r"Requires-Dist:\s*([A-Za-z0-9._-]+)(.*)")
+
+
+@dataclass(slots=True)
+class _Known:
+    """Result of the last look, and the state of the folders that it was of."""
+
+    stamps: tuple[tuple[str, int], ...] = ()
+    packages: tuple[Package, ...] = ()
+    source_folders: tuple[str, ...] = ()
+
+
+_known = _Known()
+
+
+def of_notebook(mode: str, limit_bytes: int) -> Packages:
+    """Return the packages as they are now. Raises `PoolError` for one that cannot travel."""
+    _look()
+    return Packages(mode=mode, packages=_known.packages, limit_bytes=limit_bytes)
+
+
+def source_folders() -> tuple[str, ...]:
+    """Return the folders of editable packages, which travel as the folders of the notebook's path do."""
+    _look()
+    return _known.source_folders
+
+
+def _look() -> None:
+    """Look at all packages, if some came or went since the last time."""
+    stamps = tuple(_stamps(sys.path))
+    if stamps == _known.stamps:
+        return
+    found = distributions.installed(sys.path)
+    editable = {name for name, each in found.items() if is_editable(each)}
+    _known.packages = tuple(_package(found[name]) for name in sorted(wanted(found) - editable))
+    _known.source_folders = tuple(_source_folder(found[name]) for name in sorted(editable - _THEIR_OWN))
+    _known.stamps = stamps
+
+
+def _stamps(path: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield each folder of packages with its time of change, which is another one when packages came or went."""
+    for folder in path:
+        if folder.endswith("-packages") and os.path.isdir(folder):
+            yield folder, os.stat(folder).st_mtime_ns
+
+
+def wanted(found: Mapping[str, Distribution]) -> set[str]:
+    """Return the names of the packages that were asked for, and of all that they need."""
+    needs = {name: set(_needs(each, found)) for name, each in found.items()}
+    needed = {need for name, each in needs.items() for need in each if name != need}
+    left_out = {name for name in found if name in _THEIR_OWN | _TOOLS or _FRONT_END.match(name)}
+    asked = {name for name, each in found.items() if name not in needed or _was_requested(each)}
+    reached: set[str] = set()
+    open_names = asked - left_out
+    while open_names:
+        name = open_names.pop()
+        reached.add(name)
+        open_names |= needs[name] - reached - left_out
+    return {name for name in reached if not name.startswith(("nvidia-", "cuda-"))}
+
+
+def _needs(each: Distribution, found: Mapping[str, Distribution]) -> Iterator[str]:
+    """Yield what a package needs, of what is installed; without extras, which nobody may have asked for."""
+    for line in each.read("METADATA").partition("\n\n")[0].splitlines():
+        match = _REQUIREMENT.match(line)
+        if match and "extra" not in match[2].partition(";")[2] and distributions.normalized(match[1]) in found:
+            yield distributions.normalized(match[1])
+
+
+def _was_requested(each: Distribution) -> bool:
+    return os.path.exists(os.path.join(each.folder, "REQUESTED"))
+
+
+# ---------------------------------------------------------------------------------------------------- its origin
+
+
+def origin(each: Distribution) -> dict[str, object]:
+    """Return where a package comes from, if not from an index (PEP 610); else nothing."""
+    try:
+        told = json.loads(each.read("direct_url.json") or "{}")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def is_editable(each: Distribution) -> bool:
+    """Return whether a package is a folder of sources, which ranks get with the notebook's path."""
+    info = origin(each).get("dir_info")
+    return isinstance(info, dict) and bool(info.get("editable"))
+
+
+def _source_folder(each: Distribution) -> str:
+    """Return the folder from which an editable package is imported, in either of the usual layouts."""
+    folder = unquote(urlsplit(str(origin(each).get("url", ""))).path)
+    return os.path.join(folder, "src") if os.path.isdir(os.path.join(folder, "src")) else folder
+
+
+def requirement(each: Distribution) -> str:
+    """Return what an installer is asked for; empty if no installer elsewhere can have it."""
+    told = origin(each)
+    url = str(told.get("url", ""))
+    if not url:
+        return f"{each.name}=={distributions.public(each.version)}"
+    if url.startswith("file:"):
+        return ""
+    vcs = told.get("vcs_info")
+    if isinstance(vcs, dict):
+        return f"{each.name} @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}"
+    return f"{each.name} @ {url}"
+
+
+def _package(each: Distribution) -> Package:
+    if asked := requirement(each):
+        return Package(name=each.name, version=each.version, requirement=asked)
+    file, wheel = as_wheel(each)
+    if len(wheel) > WHEEL_LIMIT_BYTES:
+        raise PoolError(
+            f"{each.name} {each.version} was installed from a file of this machine and takes "
+            f"{formatting.size(len(wheel))}, too much to send: install it on the hosts, or use --environment off."
+        )
+    return Package(name=each.name, version=each.version, file=file, wheel=wheel)
+
+
+def as_wheel(each: Distribution) -> tuple[str, bytes]:
+    """Return the name and content of a wheel of what is installed; without scripts, which lie elsewhere."""
+    base, info = os.path.split(each.folder)
+    rows: list[tuple[str, str, str]] = []
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name in sorted(_files(each)):
+            with open(os.path.join(base, name), "rb") as file:
+                data = file.read()
+            wheel.writestr(zipfile.ZipInfo(name), data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append((name, f"sha256={digest}", str(len(data))))
+        record = io.StringIO()
+        csv.writer(record, lineterminator="\n").writerows([*rows, (f"{info}/RECORD", "", "")])
+        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD"), record.getvalue())
+    tag = re.search(r"^Tag: (\S+)", each.read("WHEEL"), re.MULTILINE)
+    return f"{info.removesuffix('.dist-info')}-{tag[1] if tag else 'py3-none-any'}.whl", content.getvalue()
+
+
+def _files(each: Distribution) -> Iterator[str]:
+    base, info = os.path.split(each.folder)
+    left_out = {f"{info}/{name}" for name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")}
+    for row in csv.reader(io.StringIO(each.read("RECORD"))):
+        name = row[0] if row else ""
+        inside = bool(name) and not os.path.isabs(name) and ".." not in name.split("/")
+        if inside and name not in left_out and not name.endswith(".pyc") and os.path.isfile(os.path.join(base, name)):
+            yield name

@@ -1,0 +1,57 @@
+"""Lists the distributions of a Python by the names of their `*.dist-info` folders, which takes a few milliseconds.
+Standard library only; used by the kernel, and under the interpreter of ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """A distribution that is installed."""
+
+    name: str
+    """Name in the form in which names are compared: `my-package` for `My_Package`."""
+    version: str
+    folder: str
+    """Its `*.dist-info` folder."""
+
+    def read(self, file: str) -> str:
+        """Return one of the files of its folder; empty if there is none."""
+        with suppress(OSError), open(os.path.join(self.folder, file), encoding="utf-8", errors="replace") as opened:
+            return opened.read()
+        return ""
+
+
+def normalized(name: str) -> str:
+    """Return the form of a name in which names are compared (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed(path: Iterable[str]) -> Mapping[str, Distribution]:
+    """Return the distributions on a path by their names; the first of each name, as Python's imports choose."""
+    found: dict[str, Distribution] = {}
+    for folder in dict.fromkeys(path):
+        for each in _in(folder):
+            found.setdefault(each.name, each)
+    return found
+
+
+def _in(folder: str) -> Iterator[Distribution]:
+    try:
+        entries = sorted(os.listdir(folder or "."))
+    except OSError:
+        return
+    for entry in entries:
+        name, dash, version = entry.removesuffix(".dist-info").partition("-")
+        if entry.endswith(".dist-info") and dash:
+            yield Distribution(name=normalized(name), version=version, folder=os.path.join(folder, entry))
+
+
+def public(version: str) -> str:
+    """Return a version without the label of its build, which no index has: `2.13.0` for `2.13.0+cpu`."""
+    return version.partition("+")[0]
