@@ -49,6 +49,10 @@ class RankStarter:
         self._count = 0
         self._cores = control_groups.cores()
 
+    def resize(self, command: OpenWorkerGroup, gpus: Sequence[Gpu]) -> None:
+        """Start ranks of a worker group of another size from now on."""
+        self._command, self._gpus = command, tuple(gpus)
+
     def prepare(self, local_rank: int) -> Rank:
         """Make a rank without a process: messages posted to it now are the first that its process reads."""
         self._count += 1

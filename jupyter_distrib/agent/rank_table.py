@@ -62,6 +62,12 @@ class RankTable:
         """Mark all ranks as replaced, because new ones will take their places."""
         self._replaced = self.everyone()
 
+    def drop_all(self) -> None:
+        """Mark all ranks as replaced and their places as free: fewer take them."""
+        self.retire_all()
+        self._lost |= self._current.keys()
+        self._current = {}
+
     def remove_replaced(self, rank: Rank) -> None:
         """Forget a rank that is gone, if another has its place."""
         if rank in self._replaced:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jupyter_distrib.agent import exit_info
@@ -168,9 +169,26 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         none in a worker group that was never open."""
         wait_s = self._restarts.wait_after_failure(rank.number) if self.opened else None
         if wait_s is None:
-            return self.fail(reason)
+            return self._go_on_without(rank, reason)
         rank.state = "starting"  # a cell waits for the next process
         self._loop.later(wait_s, lambda: self._replace(rank))
+
+    def _go_on_without(self, rank: Rank, reason: str) -> None:
+        """Start all ranks anew, one less, if the cell that waits may go on so; else give the worker group up."""
+        pending, size = self.pending, self.command.size - 1
+        if pending is None or self.store.spans_nodes or not pending.may_have(size):
+            return self.fail(reason)
+        self.pending = pending.with_fewer(size, f"rank {rank.number} cannot be replaced, {reason}")
+        self.command = replace(self.command, size=size)
+        if self.gpus:  # its GPU stays leased, and nobody's, until the worker group is closed
+            self.gpus.append(self.gpus.pop(rank.order.local_rank))
+        self._starter.resize(self.command, self.gpus[:size])
+        left = [*self.ranks]
+        self.ranks.drop_all()
+        for each in left:
+            each.dismiss(self._leave_after_s)
+        self.kept.clear()
+        self._start(range(size))
 
     def _replace(self, rank: Rank) -> None:
         if not self.closed and self.ranks.is_current(rank):

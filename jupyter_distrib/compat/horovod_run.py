@@ -1,7 +1,4 @@
-"""The stand-in for `horovod`: `horovod.run` over our pools. Kernel side.
-
-`horovod.torch` and the other frameworks' modules have no stand-in.
-"""
+"""The stand-in for `horovod`: `horovod.run` over our pools. Kernel side; `horovod/torch.py` is what ranks import."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from jupyter_distrib.kernel.session import session
 
 __all__ = ["run"]
 
-_ELASTIC = (
-    "min_num_proc", "max_num_proc", "reset_limit", "cooldown_range", "host_discovery_script", "min_np", "max_np",
-)  # fmt: skip
+_RESETS = 100
+"""The number of restarts of an elastic run that names none."""
 
 
 def run(  # noqa: PLR0917 - Horovod's own signature
@@ -50,8 +46,9 @@ def run(  # noqa: PLR0917 - Horovod's own signature
 ) -> list[Any]:
     """Run a function on `num_proc` ranks (`np` is the same) and return the value of each, by rank.
 
-    `output_filename` is a folder, in which each rank's output is written: `rank.0/stdout`, `rank.0/stderr`. What is
-    about Horovod's own launcher has no meaning here; hosts and what is about elastic runs are refused.
+    `output_filename` is a folder, in which each rank's output is written: `rank.0/stdout`, `rank.0/stderr`. With
+    `min_num_proc` or `reset_limit` the run is elastic: it is started again when a rank is lost, and goes on with as few
+    as `min_num_proc`. What is about Horovod's own launcher has no meaning here; hosts are refused.
 
     Raises:
         ValueError: Arguments exclude each other, or have no counterpart.
@@ -60,7 +57,10 @@ def run(  # noqa: PLR0917 - Horovod's own signature
     _check({name: value for name, value in locals().items() if value is not None})
     count = np or num_proc
     launching.check_whole("num_proc", count)
-    options = {**launching.pool_of(local=False), "gpus": count}
+    options: dict[str, Any] = {**launching.pool_of(local=False), "gpus": count}
+    least = min_np or min_num_proc
+    if least or reset_limit:
+        options |= {"max_restarts": reset_limit or _RESETS, "min_ranks": least}
     given = func, tuple(args), dict(kwargs or {})
     try:
         return launching.launch("horovod.run", on_ranks.with_variables, given, {}, **options).values()
@@ -75,8 +75,11 @@ def _check(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{one} and {other} exclude each other: leave both out, the pool says where ranks are")
     if host := given.keys() & {"hosts", "hostfile"}:
         raise ValueError(f"{min(host)} has no counterpart: choose a pool on these machines, %distributed_pool use NAME")
-    if elastic := [name for name in _ELASTIC if name in given]:
-        raise ValueError(f"{elastic[0]} is for elastic runs, which horovod.run does not have here: leave it out")
+    if "host_discovery_script" in given:
+        raise ValueError("host_discovery_script has no counterpart: the pool finds hosts, leave it out")
+    most = given.get("max_np") or given.get("max_num_proc")
+    if most is not None and most != (given.get("np") or given["num_proc"]):
+        raise ValueError("max_num_proc has no counterpart: no ranks are added while it runs, give num_proc alone")
 
 
 def _write_output(folder: Path, count: int) -> None:

@@ -83,6 +83,10 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """Callback that looks for nodes in place of those of which one was lost, for a run that is started again."""
         self._loop, self._logs = loop, logs
         self._replaces_nodes = False
+        self._left = 0
+        """Number of ranks on nodes that were not lost with the last one."""
+        self._refusal = ""
+        """Reason why there are no nodes for as many ranks as there were."""
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
         self._store_timer: Timer | None = None
@@ -141,6 +145,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def refuse(self, reason: str) -> None:
         if self.closed:
             return
+        if self._replaces_nodes and self._look_for_fewer(reason):
+            return
         self._useless = True
         if (pending := self.take_pending()) is not None:
             pending.fail(f"the run cannot go on: {reason}")
@@ -156,8 +162,27 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             self._store_timer = None
         self._shares, self._infos, self._ending, self._replaces_nodes = [], {}, "", True
         self.kept.clear()
+        self._find(find, self.command.size)
+
+    def _find(self, find: Callable[[], NodeSource], size: int) -> None:
+        self.command = replace(self.command, size=size)
         self.place = find()
         self.place.start(self.command, self)
+
+    def _look_for_fewer(self, reason: str) -> bool:
+        """Look for nodes for fewer ranks, if the cell that waits may go on so: as many as were not lost, then as few as
+        it may."""
+        if self.pending is None or self.find_again is None:
+            return False
+        sizes = (self._left, self.pending.command.min_ranks)
+        fewer = [size for size in sizes if size < self.command.size and self.pending.may_have(size)]
+        if not fewer:
+            return False
+        self._refusal = self._refusal or reason
+        self.place.give_back(useless=True, killed=True)
+        self._shares, self._infos = [], {}
+        self._find(self.find_again, max(fewer))
+        return True
 
     def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
         """Handle an event of a node, perhaps of a worker group that had it before; `fds` stay the caller's."""
@@ -193,6 +218,9 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             return
         if self._replaces_nodes:
             self._replaces_nodes = False
+            if self.pending is not None and self.command.size < len(self.pending.command.ranks):
+                self.pending = self.pending.with_fewer(self.command.size, self._refusal)
+            self._refusal = ""
             lost = tuple(info.rank for info in self.infos())
             self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
             self._execute_pending()
@@ -314,6 +342,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if not self._infos or len(self._infos) < len(self._shares):
             return self.refuse(reason)
         self._ending = self._ending or reason
+        self._left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
         if (pending := self.take_pending()) is not None:
             pending.cancel()
         if self.run is None:

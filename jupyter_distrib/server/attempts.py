@@ -15,7 +15,17 @@ from dataclasses import replace
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Ended, Event, Execute, Failed, Noted, Restarted, Returned, Started
+from jupyter_distrib.wire.messages import (
+    Ended,
+    Event,
+    Execute,
+    Failed,
+    Noted,
+    RanksReduced,
+    Restarted,
+    Returned,
+    Started,
+)
 
 
 class Attempts:
@@ -65,6 +75,8 @@ class Attempts:
     def tell(self, event: Event, fds: tuple[int, ...]) -> None:
         """Send an event of the run, unless it is the end of an attempt that is not the last."""
         self._policy.take(event)
+        if isinstance(event, RanksReduced):
+            self.command = replace(self.command, ranks=event.ranks)
         self._began = self._began or isinstance(event, Started | Returned | Failed)
         if not isinstance(event, Ended):
             return self._tell(event, fds)

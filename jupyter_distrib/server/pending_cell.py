@@ -3,12 +3,13 @@ coordinator."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import Descriptors
-from jupyter_distrib.wire.messages import Event, Execute, Failure, RunEvent
+from jupyter_distrib.wire.messages import Event, Execute, Failure, RanksReduced, RunEvent
 
 Tell = Callable[[Event, tuple[int, ...]], None]
 
@@ -29,6 +30,16 @@ class PendingCell:
         """Report why the cell cannot begin."""
         failure = Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
         self._end(endings.failed(self.command.run, self.command.ranks, failure))
+
+    def may_have(self, ranks: int) -> bool:
+        """Return whether the cell may go on with so few ranks."""
+        return 0 < self.command.min_ranks <= ranks
+
+    def with_fewer(self, ranks: int, cause: str) -> PendingCell:
+        """Return the cell for fewer ranks, and report that it goes on with them."""
+        command = replace(self.command, ranks=tuple(range(ranks)))
+        self.tell(RanksReduced(run=command.run, ranks=command.ranks, cause=cause, at_s=time.monotonic()), ())
+        return replace(self, command=command)
 
     def _end(self, events: Sequence[RunEvent]) -> None:
         self.descriptors.close()

@@ -23,7 +23,7 @@ def main(link_fd: int, stdout_fd: int, stderr_fd: int, loading_fd: int) -> None:
         link = Link(sock)
         command = link.receive_one()
     assert isinstance(command, Fork)
-    run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, loading_fd, early=True)
+    run_worker(command.orders[0], link_fd, stdout_fd, stderr_fd, loading_fd, early=False)
 
 
 if __name__ == "__main__":

@@ -283,13 +283,29 @@ def test_h08_run_returns_a_list_by_rank_and_writes_output_into_folders(book: Not
     assert (folder / "logs" / "rank.0" / "stderr").read_text() == "err\n"
 
 
+def test_h08_h10_an_elastic_run_is_started_again_when_a_rank_is_lost(book: Notebook) -> None:
+    code = """
+import horovod
+def work():
+    import os, signal
+    import horovod.torch as hvd
+    hvd.init()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if not attempt and hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return hvd.allgather_object(attempt)
+"""
+    assert book.ok(f"{code}horovod.run(work, num_proc=2, min_num_proc=1)").result == "[[1, 1], [1, 1]]"
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ("hosts='a:1', hostfile='f'", "hosts and hostfile exclude each other"),
         ("hosts='a:1'", "hosts has no counterpart: choose a pool on these machines"),
         ("use_gloo=True, use_mpi=True", "use_gloo and use_mpi exclude each other"),
-        ("min_num_proc=1", "min_num_proc is for elastic runs"),
+        ("host_discovery_script='hosts.sh'", "host_discovery_script has no counterpart: the pool finds hosts"),
+        ("num_proc=2, max_num_proc=4", "max_num_proc has no counterpart: no ranks are added while it runs"),
         ("num_proc=0", "num_proc has to be a whole number of 1 or more; got 0"),
     ],
 )

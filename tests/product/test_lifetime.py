@@ -56,6 +56,11 @@ def test_ranks_stay_warm_between_cells(notebook: Notebook) -> None:
     assert _rank_pids(notebook) == _rank_pids(notebook)
 
 
+def test_ranks_that_are_programs_of_their_own_stay_warm_too(notebook: Notebook) -> None:
+    cell = "%%distributed --ranks 1 --env PYTHONHASHSEED=1\nimport os\nos.getpid()"
+    assert notebook.ok(cell).result == notebook.ok(cell).result
+
+
 def test_fresh_takes_new_processes(notebook: Notebook) -> None:
     before = _rank_pids(notebook)
     notebook.cell("%%distributed --ranks 2 --fresh --out _pids\nimport os\nos.getpid()")

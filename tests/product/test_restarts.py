@@ -168,6 +168,42 @@ def test_g10_a_detached_run_is_started_again_without_its_kernel(book: Notebook) 
     assert ended.result == "rank 0: 10\nrank 1: 11"
 
 
+BREAKS = """
+import os
+if os.path.exists(COUNT := os.path.join(os.path.dirname(__file__), "count")) and "jupyter_distrib" in "".join(
+        open("/proc/self/cmdline").read()):
+    with open(COUNT, "r+") as file:
+        left = int(file.read())
+        file.seek(0)
+        file.write(str(left - 1))
+    if left > 0:
+        os._exit(3)
+"""
+
+
+def test_g10_a_run_goes_on_with_fewer_ranks_where_a_lost_one_cannot_be_replaced(book: Notebook) -> None:
+    folder = Path(book.ok("os.getcwd()").result.strip("'")) / "breaks"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(BREAKS)
+    body = (
+        "import os, signal, torch, torch.distributed as dist\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        f"if first and rank == 1:\n    open('{folder}/count', 'w').write('3')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "ones = torch.ones(1)\ndist.all_reduce(ones)\nrank, world_size, int(ones)"
+    )
+    line = f"%%distributed --ranks 3 --strategy ddp --max-restarts 1 --env PYTHONPATH={folder}"
+    ended = book.ok(f"{line} --min-ranks 2\n{body}")
+
+    assert ended.result == "rank 0: (0, 2, 2)\nrank 1: (1, 2, 2)"
+    assert "goes on with 2 of 3 ranks: rank 1 cannot be replaced, rank 1 ended before it was ready" in ended.text
+    assert "With the same batch size on each rank, the global batch is 2/3 of what it was" in ended.text
+    (folder / "count").unlink()
+    failed = book.fails(f"{line} --min-ranks 3\n{body}")
+    assert "rank 1 ended before it was ready" in failed.text
+    (folder / "count").unlink()
+    assert book.ok("%%distributed --ranks 3\nrank").result == "rank 0: 0\nrank 1: 1\nrank 2: 2"
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_g10_h10_a_training_killed_at_three_random_moments_ends_with_the_weights_of_an_undisturbed_one(
     book: Notebook, strategy: str

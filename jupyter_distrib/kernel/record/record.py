@@ -39,6 +39,7 @@ from jupyter_distrib.wire.messages import (
     Parcel,
     PhaseTimes,
     Progressed,
+    RanksReduced,
     Restarted,
     Returned,
     RunEvent,
@@ -240,8 +241,8 @@ class RunRecord:
                 self._exit(self.ranks[event.rank], event)
             case TimedOut():
                 self.limit_s, self.hung = event.limit_s, event.stalled
-            case Restarted():
-                self._restart(event)
+            case Restarted() | RanksReduced():
+                self._begin_again(event)
             case Ended():
                 self._end(event)
             case _:
@@ -382,6 +383,9 @@ class RunRecord:
         if rank.state != "failed" and not (rank.state == "done" and event.asked):
             rank.state, rank.ended_at_s = "lost", event.at_s
 
+    def _begin_again(self, event: Restarted | RanksReduced) -> None:
+        self._restart(event) if isinstance(event, Restarted) else self._reduce(event)
+
     def _restart(self, event: Restarted) -> None:
         """Begin the next attempt: each rank anew, but for what it has shown and reported."""
         self._finish_lines()
@@ -402,6 +406,16 @@ class RunRecord:
                 peak_gpu_memory_bytes=old.peak_gpu_memory_bytes,
             )
         text = f"attempt {event.attempt + 1} of {event.max_restarts + 1}, since {event.cause}"
+        self.notes = [*self.notes, Noted(run=self.run, rank=None, text=text)][-NOTES:]
+
+    def _reduce(self, event: RanksReduced) -> None:
+        """Go on with the ranks that are left."""
+        had, self.world_size = self.world_size, len(event.ranks)
+        self.ranks = {number: rank for number, rank in self.ranks.items() if number in event.ranks}
+        text = (
+            f"goes on with {self.world_size} of {had} ranks: {event.cause.rstrip('.')}. With the same batch size on "
+            f"each rank, the global batch is {self.world_size}/{had} of what it was"
+        )
         self.notes = [*self.notes, Noted(run=self.run, rank=None, text=text)][-NOTES:]
 
     def _finish_lines(self) -> None:

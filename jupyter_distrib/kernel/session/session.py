@@ -273,6 +273,7 @@ class Session:
             timeout_s=options.timeout_s,
             hang_timeout_s=options.hang_timeout_s,
             max_restarts=options.max_restarts or 0,
+            min_ranks=options.min_ranks or 0,
             restart_on_error=options.restart_on == "error",
             unanswered=_unanswered(run, order),
             label=run.record.label,

@@ -117,6 +117,9 @@ class Options:
     max_restarts: int | None = _declared(
         None, "--max-restarts", "N", "start the cell again when a rank is lost, at most N times", read=count,
         default="end with the first loss", synonyms=("max-retries",))
+    min_ranks: int | None = _declared(
+        None, "--min-ranks", "M", "after a restart, go on with fewer ranks, at least M, where the lost ones cannot be "
+        "replaced", read=count, default="only with all ranks")
     restart_on: str | None = _declared(
         None, "--restart-on", "WHAT", "with `error`, an exception of a rank is a reason, too", default="lost",
         choices=("lost", "error"))
@@ -366,9 +369,17 @@ def _refuse_nonsense(options: Options, say: Say) -> None:
         raise OptionsError(
             f"{named('on')} and {named('fresh')} exclude each other: new processes hold no kept values, leave one out"
         )
+    if options.min_ranks and not options.max_restarts:
+        raise OptionsError(f"{named('min_ranks')} needs {named('max_restarts')}, the number of restarts at most")
+    if options.min_ranks and options.on:
+        raise OptionsError(
+            f"{named('min_ranks')} and {named('on')} exclude each other: fewer ranks are others, with other numbers"
+        )
     if options.restart_on and not options.max_restarts:
         raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the number of restarts at most")
     size = options.gpus or options.ranks
+    if size and options.min_ranks and options.min_ranks > size:
+        raise OptionsError(f"{named('min_ranks')} {options.min_ranks} is more than the {size} ranks of the cell")
     if size and options.on and options.on[-1] >= size:
         raise OptionsError(f"{named('on')} names rank {options.on[-1]}, but {size} ranks count from 0 to {size - 1}")
     if options.sweep and options.keep:

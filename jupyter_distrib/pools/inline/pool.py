@@ -31,6 +31,7 @@ class InlinePool:
         ignored_options={
             "hang_timeout_s": "its ranks run one after another, so none waits for another",
             "check": "its ranks run one after another, so there are no collectives",
+            "min_ranks": "none of its ranks is lost",
             "max_restarts": "its ranks run in this process, and none is lost without it",
             "wait_s": "its ranks are never busy with something else",
         },

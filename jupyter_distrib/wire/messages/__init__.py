@@ -72,6 +72,7 @@ from jupyter_distrib.wire.messages.run_events import (
     Moved,
     Noted,
     Progressed,
+    RanksReduced,
     Restarted,
     Returned,
     Sampled,
@@ -177,6 +178,7 @@ __all__ = [
     "Progressed",
     "RankPlace",
     "RankSighting",
+    "RanksReduced",
     "Ready",
     "RelayAlive",
     "RelayCall",
@@ -255,6 +257,7 @@ RunEvent = (
     | Interrupted
     | Exited
     | TimedOut
+    | RanksReduced
     | Restarted
     | Ended
 )

@@ -106,6 +106,8 @@ class Execute:
     """Number of times that the run is started again after the loss of a rank, see `Restarted`."""
     restart_on_error: bool = False
     """Whether an exception of a rank is a reason for that, too."""
+    min_ranks: int = 0
+    """Number of ranks with which it may go on where lost ones cannot be replaced, see `RanksReduced`; 0: with all."""
     attempt: int = 0
     """Number of restarts so far."""
     unanswered: str = ""

@@ -260,6 +260,17 @@ class Restarted:
 
 
 @message
+class RanksReduced:
+    """The run goes on with fewer ranks, which count from 0 anew: those that were lost cannot be replaced. The next
+    attempt has not begun."""
+
+    run: str
+    ranks: tuple[int, ...]
+    cause: str
+    at_s: float
+
+
+@message
 class Ended:
     """Every rank of the run has ended and all its output was read. The last event of a run."""
 

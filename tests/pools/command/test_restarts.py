@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,46 @@ def test_g10_a_host_that_is_lost_is_replaced(shared_notebook: Notebook) -> None:
     lost = shared_notebook.fails(f"%%distributed {POOL} --ranks 2\nheld").text
     assert re.search(r"`held` of ranks? (0-1|1) is gone with the process", lost), lost
     assert shared_notebook.ok(f"%%distributed {POOL} --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+
+
+TRAIN = """
+import jupyter_distrib, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+plain = jupyter_distrib.resume("fewer", model=model, optimizer=optimizer, loader=loader)
+steps = 0
+for x, y in loader:
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    steps += 1
+    jupyter_distrib.save("fewer", model=model, optimizer=optimizer, loader=loader)
+    if first and rank == 1 and steps == 3:
+        open(f"{folder}/gone-{os.environ['HOST']}", "w").close()
+        os.kill(int(open(f"{folder}/pid-{os.environ['HOST']}").read()), signal.SIGKILL)
+        os.kill(int(os.environ["JUPYTER_DISTRIB_AGENT"].partition(".")[0]), signal.SIGKILL)
+world_size, steps, sum(p.numel() for p in model.parameters())
+"""
+
+
+def test_g10_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_divided_anew(
+    shared_notebook: Notebook,
+) -> None:
+    folder = shared_notebook.ok("import os\nfolder = os.getcwd()\nprint(folder)").stdout.strip()
+    start = f"--start 'env -S sh {folder}/start.sh {{host}} {{python}}'"
+    Path(folder, "start.sh").write_text(
+        'test -e "$(dirname "$0")/gone-$1" && exit 1\necho $$ > "$(dirname "$0")/pid-$1"\nHOST=$1\nexport HOST\nshift\nexec "$@"\n'
+    )
+    pool = POOL.replace("a,b", "a:1,b:1").replace("--start 'env HOST={host} {python}'", start)
+    line = f"%%distributed {pool} --ranks 2 --strategy fsdp --max-restarts 2"
+    ended = shared_notebook.cell(f"{line} --min-ranks 1\n{FIRST}{TRAIN}", timeout_s=110)
+
+    assert ended.result == "rank 0: (1, 10, 5)"  # 64 samples, 24 of them before, 4 in a step
+    assert "goes on with 1 of 2 ranks: " in ended.text
+    assert "the global batch is 1/2 of what it was" in ended.text
 
 
 def test_g10_a_stop_ends_a_run_that_was_started_again(shared_notebook: Notebook) -> None:
