@@ -60,11 +60,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # the notebook's kernel
     "kernel/record": {"errors", "libraries", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
+    "kernel/history": {"errors", "kernel/record", "kernel/views", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
     "kernel/settings": {"errors", "options", "pools", "system", "trackers", "wire", "worker"},
     "kernel/session": {
         "errors",
         "kernel/capture",
+        "kernel/history",
         "kernel/record",
         "kernel/settings",
         "pools",
@@ -89,6 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/notebook": {
         "errors",
         "kernel/capture",
+        "kernel/history",
         "kernel/record",
         "kernel/session",
         "kernel/settings",

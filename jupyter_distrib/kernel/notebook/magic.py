@@ -39,6 +39,7 @@ from jupyter_distrib.system import formatting, interrupts, stand_ins
 from jupyter_distrib.worker.strategy import load as load_strategy
 
 if TYPE_CHECKING:  # what few cells need is imported by those
+    from jupyter_distrib.kernel.history.listing import Comparison, RunList
     from jupyter_distrib.kernel.notebook import sweep
     from jupyter_distrib.kernel.notebook.doctor import Report
     from jupyter_distrib.kernel.notebook.explain import Explanation
@@ -313,6 +314,14 @@ class DistributedMagics(Magics):
             failure_examination.drop(session.current())
         else:
             failure_examination.examine(session.current(), request.rank)
+
+    @line_magic
+    def distributed_runs(self, line: str) -> RunList | Comparison:
+        """Return saved runs, also those of earlier kernels: `%distributed_runs [WORD]...` with all of these words,
+        `%distributed_runs 12` one of them, `%distributed_runs diff 12 15` two or more beside one another."""
+        from jupyter_distrib.kernel.notebook import runs_magic
+
+        return runs_magic.answer(line)
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from typing import Literal
 
@@ -34,6 +35,7 @@ def parameters(run: ObservedRun) -> dict[str, str]:
     return facts | options | versions()
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions of Python, torch and this package, without an import of torch."""
     found = {"version.python": platform.python_version()}

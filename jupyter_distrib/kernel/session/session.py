@@ -18,6 +18,9 @@ from typing import Any
 from jupyter_distrib import trackers
 from jupyter_distrib.errors import PayloadError, PoolError
 from jupyter_distrib.kernel.capture.capture import Dropped
+from jupyter_distrib.kernel.history.writer import HistoryWriter
+from jupyter_distrib.kernel.record.observer import ObservedRun
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import (
     cell_order,
     detached,
@@ -75,6 +78,8 @@ class Session:
         self.dropped: dict[str, Dropped] = {}
         """The names that a distributed cell defined on the ranks only."""
         self.observers = Observers()
+        self.history_writer = HistoryWriter(self._save)
+        self.observers.own.append(self.history_writer.follow)
         self.queue = RunQueue(partial(pool_capacity.of, self), self.changed)
         self._numbers = itertools.count(1)
         self._kept_values = KeptValues(self._fetch)
@@ -235,6 +240,15 @@ class Session:
         if group.state == "opening":
             self.pools.close_group(group)
 
+    def _save(self, run: ObservedRun, record: RunRecord) -> None:
+        """Save a run in the history; called in the history's thread, which imports what no cell needs."""
+        from jupyter_distrib.kernel.history import saved_run, store
+
+        settings = self.settings
+        if settings.history:
+            limits = store.Limits(runs=int(settings.history), days=settings.history_days)
+            store.save(saved_run.of(run, record, self.identity.notebook), record, limits)
+
     def _new_id(self) -> str:
         return f"{self.identity.name}-{next(self._numbers)}"
 
@@ -386,5 +400,6 @@ def close() -> None:
     global _current
     if _current is not None and _current.identity.pid == os.getpid():
         _current.queue.close()
+        _current.history_writer.flush()
         _current.pools.close()
     _current = None

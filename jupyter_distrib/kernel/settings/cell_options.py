@@ -28,6 +28,7 @@ from jupyter_distrib.options import (
     Say,
     as_flag,
     as_keyword,
+    at_least_zero,
     check_choice,
     count,
     expression,
@@ -73,6 +74,9 @@ def _platforms(name: str, text: str) -> tuple[str, ...]:
     return asked
 
 
+HISTORY = Option(flag="--history", metavar="N", meaning="saved runs that are kept, 0 for none", read=at_least_zero)
+HISTORY_DAYS = Option(flag="--history-days", metavar="DAYS", meaning="how long a run is kept", read=at_least_zero)
+"""The options of the settings files for the history."""
 COMPAT = Option(flag="--compat", metavar="NAMES", meaning="platforms whose import names are served", read=_platforms)
 """The option of the settings files that `%distributed_compat` sets in a notebook."""
 

@@ -4,6 +4,7 @@
     remote = "cluster"            # for functions with `remote=True`
     track = ["mlflow"]            # the experiment trackers of cells that name none
     compat = ["spark"]            # the platforms whose import names are served
+    history = 500                 # the saved runs that are kept; `history_days = 90` for how long
 
     [pools.lab]
     kind = "local"                # and the options of that kind, spelt as their keywords
@@ -27,7 +28,7 @@ from typing import Any
 
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.settings import find_files
-from jupyter_distrib.kernel.settings.cell_options import COMPAT, OPTIONS
+from jupyter_distrib.kernel.settings.cell_options import COMPAT, HISTORY, HISTORY_DAYS, OPTIONS
 from jupyter_distrib.kernel.settings.find_files import VARIABLES, File
 from jupyter_distrib.kernel.settings.pool_definitions import check_name, field_of, for_cells, nameable, options_of
 from jupyter_distrib.kernel.settings.settings import NamedPool, ProjectFile, Settings, without_files
@@ -45,7 +46,7 @@ from jupyter_distrib.options import (
 )
 from jupyter_distrib.pools.base import capabilities_of
 
-_TOP = ("pool", "remote", "strategy", "track", "compat", "pools")
+_TOP = ("pool", "remote", "strategy", "track", "compat", "history", "history_days", "pools")
 _TRACK = next(option for option in OPTIONS if option.name == "track")
 _OWN = ("kind", "fallback")
 """Keys of a pool that are no options."""
@@ -91,7 +92,7 @@ def _over(settings: Settings, file: File) -> Settings:
             except OptionsError as error:
                 raise _wrong(shown, text, "", key, error) from None
             settings = _with_default(settings, key, str(content[key]), shown)
-    for option in (_TRACK, COMPAT):
+    for option in (_TRACK, COMPAT, HISTORY, HISTORY_DAYS):
         if option.name in content:
             try:
                 read = gather([(option, _as_text(option, content[option.name]))], _as_key)

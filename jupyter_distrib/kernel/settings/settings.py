@@ -83,6 +83,10 @@ class Settings:
     """The platforms whose import names are served: `spark`."""
     track: tuple[str, ...] = ()
     """The trackers of cells that name none."""
+    history: float = 500
+    """The number of saved runs that are kept; 0: none is saved."""
+    history_days: float = 90.0
+    """The age after which a saved run is removed."""
     ignored: tuple[str, ...] = ()
     """A sentence for each file that was not read, since others may have written it."""
     _read: dict[str, Options] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -1,0 +1,191 @@
+"""Saved runs as tables, text and HTML: a list of them, one, or several beside one another. Kernel side.
+
+run  cell         began        ranks  strategy  state  metrics    time
+12   Cell In[5]   today 14:02  0-3    ddp       done   loss 0.31  2 min 5 s
+
+of           12     15
+option.with  lr=1   lr=2
+loss         0.31   0.24
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import overload
+
+from jupyter_distrib.kernel.history.saved_run import SavedRun
+from jupyter_distrib.kernel.record.metrics import Metrics
+from jupyter_distrib.kernel.record.shares import percents
+from jupyter_distrib.kernel.views import chart
+from jupyter_distrib.kernel.views.table import Row, TextTable
+from jupyter_distrib.system.formatting import clipped, duration, short, size
+
+SHOWN = 20
+"""The number of runs in a list; the table as a sequence has all."""
+METRICS = 4
+DETAIL_CHARACTERS = 80
+HEAD = ("run", "cell", "notebook", "began", "ranks", "strategy", "state", "metrics", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class RunList(Sequence[SavedRun]):
+    """A list of saved runs, newest first: `runs[0].metrics.to_pandas()`."""
+
+    runs: tuple[SavedRun, ...]
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @overload
+    def __getitem__(self, place: int) -> SavedRun: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[SavedRun, ...]: ...
+    def __getitem__(self, place: int | slice) -> SavedRun | tuple[SavedRun, ...]:
+        return self.runs[place]
+
+    def __repr__(self) -> str:
+        return "\n".join(filter(None, [self._table().as_text(), self._left()])) if self.runs else _NONE
+
+    def _repr_html_(self) -> str:
+        return f"<div>{self._table().as_html()}<div>{self._left()}</div></div>" if self.runs else f"<div>{_NONE}</div>"
+
+    def _table(self) -> TextTable:
+        return TextTable(head=HEAD, rows=[_row(run) for run in self.runs[:SHOWN]]).without_empty()
+
+    def _left(self) -> str:
+        left = len(self.runs) - SHOWN
+        return f"{left} earlier run{'s' * (left != 1)}: name words to search for" if left > 0 else ""
+
+
+_NONE = "no saved run is like that."
+
+
+def matching(runs: Sequence[SavedRun], words: Sequence[str]) -> RunList:
+    """Return the runs, newest first, in which each word stands somewhere: cell, notebook, options, code, metrics,
+    errors."""
+    lowered = [word.lower() for word in words]
+    found = [run for run in reversed(runs) if all(word in _text_of(run) for word in lowered)]
+    return RunList(tuple(found))
+
+
+def _text_of(run: SavedRun) -> str:
+    facts = (f"{name}={value}" for name, value in run.facts.items())
+    return "\n".join([run.run, run.label, run.notebook, run.state, run.error, *facts, *run.last, run.source]).lower()
+
+
+def _row(run: SavedRun) -> Row:
+    return (
+        str(run.number),
+        run.label,
+        run.notebook.rpartition("/")[2],
+        began(run),
+        run.facts.get("ranks", "").partition(" ")[2],
+        run.facts.get("strategy", ""),
+        run.state,
+        clipped(run.error, DETAIL_CHARACTERS) if run.error else _metrics(run),
+        duration(run.elapsed_s),
+    )
+
+
+def began(run: SavedRun) -> str:
+    """Format the beginning: `14:02` today, `25 Nov 14:02` this year, `2025-11-25 14:02`."""
+    then, now = time.localtime(run.began_at_s), time.localtime()
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%d %b %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d %H:%M", then)
+
+
+def _metrics(run: SavedRun) -> str:
+    return "  ".join(f"{short(name)} {value:.4g}" for name, value in list(run.last.items())[:METRICS])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Sequence[SavedRun]):
+    """Several saved runs beside one another: what differs in options, versions, ends and code, and their charts. Of one
+    run, all of it."""
+
+    runs: tuple[SavedRun, ...]
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @overload
+    def __getitem__(self, place: int) -> SavedRun: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[SavedRun, ...]: ...
+    def __getitem__(self, place: int | slice) -> SavedRun | tuple[SavedRun, ...]:
+        return self.runs[place]
+
+    def __repr__(self) -> str:
+        return "\n\n".join([self._table().as_text(), *("\n".join(lines) for lines in self._code())])
+
+    def _repr_html_(self) -> str:
+        code = "".join(f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in self._code())
+        return f"<div>{self._table().as_html()}{charts(self.runs)}{code}</div>"
+
+    def _table(self) -> TextTable:
+        every = [_properties(run) for run in self.runs]
+        names = list(dict.fromkeys(name for each in every for name in each))
+        rows = [(name, *(each.get(name, "") for each in every)) for name in names]
+        if len(self.runs) > 1:
+            rows = [row for row in rows if len(set(row[1:])) > 1]
+        return TextTable(head=("run", *(str(run.number) for run in self.runs)), rows=rows)
+
+    def _code(self) -> Iterator[list[str]]:
+        """Yield the code of a single run, or for each further run the lines in which it differs from the first."""
+        first, *others = self.runs
+        if not others:
+            yield first.source.splitlines()
+        for other in others:
+            lines = list(
+                difflib.unified_diff(
+                    first.source.splitlines(), other.source.splitlines(), str(first.number), str(other.number),
+                    lineterm="", n=2,
+                )
+            )  # fmt: skip
+            yield lines or [f"the code of {first.number} and {other.number} is the same"]
+
+
+def _properties(run: SavedRun) -> dict[str, str]:
+    """Return all that is known of a run but its code and its reports, as texts."""
+    peak_gpu = run.peak_gpu_memory_bytes
+    return {
+        "cell": run.label,
+        "notebook": run.notebook,
+        "began": began(run),
+        "time": duration(run.elapsed_s),
+        "state": run.state,
+        "error": clipped(run.error, DETAIL_CHARACTERS),
+        **run.facts,
+        **{name: f"{value:.6g}" for name, value in run.last.items()},
+        "peak memory": size(run.peak_rss_bytes) if run.peak_rss_bytes else "",
+        "peak GPU memory": size(peak_gpu) if peak_gpu else "",
+        "where its time went": percents(run.shares),
+    }
+
+
+def charts(runs: Sequence[SavedRun]) -> str:
+    """Return an `<img>` with a chart for each metric, a line for each run; the first run's stands out."""
+    lines: dict[str, list[chart.Line]] = {}
+    for place, run in reversed(list(enumerate(runs))):
+        for name, points in _points(run):
+            lines.setdefault(name, []).append((place, points))
+    name_of: Callable[[int], str] = lambda place: f"run {runs[place].number}"  # noqa: E731
+    return chart.drawn(lines, name_of)
+
+
+def _points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
+    """Yield the points of each metric on the first rank that reported it; none if the file is gone."""
+    try:
+        metrics: Metrics = run.metrics
+    except (OSError, ValueError, IndexError):
+        return
+    for name in metrics.names:
+        of_ranks = metrics[name]
+        points: list[tuple[int, float]] = next(iter(of_ranks.values()), [])
+        if points:
+            yield name, [(float(step), value) for step, value in points if abs(value) < float("inf")]

@@ -1,0 +1,137 @@
+"""The small record of one run that outlives its kernel. Kernel side; plain data, as two lines of JSON in a file.
+
+The first line holds what lists and searches need, the second the reported numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from jupyter_distrib.kernel.record import failures, run_facts
+from jupyter_distrib.kernel.record.metrics import OWN_COLUMNS, Metrics
+from jupyter_distrib.kernel.record.observer import ObservedRun
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.record.shares import Shares
+from jupyter_distrib.system.formatting import clipped, rank_list
+
+ROWS = 2000
+"""The number of reports that are saved, of all ranks together, evenly spaced over the run."""
+SOURCE_CHARACTERS = 100_000
+ERROR_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """One run that has ended."""
+
+    number: int
+    """Its number among all saved runs of this user."""
+    run: str
+    label: str
+    notebook: str
+    began_at_s: float
+    """The time of the beginning, in seconds since 1970."""
+    elapsed_s: float
+    state: str
+    error: str = ""
+    """The first failure, in one line."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """Strategy, pool, ranks, the given options as `option.NAME`, versions as `version.NAME`."""
+    last: dict[str, float] = field(default_factory=dict)
+    """The last value of each metric, on the first rank that reported it."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """The mean share of each part in the time of the training; empty without one."""
+    sentence: str = ""
+    """The sentence about the shares."""
+    peak_rss_bytes: int = 0
+    peak_gpu_memory_bytes: int | None = None
+    source: str = ""
+    """The cell, as the ranks executed it."""
+    path: str = ""
+    """The file, for the reported numbers."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """The reported numbers, as `run.metrics`: rows, points by name, a `pandas.DataFrame` or a CSV file."""
+        line = Path(self.path).read_text("utf-8").split("\n")[1]
+        return metrics_from(json.loads(line))
+
+    def summary(self) -> dict[str, Any]:
+        """Return all but the number and the file, in values that JSON knows."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("number", "path")}
+
+
+def of(run: ObservedRun, record: RunRecord, notebook: str) -> SavedRun:
+    """Return the small record of a run that has ended, without a number yet."""
+    cause = failures.cause(record)
+    shares = Shares.of(record)
+    last: dict[str, float] = {}
+    for rank in record.ranks.values():
+        last = {**rank.metrics, **last}
+    return SavedRun(
+        number=0,
+        run=run.id,
+        label=run.label,
+        notebook=notebook,
+        began_at_s=run.began_at_s,
+        elapsed_s=record.elapsed_s,
+        state=_state(record),
+        error="" if cause is None else clipped(_headline(record, cause), ERROR_CHARACTERS),
+        facts=run_facts.parameters(run),
+        last=last,
+        shares=dict(shares.mean()) if shares.tells else {},
+        sentence=shares.sentence,
+        peak_rss_bytes=record.peak_rss_bytes,
+        peak_gpu_memory_bytes=record.peak_gpu_memory_bytes,
+        source=clipped(run.source, SOURCE_CHARACTERS).strip("\n"),
+    )
+
+
+def _headline(record: RunRecord, rank: int) -> str:
+    return f"{rank_list([rank])}: {failures.in_brief(record.ranks[rank])}"
+
+
+def _state(record: RunRecord) -> str:
+    states = {rank.state for rank in record.ranks.values()}
+    worst = next((state for state in ("lost", "failed", "interrupted") if state in states), "")
+    return worst or ("done" if record.ok else "refused")
+
+
+def read(path: Path) -> SavedRun:
+    """Read a saved run. Raises `OSError` or `ValueError` for a file that is gone or damaged."""
+    with path.open(encoding="utf-8") as file:
+        summary = json.loads(file.readline())
+    known = {each.name for each in fields(SavedRun)}
+    given = {name: value for name, value in summary.items() if name in known}  # a later version may write more
+    try:
+        return SavedRun(**{**given, "number": int(path.name.partition("_")[0]), "path": str(path)})
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def metrics_to(record: RunRecord) -> dict[str, Any]:
+    """Return the reported numbers in values that JSON knows, thinned."""
+    metrics = Metrics.of(record)
+    columns = [*OWN_COLUMNS, *metrics.names]
+    rows = defaultdict(list)
+    for row in metrics:
+        rows[row["rank"]].append([row[name] for name in columns])
+    most = max(2, ROWS // max(1, len(rows)))
+    return {"columns": columns, "rows": [row for each in rows.values() for row in _thinned(each, most)]}
+
+
+def _thinned(rows: list[Any], most: int) -> list[Any]:
+    """Return about `most` rows, evenly spaced, the last one among them."""
+    if len(rows) <= most:
+        return rows
+    return [*rows[:: -(-len(rows) // most)][:-1], rows[-1]]
+
+
+def metrics_from(saved: dict[str, Any]) -> Metrics:
+    columns = saved["columns"]
+    rows = tuple(dict(zip(columns, row, strict=True)) for row in saved["rows"])
+    return Metrics(tuple(columns[len(OWN_COLUMNS) :]), rows)

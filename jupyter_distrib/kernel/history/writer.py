@@ -1,0 +1,90 @@
+"""The observer that saves each run in the history, a moment after its end. `observe` is called in the pool's thread and
+returns at once; a thread of its own writes, and lives for a moment only.
+
+It never fails a run: where nothing can be written, the next run says so, once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+
+from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.wire.messages import Ended, RunEvent
+
+WAIT_S = 0.3
+"""The seconds for which an ended run waits for others, so that quick cells are not slowed by the writing."""
+FLUSH_S = 2.0
+"""The most seconds that the end of the kernel waits for the last runs to be written."""
+
+Write = Callable[[ObservedRun, RunRecord], None]
+
+
+class HistoryWriter:
+    """The writer of one kernel.
+
+    Args:
+        write: Saves a run; called in the writer's thread.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._waiting: list[tuple[ObservedRun, RunRecord]] = []
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._hurry = threading.Event()
+        self.trouble = ""
+        """The reason why a run was not saved, until a run has told it."""
+        self._told = False
+        atexit.register(self.flush)
+
+    def follow(self, run: ObservedRun) -> Observer:
+        """Return the observer of a run."""
+        if self.trouble and not self._told:
+            self._told = True
+            run.note(f"Runs are not saved in the history: {self.trouble}")
+        return _AtEnd(self, run)
+
+    def put(self, run: ObservedRun, record: RunRecord) -> None:
+        """Save a run that has ended, in a moment."""
+        with self._lock:
+            self._waiting.append((run, record))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="jupyter_distrib-history", daemon=True)
+                self._thread.start()
+
+    def flush(self) -> None:
+        """Wait, for a bounded time, until all runs that have ended are written."""
+        self._hurry.set()
+        if (thread := self._thread) is not None:
+            thread.join(FLUSH_S)
+        self._hurry.clear()
+
+    def _work(self) -> None:
+        while True:
+            self._hurry.wait(WAIT_S)
+            with self._lock:
+                runs, self._waiting = self._waiting, []
+                if not runs:
+                    self._thread = None
+                    return
+            for run, record in runs:
+                try:
+                    self._write(run, record)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the run is not to suffer
+                    self.trouble = str(error)
+
+
+class _AtEnd(Observer):
+    """The observer of one run."""
+
+    __slots__ = ("_run", "_writer")
+
+    def __init__(self, writer: HistoryWriter, run: ObservedRun) -> None:
+        self._writer, self._run = writer, run
+
+    def observe(self, event: RunEvent, record: RunRecord) -> None:
+        if type(event) is Ended:
+            self._writer.put(self._run, record)

@@ -1,0 +1,175 @@
+"""Saved runs: what is written, what is kept, and how runs are listed and compared."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.history import listing, saved_run, store
+from jupyter_distrib.kernel.history.store import Limits
+from jupyter_distrib.kernel.history.writer import HistoryWriter
+from jupyter_distrib.kernel.record.observer import ObservedRun
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.wire.messages import Ended, Exited, Measured, Returned, RunEvent, Started
+
+ROOMY = Limits(runs=100, days=90.0)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "jupyter_distrib" / "history"
+
+
+def observed(run: str, *, source: str = "train()", lr: float = 0.1, notes: list[str] | None = None) -> ObservedRun:
+    return ObservedRun(
+        id=run, label="Cell In[5]", source=source, options={"ranks": 2, "with": f"lr={lr}"}, strategy="ddp",
+        pool="local", ranks=(0, 1), world_size=2, gpus=False, detached=False, attached=False,
+        began_at_s=time.time(), note=(notes if notes is not None else []).append,
+    )  # fmt: skip
+
+
+def ended(run: str, losses: list[float], *, lost: bool = False) -> RunRecord:
+    record = RunRecord(run=run, label="Cell In[5]", ranks=[0, 1], world_size=2, strategy="ddp")
+    events: list[RunEvent] = [Started(run=run, rank=rank, pid=1, device="cpu", at_s=1.0) for rank in (0, 1)]
+    for step, loss in enumerate(losses):
+        events += [Measured(run=run, rank=rank, step=step, values={"loss": loss}, at_s=2.0 + step) for rank in (0, 1)]
+    events.append(Returned(run=run, rank=0, value=None, at_s=50.0))
+    if lost:
+        events.append(Exited(run=run, rank=1, pid=1, exit_code=-9, asked=False, at_s=50.0))
+    else:
+        events.append(Returned(run=run, rank=1, value=None, at_s=50.0))
+    for event in (*events, Ended(run=run, at_s=51.0)):
+        record.apply(event)
+    return record
+
+
+def save(run: str, losses: list[float], *, limits: Limits = ROOMY, lost: bool = False, **facts: object) -> None:
+    record = ended(run, losses, lost=lost)
+    store.save(saved_run.of(observed(run, **facts), record, "lab.ipynb"), record, limits)  # type: ignore[arg-type]
+
+
+def test_a_saved_run_has_its_code_options_versions_end_and_numbers(home: Path) -> None:
+    save("a-7", [0.9, 0.5], source="model.fit()")
+
+    saved = store.find("a-7")
+    assert (saved.number, saved.state, saved.notebook, saved.source) == (1, "done", "lab.ipynb", "model.fit()")
+    assert saved.facts["option.with"] == "lr=0.1"
+    assert "version.python" in saved.facts
+    assert saved.last == {"loss": 0.5}
+    assert saved.elapsed_s == 50.0
+    assert saved.metrics["loss"] == {0: [(0, 0.9), (1, 0.5)], 1: [(0, 0.9), (1, 0.5)]}
+
+
+def test_only_the_user_can_read_it(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        save("a-1", [])
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in home.iterdir()} == {0o600}
+
+
+def test_the_oldest_make_room_and_numbers_go_on() -> None:
+    for number in range(5):
+        save(f"a-{number}", [], limits=Limits(runs=3, days=90.0))
+
+    assert [run.number for run in store.load()] == [3, 4, 5]
+
+
+def test_old_runs_are_removed(home: Path) -> None:
+    save("a-1", [])
+    long_ago_s = time.time() - 100 * store.DAY_S
+    os.utime(next(home.glob("*.json")), (long_ago_s, long_ago_s))
+    save("a-2", [])
+
+    assert [run.run for run in store.load()] == ["a-2"]
+
+
+def test_a_run_that_is_attached_again_is_saved_once() -> None:
+    save("a-1", [0.5])
+    save("a-1", [])
+
+    assert [run.last for run in store.load()] == [{"loss": 0.5}]
+
+
+def test_damaged_files_are_left_out(home: Path) -> None:
+    save("a-1", [])
+    (home / "00000002_a-2.json").write_text("{")
+    (home / "00000003_a-3.json").write_text('{"run": "a-3"}\n')
+
+    assert [run.run for run in store.load()] == ["a-1"]
+    with pytest.raises(DistributedError, match="no saved run has the number or id 2"):
+        store.find("2")
+
+
+def test_many_reports_are_thinned() -> None:
+    save("a-1", [float(step) for step in range(5000)])
+
+    points = store.find("1").metrics["loss"][1]
+    assert len(points) <= saved_run.ROWS / 2 + 1
+    assert points[-1] == (4999, 4999.0)
+
+
+def test_runs_are_listed_newest_first_and_searched_by_words() -> None:
+    save("a-1", [0.5], source="train_resnet()")
+    save("a-2", [], lost=True)
+    runs = store.load()
+
+    assert [run.run for run in listing.matching(runs, [])] == ["a-2", "a-1"]
+    assert [run.run for run in listing.matching(runs, ["RESNET", "ddp"])] == ["a-1"]
+    shown = repr(listing.matching(runs, []))
+    assert "killed by SIGKILL" in shown
+    assert "loss 0.5" in shown
+    assert "no saved run" in repr(listing.matching(runs, ["nothing"]))
+
+
+def test_two_runs_show_only_what_differs() -> None:
+    save("a-1", [0.9, 0.5], source="a = 1\nb = 2\n")
+    save("a-2", [0.9, 0.3], source="a = 1\nb = 3\n", lr=0.2)
+    both = listing.Comparison((store.find("1"), store.find("2")))
+
+    shown = repr(both)
+    assert [line.split() for line in shown.splitlines() if line.startswith("option.with")] == [
+        ["option.with", "lr=0.1", "lr=0.2"]
+    ]
+    assert "strategy" not in shown
+    assert "-b = 2\n+b = 3" in shown
+    assert 'alt="loss over steps"' in both._repr_html_()
+
+
+def test_the_code_of_one_run_is_shown_whole() -> None:
+    save("a-1", [], source="a = 1\nb = 2\n")
+
+    assert "a = 1\nb = 2" in repr(listing.Comparison((store.find("1"),)))
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
+    home.parent.mkdir(parents=True)
+    home.write_text("in the way")
+    notes: list[str] = []
+    writer = HistoryWriter(lambda run, record: store.save(saved_run.of(run, record, ""), record, ROOMY))
+    for number in range(3):
+        observer = writer.follow(observed(f"a-{number}", notes=notes))
+        observer.observe(Ended(run=f"a-{number}", at_s=1.0), ended(f"a-{number}", []))
+        writer.flush()
+
+    assert [note.partition(":")[0] for note in notes] == ["Runs are not saved in the history"]
+
+
+def test_nothing_is_written_in_the_thread_that_tells_the_end() -> None:
+    threads: list[threading.Thread] = []
+    writer = HistoryWriter(lambda run, record: threads.append(threading.current_thread()))
+    writer.follow(observed("a-1")).observe(Ended(run="a-1", at_s=1.0), ended("a-1", []))
+    writer.flush()
+
+    assert threads[0] is not threading.current_thread()
+    assert not threads[0].is_alive()

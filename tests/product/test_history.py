@@ -1,0 +1,41 @@
+"""Runs that outlive their kernel: real kernels that come one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow  # two kernels
+
+CELL = "%%distributed --ranks 2\nimport jupyter_distrib\nfor step in range(3): jupyter_distrib.report(loss={})"
+
+
+def test_the_next_kernel_lists_and_compares_the_runs_of_the_one_before(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    with Notebook(tmp_path, env=env) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok(CELL.format("0.5 - step / 10"))
+        book.ok(CELL.format("0.4 - step / 10"))
+        book.fails("%%distributed --ranks 2\n1 / 0")
+        assert "ZeroDivisionError" in book.ok("%distributed_runs").result
+    with Notebook(tmp_path, env=env) as book:
+        book.ok("%load_ext jupyter_distrib")
+        listed = book.ok("%distributed_runs").result
+        assert [line.split()[0] for line in listed.splitlines()] == ["run", "3", "2", "1"]
+        both = book.ok("%distributed_runs diff 1 2")
+        assert "+for step in range(3): jupyter_distrib.report(loss=0.4 - step / 10)" in both.result
+        assert "loss over steps" in both.result_html
+        book.ok("runs = %distributed_runs 0.4")
+        assert "0.2" in book.ok("runs[0].metrics['loss'][1]").result
+        assert "wants two or more runs" in book.fails("%distributed_runs diff 1").evalue
+
+
+def test_history_0_saves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "jupyter_distrib.toml").write_text("history = 0\n")
+    with Notebook(tmp_path, env={"XDG_STATE_HOME": str(tmp_path / "state")}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        book.ok("%%distributed --ranks 1\n1")
+        assert "no saved run" in book.ok("%distributed_runs").result
