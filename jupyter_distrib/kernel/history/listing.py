@@ -175,7 +175,8 @@ def charts(runs: Sequence[SavedRun]) -> str:
         for name, points in _points(run):
             lines.setdefault(name, []).append((place, points))
     name_of: Callable[[int], str] = lambda place: f"run {runs[place].number}"  # noqa: E731
-    return chart.drawn(lines, name_of)
+    drawing = chart.drawn(lines, name_of)
+    return "" if drawing is None else drawing.as_html()
 
 
 def _points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
