@@ -75,6 +75,18 @@ def test_g10_a_rank_that_is_lost_once_is_started_again_and_knows_it(book: Notebo
     assert "dies" in ended.text
 
 
+def test_kept_values_that_a_restart_loses_are_named_in_the_head(book: Notebook) -> None:
+    book.ok("%%distributed --ranks 2 --keep weights\nweights = [rank]")
+    ended = book.ok(
+        f"{LINE.format(1)}import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and rank == 1:\n"
+        f"    {DIE.replace(chr(10), chr(10) + '    ')}\nimport torch.distributed as dist\ndist.barrier()\nrank"
+    )
+
+    assert "rank 1 kept `weights`, which went with the process that was replaced" in ended.view
+    assert ended.result == "rank 0: 0\nrank 1: 1"
+    book.ok("del weights")
+
+
 def test_g10_results_are_those_of_the_last_attempt(book: Notebook) -> None:
     ended = book.ok(
         "%%distributed --ranks 2 --max-restarts 1\nimport os, time\n"

@@ -293,8 +293,9 @@ class Connection:
                 group.news.put(event.reason)
             case WorkerGroupChanged():
                 group.workers = event.workers
-                for handle in list(group.handles):
-                    handle.mark_lost(event.lost)
+                text, run = group.lose_values(event.lost), group.executing
+                if text and run is not None:  # it is started again on the new ranks
+                    run.note(text)
             case WorkerGroupRefused() | WorkerGroupClosed():
                 self.groups.pop(event.group, None)
                 group.close(event.reason)

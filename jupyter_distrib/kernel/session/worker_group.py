@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Packages, WorkerInfo
 
 if TYPE_CHECKING:
@@ -89,6 +91,15 @@ class WorkerGroup:
     def kept(self) -> list[RankValue]:
         """The handles to values that at least one of its ranks still has."""
         return [handle for handle in self.handles if set(handle.ranks) - handle.lost]
+
+    def lose_values(self, ranks: Collection[int]) -> str:
+        """Mark the values that these ranks have kept as lost. Return a sentence that names them; empty if there are
+        none."""
+        lost = [handle for handle in self.kept if set(ranks) & set(handle.ranks) - handle.lost]
+        for handle in lost:
+            handle.mark_lost(ranks)
+        names = ", ".join(sorted(f"`{handle.name}`" for handle in lost))
+        return f"{rank_list(sorted(ranks))} kept {names}, which went with the process that was replaced" if lost else ""
 
     def close(self, reason: str) -> None:
         """Mark the group as closed, and its kept values as lost."""
