@@ -25,7 +25,7 @@ ADD_STRATEGY = (
 )
 _NO_NCCL = (
     "NCCL is for GPUs, and these ranks have none: ask init_process_group for gloo, or for no backend at all, which is "
-    "gloo on CPU ranks and NCCL on GPU ranks."
+    "gloo on CPU ranks and NCCL on GPU ranks; or run the cell with --backend-fallback."
 )
 _BROKEN_HOROVOD = (
     "Horovod does not build with this torch: uninstall horovod, run %distributed_compat horovod in the notebook, and "

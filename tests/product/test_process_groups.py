@@ -32,6 +32,19 @@ def test_a_cell_may_open_and_close_its_own_group_any_number_of_times(book: Noteb
         assert outcome.wall_s < 30
 
 
+@pytest.mark.parametrize("strategy", ["none", "ddp"])
+def test_c12_nccl_on_cpu_ranks_becomes_gloo_with_one_warning(book: Notebook, strategy: str) -> None:
+    asking = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\nt = torch.ones(1)\n"
+    asking += "dist.all_reduce(t)\nint(t), dist.get_backend()"
+
+    outcome = book.ok(f"%%distributed --ranks 2 --backend-fallback --strategy {strategy}\n{asking}")
+    refused = book.fails(f"%%distributed --ranks 2 --strategy {strategy}\n{asking}")
+
+    assert outcome.result == "ranks 0-1: (2, 'gloo')"
+    assert outcome.view.count("the ranks have no GPU: this process group is one of gloo") == 1
+    assert strategy == "ddp" or "--backend-fallback" in refused.text
+
+
 def test_strategies_take_turns_and_groups_that_were_left_open_do_not_matter(book: Notebook) -> None:
     body = (
         "import torch, torch.distributed as dist\nif not dist.is_initialized():\n"

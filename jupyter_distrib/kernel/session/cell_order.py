@@ -19,6 +19,7 @@ from jupyter_distrib.system import library_settings, process, process_environmen
 from jupyter_distrib.wire.messages import Cell, Parcel, Setting
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 """The variable with which torch compares the ranks' calls before each collective."""
 Content = shared_memory.Content | shared_memory.Written
 
@@ -106,7 +107,12 @@ def setting(order: Order, options: Options, connection: Connection) -> Setting:
         path = (folder, *(each for each in path if each != folder))
     path = (*path, *(each for each in connection.source_folders() if each not in path))
     return Setting(
-        env={**surroundings.env, **(CHECKED if options.check else {}), **options.env},
+        env={
+            **surroundings.env,
+            **(CHECKED if options.check else {}),
+            **(FALLBACK if options.backend_fallback else {}),
+            **options.env,
+        },
         own_environment=connection.remote,
         directory=surroundings.directory,
         umask=surroundings.umask,

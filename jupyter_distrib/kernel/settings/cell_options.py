@@ -130,6 +130,9 @@ class Options:
     check: bool = _declared(
         False, "--check", "", "fail at once when ranks call different collectives, or with different shapes",
         read=switch)
+    backend_fallback: bool = _declared(
+        False, "--backend-fallback", "", "on CPU ranks, give a cell that asks init_process_group for NCCL a gloo group",
+        read=switch)
     detach: bool = _declared(
         False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
     fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
 from jupyter_distrib.worker.pytorch.rank_store import RankStore
@@ -30,6 +32,8 @@ GIVE_UP_S = 5.0
 """The seconds after which a rank whose groups have not been aborted is given up."""
 DRAIN_S = 0.5
 """The seconds that a GPU has for work that needs other ranks: ranks that come, come soon."""
+FALLBACK = "JUPYTER_DISTRIB_BACKEND_FALLBACK"
+"""The environment variable of ranks that `--backend-fallback` sets."""
 _ON_DEVICE = ("nccl", "xccl")
 _RAN_BEFORE = "jupyter_distrib: ran before"
 
@@ -260,12 +264,23 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: o
 @wraps(_torch_init)
 def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any) -> None:
     current.asked = True
+    if falls_back(backend, identity.device()):
+        backend = "gloo"
+        keywords.pop("device_id", None)
+        if current.store.rank == 0:
+            warnings.warn("the ranks have no GPU: this process group is one of gloo (--backend-fallback)", stacklevel=2)
     if current.automatic and dist.is_initialized():
         check_backend(backend, str(dist.get_backend_config()))
         return
     current.drop()
     _torch_init(backend, *args, **keywords)
     follow()
+
+
+def falls_back(asked: str | None, device: torch.device) -> bool:
+    """Return whether gloo takes the place of the backend in a call of `init_process_group` (`--backend-fallback`)."""
+    wanted = asked is not None and any(name in asked.lower() for name in _ON_DEVICE)
+    return wanted and device.type == "cpu" and os.environ.get(FALLBACK) == "1"
 
 
 def check_backend(asked: str | None, have: str) -> None:

@@ -1,10 +1,11 @@
 """`init_process_group` when a strategy has already made the group: the same backend, or one exact sentence."""
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import BackendConfig
 
-from jupyter_distrib.worker.pytorch.process_group import check_backend
+from jupyter_distrib.worker.pytorch.process_group import FALLBACK, check_backend, falls_back
 
 CPU = "cpu:gloo,cuda:gloo"
 GPU = "cpu:gloo,cuda:nccl"
@@ -78,3 +79,24 @@ def test_the_error_names_both_and_says_what_to_do() -> None:
     )
     with pytest.raises(ValueError, match=r"with cpu:gloo,cuda:nccl.*ask for 'cpu:gloo,cuda:nccl'"):
         check_backend("mpi", GPU)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "wanted"),
+    [
+        ("nccl", "cpu", True),
+        ("cpu:gloo,cuda:nccl", "cpu", True),
+        (dist.Backend.NCCL, "cpu", True),
+        ("gloo", "cpu", False),
+        (None, "cpu", False),
+        ("nccl", "cuda:0", False),
+    ],
+)
+def test_c12_gloo_takes_the_place_of_nccl_on_cpu_ranks_if_it_may(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str, wanted: bool
+) -> None:
+    assert not falls_back(asked, torch.device(device))
+
+    monkeypatch.setenv(FALLBACK, "1")
+
+    assert falls_back(asked, torch.device(device)) == wanted
