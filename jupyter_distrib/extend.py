@@ -46,7 +46,7 @@ from jupyter_distrib.wire.messages import (
     TimedOut,
     Wrote,
 )
-from jupyter_distrib.worker.strategy import Strategy, StrategyRun, Training, TrainingStrategy
+from jupyter_distrib.worker.strategy import Strategy, StrategyRun, StrategyStart, Training, TrainingStrategy
 
 __all__ = [
     "Capabilities",
@@ -87,6 +87,7 @@ __all__ = [
     "Started",
     "Strategy",
     "StrategyRun",
+    "StrategyStart",
     "TimedOut",
     "Training",
     "TrainingStrategy",

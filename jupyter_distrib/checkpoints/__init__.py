@@ -212,6 +212,8 @@ def _check_callable_here(name: str, objects: Mapping[str, Any]) -> None:
 
 
 def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
+    if identity.strategy is not None:
+        identity.strategy.check_checkpoint("save" if name == "save" else "load", objects)
     # Not loaded on a rank, which has no handles.
     handle = getattr(sys.modules.get("jupyter_distrib.kernel.session.results"), "RankValue", None)
     for key, value in objects.items():

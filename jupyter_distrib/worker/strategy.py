@@ -52,6 +52,18 @@ class StrategyRun:
     """A function that shows a sentence about the run in its view; equal sentences of several ranks are shown once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyStart:
+    """The facts of a run before it starts, in the kernel."""
+
+    names: Mapping[str, object]
+    """The names of the notebook."""
+    ranks: int | None
+    """The number of ranks that the options name; None: as many as the pool gives."""
+    on_cpu: bool
+    """Whether the options ask for ranks on the CPU; if not, they may still get them where there is no GPU."""
+
+
 class Strategy:
     """The way in which the ranks of one run work together; one instance in each rank for each run."""
 
@@ -73,6 +85,15 @@ class Strategy:
             options: The given ones of its own options, by `Option.name`.
         """
         return cls.summary, DIVIDED_ALWAYS if "shard_eval" in options else DIVIDED
+
+    @classmethod
+    def ready(cls, options: Mapping[str, str], start: StrategyStart) -> Mapping[str, str]:
+        """Return its options as the ranks get them; called in the kernel before anything starts.
+
+        The place to read what an option names, such as a dict of the notebook or a file, and to refuse a run by raising
+        `OptionsError` or `DistributedError` with one sentence.
+        """
+        return options
 
     @classmethod
     def environment(cls, options: Mapping[str, str]) -> Mapping[str, str]:
@@ -105,6 +126,10 @@ class Strategy:
     def total(self, *values: Any) -> tuple[Any, ...]:
         """Return the values of `jupyter_distrib.total`, summed over ranks if each has evaluated only a share."""
         return values
+
+    def check_checkpoint(self, function: str, objects: Mapping[str, Any]) -> None:
+        """Raise `DistributedError` for objects that `jupyter_distrib.save` or `load`, as `function` says, cannot write
+        or read under this strategy."""
 
 
 class Training(Protocol):
@@ -166,6 +191,15 @@ def environment(name: str, options: Mapping[str, str]) -> Mapping[str, str]:
     except DistributedError:
         return {}
     return {**cls.environment(options), **({} if cls.framework in ("", TORCH) else {VARIABLE: cls.framework})}
+
+
+def ready(name: str, options: Mapping[str, str], start: StrategyStart) -> Mapping[str, str]:
+    """Return the options of a strategy as its ranks get them; those of one that cannot be loaded, which fails later."""
+    try:
+        cls = _known(name)
+    except DistributedError:
+        return options
+    return cls.ready(options, start)
 
 
 def load_built_in() -> None:

@@ -126,11 +126,19 @@ def setting(order: Order, options: Options, connection: Connection) -> Setting:
     )
 
 
-def with_variables_of_strategy(options: Options) -> Options:
-    """Return the options with the variables that their strategy gives to its cells."""
-    from jupyter_distrib.kernel.settings.available import strategy_environment
+def for_strategy(options: Options) -> Options:
+    """Return the options with those of their strategy as the ranks get them, and with the variables that it gives.
 
-    return with_variables(options, strategy_environment(options.strategy or "none", options.strategy_options))
+    Raises:
+        OptionsError, DistributedError: The strategy refuses the run.
+    """
+    from jupyter_distrib.kernel.settings.available import StrategyStart, strategy_environment, strategy_ready
+
+    name, given, size = options.strategy or "none", options.strategy_options, options.size
+    start = StrategyStart(names=vars(sys.modules["__main__"]), ranks=size.count, on_cpu=not size.gpus)
+    if (own := strategy_ready(name, given, start)) is not given:
+        options = replace(options, strategy_options=dict(own))
+    return with_variables(options, strategy_environment(name, own))
 
 
 def with_variables(options: Options, given: Mapping[str, str]) -> Options:

@@ -173,7 +173,7 @@ class Session:
         settings = settings or self.settings
         for text in self.choices.untold(settings):
             print(text)
-        filled = cell_order.with_variables_of_strategy(settings.filled(options))
+        filled = cell_order.for_strategy(settings.filled(options))
         trackers.check_installed(filled.track)
         return Order(
             cell=cell,
@@ -198,7 +198,7 @@ class Session:
             refused = f"on the pool {fallback}, since {order.options.pool} refused: {error}"
         settings = self.settings
         options = settings.filled(replace(order.asked, pool=fallback, pool_options={}))
-        order = replace(order, options=cell_order.with_variables_of_strategy(options), origins=refused)
+        order = replace(order, options=cell_order.for_strategy(options), origins=refused)
         return self._begin_here(order, queued, replace(beside, wait_s=PATIENCE_S) if beside else None)
 
     def _fallback(self, order: Order) -> str:

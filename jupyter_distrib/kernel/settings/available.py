@@ -13,3 +13,5 @@ from jupyter_distrib.worker import strategy
 STRATEGIES: Declared = strategy.declared()
 POOLS: Declared = base.kinds()
 strategy_environment = strategy.environment
+strategy_ready = strategy.ready
+StrategyStart = strategy.StrategyStart
