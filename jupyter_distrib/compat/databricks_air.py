@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from jupyter_distrib.compat.ray_launch import ray_launch
+from jupyter_distrib.compat.ray_launch import RayFunction
+from jupyter_distrib.compat.ray_launch import ray_launch as _ray_launch
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
 from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
@@ -35,6 +36,18 @@ def distributed(
     return _distributed(gpus=num_accelerators, gpu_type=kind, remote=False, timeout=timeout, **options)
 
 
+def ray_launch(
+    num_accelerators: int | None = None,
+    accelerator_type: str | None = None,
+    *,
+    timeout: float | None = None,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], RayFunction]:
+    """Give a function the method `distributed`, which runs it on the head of a Ray cluster on these accelerators."""
+    kind = None if accelerator_type is None else _kind_of(accelerator_type)
+    return _ray_launch(num_accelerators, kind, timeout=timeout, **options)
+
+
 def _kind_of(accelerator_type: str) -> str:
     """Return `H100` for `GPU_8xH100`. Raises `ValueError`."""
     match = re.fullmatch(r"(?:GPU_(\d+)x)?([A-Za-z0-9]+)", str(getattr(accelerator_type, "value", accelerator_type)))
@@ -44,5 +57,5 @@ def _kind_of(accelerator_type: str) -> str:
 
 
 def ray_init(*args: Any, **options: Any) -> NoReturn:
-    """Raise `DistributedError`: a cluster of Ray inside ranks is not there yet."""
-    raise DistributedError("ray_init has no stand-in: call ray.init() of Ray itself.")
+    """Raise `DistributedError`: in a function of `ray_launch`, Ray itself finds its cluster."""
+    raise DistributedError("ray_init has no stand-in: call ray.init() of Ray itself, in a function with @ray_launch.")

@@ -1,17 +1,65 @@
-"""The stand-in for `serverless_gpu.ray`, which says what to use instead. Kernel side."""
+"""The stand-in for `serverless_gpu.ray`: `ray_launch` starts a Ray cluster on the ranks' nodes, and runs a function on
+its head. Kernel side; `on_ray.py` is what the ranks do."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
 
+from jupyter_distrib.compat import on_ray
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.gpu_types import GPUType
+from jupyter_distrib.kernel.notebook.decorator import distributed as _distributed
 
-__all__ = ["ray_launch"]
+__all__ = ["RayFunction", "ray_launch"]
 
 
-def ray_launch(**options: Any) -> NoReturn:
-    """Raise `DistributedError`: a cluster of Ray inside ranks is not there yet."""
-    raise DistributedError(
-        "ray_launch has no stand-in yet: start Ray in the notebook with ray.init() and call the function there, or use "
-        "the pool of kind ray, whose ranks Ray places."
+def ray_launch(
+    gpus: int | None = None,
+    gpu_type: GPUType | str | None = None,
+    remote: bool = False,
+    timeout: float | None = None,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], RayFunction]:
+    """Give a function the method `distributed`, which runs it on the head of a Ray cluster that is its own: one member
+    for each node of `gpus` ranks. `RAY_ADDRESS` is set there; all of Ray is gone afterwards.
+
+    Args:
+        gpus: The number of ranks, whose GPUs, or CPUs, the cluster has; by default one for each GPU.
+        gpu_type: The type of GPUs, such as `A10`.
+        remote: True for the pool that the settings name as `remote`, False for this machine.
+        timeout: The most seconds that a call may take.
+        options: The other options of `jupyter_distrib.distributed`; with `pool`, `remote` is left out.
+    """
+    chosen: dict[str, Any] = {} if "pool" in options else {"remote": remote}
+    return lambda function: RayFunction(
+        function, {"gpus": gpus, "gpu_type": gpu_type, "timeout": timeout, **chosen, **options}
     )
+
+
+class RayFunction:
+    """A function that can also run on the head of a Ray cluster of its own."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self._options = function, options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function in this process."""
+        return self.function(*args, **kwargs)
+
+    def distributed(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on the head of a new cluster and return its value.
+
+        Raises:
+            DistributedError: Ray is not installed; nothing was started.
+            BaseException: The function's own exception, or `RuntimeError` if Ray did not start on some node.
+        """
+        if not importlib.util.find_spec("ray"):
+            install = 'pip install "jupyter_distrib[ray]"'
+            raise DistributedError(f"ray_launch needs Ray, which is not installed here: {install}.")
+        # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster.
+        launched = _distributed(**{"fresh": True, **self._options})(on_ray.member)
+        return launched.distributed(self.function, args, kwargs)[0]

@@ -1,0 +1,170 @@
+"""The function that `ray_launch` runs on each rank: the first rank of a node starts a member of a Ray cluster, the very
+first runs the user's function, and all wait for its end. Ray's processes end with it, and with their rank, however it
+ends: they carry its mark in their environment. Loads nothing of the kernel's side."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+START_S = 120.0
+END_S = 15.0
+LOG_LINES = 20
+
+
+def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Run the function on the head of a cluster of these ranks; called on each of them."""
+    from torch import distributed
+
+    # The ranks that wait do so in a collective, for as long as the function takes.
+    distributed.init_process_group("gloo", timeout=timedelta(days=365))
+    try:
+        head, everyone = _exchanged(distributed)
+        os.environ.update(head["environment"])
+        members = len({each["node"] for each in everyone})
+        with _node(head, everyone) if os.environ["LOCAL_RANK"] == "0" else _nothing():
+            value = _driven(function, args, keywords, members) if os.environ["RANK"] == "0" else None
+            distributed.barrier()
+        return value
+    finally:
+        with suppress(Exception):  # others have gone
+            distributed.destroy_process_group()
+
+
+def _exchanged(distributed: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what the first rank says of the cluster, and what each says of its node."""
+    own: dict[str, Any] = {
+        "node": os.environ["GROUP_RANK"],
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "address": _address(),
+    }
+    if os.environ["RANK"] == "0":
+        own["environment"] = {
+            "RAY_ADDRESS": f"{own['address']}:{_free_port(own['address'])}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+        }
+    everyone: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, own)
+    return everyone[0], everyone
+
+
+def _address() -> str:
+    """Return the address of this node by which the other nodes reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        address: str = probe.getsockname()[0]
+    if address == "127.0.0.1" and sys.platform == "linux":
+        # Nodes of a test may share a machine: each has an address there.
+        return f"127.0.0.{2 + int(os.environ['GROUP_RANK'])}"
+    return address
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as reserved:
+        port: int = reserved.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _node(head: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Have a member of the cluster on this node within the block."""
+    mine = [each for each in everyone if each["node"] == os.environ["GROUP_RANK"]]
+    gpus = [gpu for each in mine for gpu in str(each["gpus"]).split(",") if gpu]
+    address = next(str(each["address"]) for each in mine)
+    folder = tempfile.mkdtemp(prefix="jd-ray-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)  # noqa: S108 - short
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    log = Path(folder) / "start.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            _command(head, address, gpus, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_up(process, address, head["environment"]["RAY_ADDRESS"], log)
+        yield
+    finally:
+        _end(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command(head: Mapping[str, Any], address: str, gpus: Sequence[str], folder: str) -> list[str]:
+    common = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={address}",
+        f"--num-cpus={_cpus()}", f"--num-gpus={len(gpus)}",
+    ]  # fmt: skip
+    where = head["environment"]["RAY_ADDRESS"]
+    if os.environ["RANK"] != "0":
+        return [*common, f"--address={where}", f"--temp-dir={folder}"]
+    port, client = where.rpartition(":")[2], _free_port(address)
+    return [
+        *common, "--head", f"--port={port}", f"--ray-client-server-port={client}", "--include-dashboard=false",
+        f"--temp-dir={folder}",
+    ]  # fmt: skip
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], address: str, where: str, log: Path) -> None:
+    """Wait until `ray start` says that the member is up. Raises `RuntimeError` with the end of its log."""
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s and process.poll() is None:
+        if "Ray runtime started" in log.read_text("utf-8", "replace"):
+            return
+        time.sleep(0.1)
+    reason = f"took longer than {START_S:g} s" if process.poll() is None else f"ended with {process.returncode}"
+    said = log.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+    raise RuntimeError("\n".join([f"Ray did not start on node {address} for {where}: it {reason}. It said:", *said]))
+
+
+def _driven(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], members: int) -> Any:
+    """Run the function when all members are there."""
+    import ray
+
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR")
+    try:
+        until_s = time.monotonic() + START_S
+        while len(found := [node for node in ray.nodes() if node["Alive"]]) < members:
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"{len(found)} of {members} nodes have joined Ray within {START_S:g} s.")
+            time.sleep(0.1)
+    finally:
+        ray.shutdown()
+    try:
+        return function(*args, **keywords)
+    finally:
+        ray.shutdown()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a member: `ray start --block` ends what it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+            return
