@@ -1,0 +1,69 @@
+"""The settings of Sphinx, which makes a site of this folder: `sh .ci/docs`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+from pathlib import Path
+
+from IPython.lib.lexers import IPython3Lexer
+from sphinx.application import Sphinx
+
+TOP = Path(__file__).parent.parent
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "measuring.md",
+    **{f"example_notebooks/{each.name}": f"notebooks/{each.name}" for each in TOP.glob("example_notebooks/*.ipynb")},
+}
+"""The files of other folders that are pages of the site, by their paths; they are copied here, and ignored by git."""
+
+project = "jupyter_distrib"
+copyright = "jupyter_distrib contributors"  # noqa: A001 - Sphinx reads this name
+release = version = importlib.metadata.version("jupyter_distrib")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+nb_execution_mode = "off"
+myst_heading_anchors = 4
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "jupyter_distrib"
+html_show_sourcelink = False
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": True}
+
+
+def with_links_to_pages(text: str, file: str) -> str:
+    """Return Markdown in which links to files that are pages lead to the pages.
+
+    Args:
+        text: The Markdown, or the notebook as JSON.
+        file: The path of its file from the top folder, to which links are relative.
+    """
+    page = PAGES.get(file, os.path.relpath(file, "docs"))
+
+    def link(match: re.Match[str]) -> str:
+        path = os.path.normpath(os.path.join(os.path.dirname(file), match["path"]))
+        target = PAGES.get(path, os.path.relpath(path, "docs"))
+        return f"]({os.path.relpath(target, os.path.dirname(page))}{match['anchor'] or ''})"
+
+    return re.sub(r"\]\((?P<path>[\w./-]+)(?P<anchor>#[^)\s]*)?\)", link, text)
+
+
+def lead_to_pages(app: Sphinx, name: str, source: list[str]) -> None:
+    page = str(app.env.doc2path(name, base=False))
+    file = next((file for file, copied in PAGES.items() if copied == page), f"docs/{page}")
+    source[0] = with_links_to_pages(source[0], file)
+
+
+def setup(app: Sphinx) -> None:
+    for file, page in PAGES.items():
+        (TOP / "docs" / page).parent.mkdir(exist_ok=True)
+        shutil.copyfile(TOP / file, TOP / "docs" / page)
+    app.add_lexer("python", IPython3Lexer)  # cells with magics are shown as Python
+    app.connect("source-read", lead_to_pages)
