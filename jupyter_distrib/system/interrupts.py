@@ -7,6 +7,7 @@ presses on a busy machine); so no call here blocks for long.
 
 from __future__ import annotations
 
+import _thread
 import queue
 import signal
 import threading
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 HEAR_S = 0.2
 """Seconds that a press of the interrupt button may go unnoticed at most."""
+AGAIN_S = 0.01
 
 
 def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
@@ -34,6 +36,11 @@ def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
 def wait(event: threading.Event, timeout_s: float | None = None) -> bool:
     """Call `event.wait(timeout_s)`."""
     return any(event.wait(turn_s) for turn_s in _turns(timeout_s))
+
+
+def come_again() -> None:
+    """Have an interrupt come again in a moment: Python swallows the exception that it has raised in a finalizer."""
+    threading.Timer(AGAIN_S, _thread.interrupt_main).start()
 
 
 def _turns(timeout_s: float | None) -> Iterator[float]:

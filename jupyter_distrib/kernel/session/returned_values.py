@@ -9,6 +9,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.serialization import exceptions, payload
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import Parcel, Restarted, Returned, RunEvent
 
@@ -61,7 +62,11 @@ class ReturnedValues:
             descriptors.close()
 
     def __del__(self) -> None:
-        self._close_parcels()
+        try:
+            with interrupts.Uninterrupted(instead=interrupts.come_again):
+                self._close_parcels()
+        except KeyboardInterrupt:  # in the steps before the block
+            interrupts.come_again()
 
 
 def unpack_exception(parcel: Parcel) -> BaseException | None:
