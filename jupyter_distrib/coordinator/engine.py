@@ -47,6 +47,8 @@ class ReservedNodes:
     """Whether some node has GPUs, even if these ranks have none."""
     names: Sequence[str] = ()
     """The name of each node, for people; empty: its address."""
+    ends_at_s: float | None = None
+    """Time at which the engine takes the nodes away, by `time.monotonic`; None if there is no limit."""
     remark: str = ""
     """A remark on these nodes, which the kernel gets with its first cell."""
 

@@ -79,6 +79,7 @@ class _Found:
     shares: tuple[Share, ...]
     gpus: bool
     engine_has_gpus: bool
+    ends_at_s: float | None
     folder: str
     """The notebook's folder, which the nodes share or have copies of."""
 
@@ -156,7 +157,7 @@ class Placement:
         """Give the group its nodes, now or when they are found."""
         self.group, self._command = group, command
         if self._found is not None:
-            return group.placed(self._found.shares, has_gpus=self._found.engine_has_gpus)
+            return self._give(self._found)
         threading.Thread(target=self._look, name="jupyter_distrib-place", daemon=True).start()
 
     def _look(self) -> None:
@@ -179,6 +180,7 @@ class Placement:
             ),
             gpus=nodes.gpus,
             engine_has_gpus=nodes.engine_has_gpus,
+            ends_at_s=nodes.ends_at_s,
             folder=folder,
         )
 
@@ -186,9 +188,12 @@ class Placement:
             for node in remotes:
                 node.listen()
             self._found = found
-            self.group.placed(found.shares, has_gpus=found.engine_has_gpus)
+            self._give(found)
 
         self._call(begin)
+
+    def _give(self, found: _Found) -> None:
+        self.group.placed(found.shares, has_gpus=found.engine_has_gpus, ends_at_s=found.ends_at_s)
 
     def _remote_nodes(self, nodes: ReservedNodes, folder: str) -> list[RemoteNode]:
         """Ask the relays about their nodes, which must be compatible with what the kernel sends."""

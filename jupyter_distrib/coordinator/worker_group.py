@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from jupyter_distrib.coordinator.allocation_end import AllocationEnd
 from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
@@ -32,6 +33,7 @@ from jupyter_distrib.wire.messages import (
     Forget,
     GroupsReset,
     MakeStore,
+    Noted,
     OpenWorkerGroup,
     Returned,
     UseStore,
@@ -95,6 +97,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._useless = False
         """Whether its nodes and agents are useless to another worker group."""
         self._place_has_gpus = False
+        self._allocation_end = AllocationEnd(loop, self._tell_run)
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
 
@@ -119,10 +122,17 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if not self.closed:
             self.tell(WorkerGroupQueued(group=self.name, reason=reason), ())
 
-    def placed(self, shares: Sequence[Share], *, has_gpus: bool = False) -> None:
-        """Start ranks on each node. `has_gpus`: the place has GPUs, even if these ranks have none."""
+    def placed(self, shares: Sequence[Share], *, has_gpus: bool = False, ends_at_s: float | None = None) -> None:
+        """Start ranks on each node.
+
+        Args:
+            shares: The nodes.
+            has_gpus: Whether the place has GPUs, even if these ranks have none.
+            ends_at_s: Time at which the engine takes the nodes away, by `time.monotonic`.
+        """
         if self.closed:
             return
+        self._allocation_end.start(ends_at_s)
         self._shares, self._place_has_gpus = list(shares), has_gpus
         size, first = sum(share.size for share in shares), self.command.first_rank
         world_size = self.command.world_size or size
@@ -284,6 +294,11 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         )
         with descriptors:
             self.run.start(tuple(descriptors))
+        self._tell_run(self._allocation_end.warning)
+
+    def _tell_run(self, text: str) -> None:
+        if self.run is not None and text:
+            self.tell(Noted(run=self.run.command.run, rank=None, text=text), ())
 
     def stop(self, *, force: bool = False) -> None:
         if (pending := self.take_pending()) is not None:
@@ -371,6 +386,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             self.pending.cancel()
         if self.run is not None:
             self.run.give_up(self._pids(), self._ending)
+        self._allocation_end.cancel()
         if self._store_timer is not None:
             self._store_timer.cancel()
         if not self._useless:

@@ -146,6 +146,16 @@ def capabilities_of(kind: str) -> Capabilities:
     return getattr(_class_of(kind), "capabilities", Capabilities()) if known else Capabilities()
 
 
+def usable(kind: str, options: Mapping[str, str]) -> bool:
+    """Return whether a pool of this kind can be reached at all with these options: whether it names hosts, say, or its
+    engine is installed. A built-in kind tells it by a function `usable` of its folder, so that its module is not
+    imported."""
+    if kind not in _built_in():
+        return True
+    folder = importlib.import_module(f"{_PACKAGE}.{kind}")
+    return bool(getattr(folder, "usable", lambda options: True)(options))
+
+
 def open_pool(kind: str, options: Mapping[str, str]) -> Pool:
     """Make a pool of this kind, not yet connected.
 

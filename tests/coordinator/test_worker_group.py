@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_distrib.coordinator import allocation_end
 from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
@@ -30,6 +31,7 @@ from jupyter_distrib.wire.messages import (
     MakeStore,
     Moved,
     NodeSawRanks,
+    Noted,
     OpenWorkerGroup,
     Parcel,
     Probe,
@@ -424,3 +426,21 @@ def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Ga
     gathering.nodes[0].answer()
     gathering.nodes[1].answer()
     assert len(gathering.ends()) == 1
+
+
+def test_the_time_limit_of_the_nodes_is_told_to_the_run_and_to_those_that_begin_after_it(
+    gathering: Gathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(allocation_end.time, "monotonic", lambda: now_s)
+    group, shares = gathering.group, [Share(node=node, size=2, gpus=False) for node in gathering.nodes]
+    group.placed(shares, ends_at_s=now_s + 3600.0)
+    gathering.run()
+    assert not [event for event in gathering.told if isinstance(event, Noted)]
+    now_s += 3300.0
+    gathering.loop.pass_s(3300.0)
+    text = "the time limit ends these ranks in 5 min: save what must stay."
+    assert [event for event in gathering.told if isinstance(event, Noted)] == [Noted(run="r", rank=None, text=text)]
+    now_s += 200.0
+    gathering.run()
+    assert gathering.told[-1] == Noted(run="r", rank=None, text=text.replace("5 min", "100 s"))

@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.processes import wait_until
@@ -100,16 +101,16 @@ class SlurmBed:
         munge += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/seed"]
         self._run(f"{root()}/usr/sbin/munged", "--force", "--foreground", *munge)
         assert wait_until((folder / "munge.socket").exists, 10)
-        self._run(f"{root()}/usr/sbin/slurmctld", "-D", "-f", f"{folder}/slurm.conf")
+        self._controller = self._run(f"{root()}/usr/sbin/slurmctld", "-D", "-f", f"{folder}/slurm.conf")
         for name in ("n1", "n2"):
             self._run("unshare", "--mount", "--uts", "sh", "-c", _NODE, "sh", name, str(folder), root())
         assert wait_until(lambda: self.output("sinfo", "-h", "-o", "%T").split() == ["idle"], 30), self.output("sinfo")
 
-    def _run(self, *words: str) -> None:
+    def _run(self, *words: str) -> subprocess.Popen[bytes]:
         env = {**os.environ, **self.environment}
-        self._processes.append(
-            subprocess.Popen(words, env=env, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
-        )
+        process = subprocess.Popen(words, env=env, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
+        self._processes.append(process)
+        return process
 
     def output(self, *words: str) -> str:
         env = {**os.environ, **self.environment}
@@ -118,6 +119,15 @@ class SlurmBed:
     def jobs(self) -> list[str]:
         """The jobs that run or wait."""
         return self.output("squeue", "-h", "-o", "%i").split()
+
+    @contextmanager
+    def controller_away(self) -> Iterator[None]:
+        """Freeze the controller for a while."""
+        self._controller.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._controller.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         for job in self.jobs():

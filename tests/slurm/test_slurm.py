@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from jupyter_distrib import testing
 from jupyter_distrib.pools.slurm.pool import SlurmPool
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.messages import (
+    Noted,
     OpenWorkerGroup,
     Started,
     WorkerGroupClosed,
@@ -74,6 +76,8 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
     [
         ({"partition": "nowhere"}, "Slurm refuses these ranks: .*invalid partition specified: nowhere"),
         ({"gres": "gpu:4"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
+        ({"nodes": "5"}, r"Slurm (will never start job \d+ \(Partition|refuses these ranks: .*node)"),
+        ({"salloc": "--ntasks=64"}, r"Slurm (will never start job \d+ \(Partition|refuses these ranks: .*node)"),
         (
             {"time": "99-0"},
             r"Slurm (will never start job \d+ \(Partition(TimeLimit|Config)|refuses these ranks: .*time limit)",
@@ -81,8 +85,6 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
     ],
 )
 def test_options_that_slurm_does_not_take(bed: SlurmBed, options: dict[str, str], said: str) -> None:
-    import re
-
     with client(**options) as one:
         refused = one.open(2)
         assert isinstance(refused, WorkerGroupRefused)
@@ -113,8 +115,60 @@ def test_a_job_that_is_cancelled_ends_the_cell_with_slurms_words(bed: SlurmBed) 
         one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
         thread.join(60)
         reason = one.wait(WorkerGroupClosed).reason
-        assert " was lost: its connection has ended (" in reason, reason
-        assert "srun: " in reason or "CANCELLED" in reason, reason
+        assert re.match(r"node n\d was lost: job \d+ was cancelled: its connection has ended \(", reason), reason
+
+
+def test_a_node_that_fails_is_named_as_such(bed: SlurmBed) -> None:
+    with client(nodes="2") as one:
+        group = one.group(2)
+        down = ("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+        try:
+            thread = one.when(Started, lambda _: bed.output(*down))
+            one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
+            thread.join(60)
+            assert re.search(r"was lost: job \d+ has lost a node: ", reason := one.wait(WorkerGroupClosed).reason), (
+                reason
+            )
+        finally:
+            bed.output("scontrol", "update", "nodename=n2", "state=resume")
+
+
+def test_a_time_limit_that_is_near_is_told(bed: SlurmBed) -> None:
+    with client(nodes="1", time="4") as one:
+        group = one.group(1)
+        [note] = one.run(group, "1").of(Noted)
+        assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: save what must stay.", note.text), (
+            note.text
+        )
+        one.close_group(group)
+
+
+def test_while_the_controller_is_away_cells_go_on_and_new_ranks_are_refused(bed: SlurmBed) -> None:
+    with client(nodes="2") as one:
+        group = one.group(2)
+        with bed.controller_away():
+            assert one.run(group, "rank + 1").values == {0: 1, 1: 2}
+            refused = one.open(1)
+            assert isinstance(refused, WorkerGroupRefused)
+            assert re.match("Slurm (does not answer|was asked for nodes and does not answer)", refused.reason), (
+                refused.reason
+            )
+        assert one.run(group, "rank").values == {0: 0, 1: 1}
+        one.close_group(group)
+        again = one.group(1)
+        one.close_group(again)
+
+
+def test_a_job_of_the_notebook_that_has_ended(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "99999")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    with client() as one:
+        refused = one.open(2)
+        assert isinstance(refused, WorkerGroupRefused)
+        assert (
+            "Slurm starts nothing on node n1: job 99999 has ended, or Slurm's controller does not answer"
+            in refused.reason
+        )
 
 
 def test_in_a_job_its_nodes_are_used_and_not_given_back(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,9 @@ def _settings(session: Session) -> Iterator[Finding]:
     except DistributedError as error:
         yield Finding(topic="settings", text="cannot be read", advice=str(error))
     else:
-        yield Finding(topic="pools", text=f"{', '.join(settings.pools)}; cells use {settings.pool}")
+        yield Finding(
+            topic="pools", text=f"{', '.join(pool.name for pool in session.usable_pools)}; cells use {settings.pool}"
+        )
 
 
 def _pool(session: Session) -> Iterator[Finding]:

@@ -116,7 +116,8 @@ class PoolTable:
     def of(cls, session: Session) -> PoolTable:
         settings = session.settings
         rows = []
-        for name, pool in settings.pools.items():
+        for pool in session.usable_pools:
+            name = pool.name
             groups = session.pools.groups(name)
             ranks = ", ".join(f"{group.size} {'GPU' if group.gpus else 'CPU'}" for group in groups if group.size)
             kept = ", ".join(handle.name for group in groups for handle in group.kept)

@@ -42,8 +42,8 @@ from jupyter_distrib.kernel.session.run_history import RunHistory
 from jupyter_distrib.kernel.session.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.pools.base import capabilities_of
+from jupyter_distrib.kernel.settings.settings import BUILT_IN, NamedPool, Settings
+from jupyter_distrib.pools.base import capabilities_of, usable
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
@@ -88,6 +88,19 @@ class Session:
     def settings(self) -> Settings:
         """The pools and defaults as they are now. Raises `OptionsError` for a file with an error."""
         return self.choices.settings
+
+    @property
+    def usable_pools(self) -> list[NamedPool]:
+        """Return the pools to choose from: those that somebody has defined, and built-in ones that can be reached."""
+        settings = self.settings
+        return [
+            pool
+            for name, pool in settings.pools.items()
+            if pool.origin != BUILT_IN
+            or name == settings.pool
+            or usable(pool.kind, pool.options)
+            or self.pools.groups(name)
+        ]
 
     @property
     def history(self) -> tuple[Run, ...]:

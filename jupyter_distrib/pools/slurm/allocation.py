@@ -21,6 +21,9 @@ AT_ONCE_S = 10.0
 LOOK_S = 2.0
 ANSWER_S = 20.0
 ENDING_S = 5.0
+SETTLE_S = 1.0
+"""The most seconds to wait for Slurm to say how a job has ended."""
+LOOK_AGAIN_S = 0.1
 
 
 class Allocation:
@@ -42,10 +45,10 @@ class Allocation:
         until_s = time.monotonic() + max(wait_s, AT_ONCE_S)
         while (found := self._line(process)) is None:
             if process.poll() is not None:
-                raise PoolError(f"Slurm refuses these ranks: {command.refused(self._heard())}.")
+                raise PoolError(command.refusal(self._heard()))
             job = command.job_of(self._heard())
             reason = _reason(job) if job else ""
-            text = f"job {job} is queued in Slurm{reason}." if job else "Slurm was asked for nodes."
+            text = f"job {job} is queued in Slurm{reason}." if job else "Slurm was asked for nodes and does not answer."
             if any(never in reason for never in command.NEVER):
                 raise PoolError(f"Slurm will never start job {job}{reason}: ask for less, or of another partition.")
             if time.monotonic() > until_s:
@@ -96,6 +99,28 @@ def node_names(nodes: str) -> list[str]:
     return _output("scontrol", "show", "hostnames", nodes).split()
 
 
+def seconds_left(job: str) -> float | None:
+    """Return how long a job may still last; None if there is no limit, or Slurm does not tell."""
+    with suppress(PoolError):
+        return command.seconds_left(_output("squeue", "--noheader", f"--jobs={job}", "--format=%L"))
+    return None
+
+
+def end_of(job: str) -> str:
+    """Return how a job has ended, by Slurm's own state: `job 17 was preempted by another one`; empty if it goes on, or
+    if Slurm does not tell soon. Blocks for a moment."""
+    until_s = time.monotonic() + SETTLE_S
+    while time.monotonic() < until_s:
+        try:
+            state = command.state(_output("scontrol", "show", "job", "--oneliner", job, limit_s=SETTLE_S))
+        except PoolError as error:
+            return f"job {job} has ended" if command.NO_JOB in str(error) else ""
+        if state not in ("COMPLETING", "RUNNING"):
+            return f"job {job} {command.ENDED[state]}" if state in command.ENDED else ""
+        time.sleep(LOOK_AGAIN_S)
+    return ""
+
+
 def _reason(job: str) -> str:
     """Return why a job waits, and until when, as far as Slurm tells."""
     with suppress(PoolError):
@@ -105,9 +130,9 @@ def _reason(job: str) -> str:
     return ""
 
 
-def _output(*words: str) -> str:
+def _output(*words: str, limit_s: float = ANSWER_S) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
     if done.returncode:

@@ -19,6 +19,9 @@ NEVER = (
     "InvalidAccount",
 )
 """Reasons for which a job waits for ever."""
+_AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
+_EXPIRED = "Expired or invalid job"
+NO_JOB = "Invalid job id"
 _NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
 _GRANTED = "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; exec cat >/dev/null"
 """Program in an allocation, which lasts as long as its input."""
@@ -39,6 +42,10 @@ class Srun:
         return ["srun", f"--jobid={self.job}", *step, f"--nodelist={host}", self.python, *bootstrap.WORDS]
 
     def failure(self, host: str, status: int | None, said: str) -> str:
+        if any(words in said for words in (*_AWAY, _EXPIRED)):
+            return (
+                f"Slurm starts nothing on node {host}: job {self.job} has ended, or Slurm's controller does not answer."
+            )
         shown = f"srun --jobid={self.job} --overlap -w {host}"
         return command.sentence(host, self.python, status, said, tried=f"{shown} {self.python} --version", shown=shown)
 
@@ -78,6 +85,42 @@ def hosts(names: list[str], counts: list[int]) -> tuple[Host, ...]:
     """Return the nodes of an allocation with the ranks that each has room for."""
     slots = counts if len(counts) == len(names) else [None] * len(names)
     return tuple(Host(name=name, slots=count) for name, count in zip(names, slots, strict=True))
+
+
+ENDED = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "has reached its time limit",
+    "DEADLINE": "has reached its deadline",
+    "PREEMPTED": "was preempted by another one",
+    "NODE_FAIL": "has lost a node",
+    "OUT_OF_MEMORY": "has used more memory than it may",
+    "COMPLETED": "has ended",
+    "FAILED": "has failed",
+}
+"""What the states of ended jobs mean."""
+
+
+def state(shown: str) -> str:
+    """Return the state of a job from `scontrol show job --oneliner`: `RUNNING`, `TIMEOUT` ..."""
+    match = re.search(r"\bJobState=([A-Z_]+)", shown)
+    return match[1] if match else ""
+
+
+def seconds_left(text: str) -> float | None:
+    """Return the seconds of `1-02:03:04`, as `squeue` tells the time that is left; None if there is no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def refusal(said: str) -> str:
+    """Return a sentence on a salloc that has ended without nodes."""
+    for words in _AWAY:
+        if words in said:
+            return f"Slurm does not answer ({words}): try again when its controller is back."
+    return f"Slurm refuses these ranks: {refused(said)}."
 
 
 def refused(said: str) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
@@ -17,7 +19,7 @@ from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import PipeTransfer
 from jupyter_distrib.pools.slurm import command
-from jupyter_distrib.pools.slurm.allocation import Allocation, node_names
+from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Hello, NodeStatus, OpenWorkerGroup
@@ -58,6 +60,7 @@ class SlurmReservation:
         self._given_up = threading.Event()
         self._allocation = Allocation(of.options, say, self._given_up)
         self._nodes: HostsReservation | None = None
+        self._job = ""
 
     def acquire(self) -> ReservedNodes:
         job, hosts = self._found()
@@ -65,10 +68,13 @@ class SlurmReservation:
         if self._given_up.is_set():
             self._nodes.give_up()
         try:
-            return self._nodes.acquire()
+            nodes = self._nodes.acquire()
         except BaseException:
             self._allocation.release()
             raise
+        self._job = job
+        left_s = seconds_left(job)
+        return nodes if left_s is None else replace(nodes, ends_at_s=time.monotonic() + left_s)
 
     def _found(self) -> tuple[str, tuple[Host, ...]]:
         """Return the job and the nodes for these ranks."""
@@ -102,7 +108,10 @@ class SlurmReservation:
         return PipeTransfer(run, fds, self._of.calls, given_up)
 
     def cause(self, error: BaseException) -> str:
-        return str(error) or type(error).__name__
+        """Describe an exception; how the job has ended, if it has, is what a user wants to know first."""
+        said = str(error) or type(error).__name__
+        ended = end_of(self._job) if self._job and not self.was_raised_on_node(error) else ""
+        return f"{ended}: {said}" if ended else said
 
     def was_raised_on_node(self, error: BaseException) -> bool:
         return self._nodes is not None and self._nodes.was_raised_on_node(error)

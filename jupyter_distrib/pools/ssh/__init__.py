@@ -1,1 +1,8 @@
 """Ranks on hosts that ssh reaches, in the way of `pools/command`."""
+
+from collections.abc import Mapping
+
+
+def usable(options: Mapping[str, str]) -> bool:
+    """Return whether a pool with these options can be reached at all."""
+    return "hosts" in options

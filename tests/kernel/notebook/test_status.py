@@ -253,3 +253,12 @@ def test_a_detached_run_can_be_attached_again(book: Notebook) -> None:
     )
 
     assert outcome.result == "[1, 2]"
+
+
+def test_pools_that_nothing_can_be_had_from_are_not_listed(book: Notebook) -> None:
+    listed = {line.split()[0] for line in book.ok("%distributed_pool").result.splitlines()[1:]}
+    assert {"local", "inline"} <= listed
+    assert not {"ssh", "command"} & listed
+    book.ok("%distributed_pool add box --kind ssh --hosts nowhere")
+    assert "box" in book.ok("%distributed_pool").result
+    book.ok("%distributed_pool remove box")
