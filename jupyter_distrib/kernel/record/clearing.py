@@ -1,4 +1,4 @@
-"""What goes when a rank calls `clear_output`: its displays, and what it has printed. Kernel side; part of the fold in
+"""The displays and lines that a rank takes back with `clear_output`. Kernel side; part of the fold in
 `kernel/record/record.py`.
 
 What a rank prints and what it displays come on different ways, so each call has a number and comes twice: as `Cleared`

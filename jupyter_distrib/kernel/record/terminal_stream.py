@@ -50,7 +50,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 class Fed(NamedTuple):
-    """What a piece of output has brought."""
+    """The content of a piece of output."""
 
     lines: list[str]
     """Complete lines; `StyledText` if they have colours."""

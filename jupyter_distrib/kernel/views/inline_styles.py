@@ -30,7 +30,7 @@ _PART = re.compile(r"([#.])([\w-]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """What rules can name of an element."""
+    """The properties of an element that rules can name."""
 
     tag: str
     names: frozenset[str]
@@ -55,7 +55,7 @@ class _Rule:
     target: _Simple
     declarations: Mapping[str, str]
     weight: tuple[int, int]
-    """How specific its selector is: the numbers of ids and of classes."""
+    """The specificity of its selector: the numbers of ids and of classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

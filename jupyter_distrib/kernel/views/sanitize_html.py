@@ -47,7 +47,7 @@ class _Parser(HTMLParser):
         self.parts: list[str] = []
         self.open: list[str] = []
         self._elements: list[Element] = []
-        """What `open` has, with the ids and classes that rules of style sheets may name."""
+        """The elements of `open`, with the ids and classes that rules of style sheets may name."""
         self._sheet = Sheet()
         self._dropping: list[str] = []
 

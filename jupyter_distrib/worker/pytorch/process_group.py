@@ -62,7 +62,7 @@ class Rendezvous:
 
     @property
     def apart(self) -> bool:
-        """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
+        """Return whether this rank is cut off from the others and from the store, or will be in a moment."""
         return self.store.apart
 
     @apart.setter
