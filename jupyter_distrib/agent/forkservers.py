@@ -73,6 +73,11 @@ class Forkservers:
         return self._generation is not None and self._generation.preloaded
 
     @property
+    def ready(self) -> bool:
+        """Return whether a forkserver serves, so that torch is imported."""
+        return self._generation is not None and self._generation.serving is not None
+
+    @property
     def state(self) -> str:
         if self._generation is None:
             return "not running"

@@ -53,10 +53,13 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupClosed,
     WorkerGroupOpened,
     WorkerGroupRefused,
+    WorkerGroupStarting,
     WorkerInfo,
     Wrote,
 )
 
+STARTING_EVERY_S = 0.4
+"""Seconds between reports on ranks that are still starting; the first comes after as many."""
 COUNT_AFTER_S = 0.05
 """Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
 LEAVE_AFTER_S = 0.3
@@ -90,7 +93,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.ranks = RankTable()
         self.store = GroupStore(command, self.ranks, tell)
         self._group_repair = GroupRepair(self.ranks, self.store, self._go_on_if_ready)
-        self._loop = loop
+        self._loop, self._forkservers = loop, forkservers
+        self._told_starting: WorkerGroupStarting | None = None
         self._starter = RankStarter(
             command,
             gpus=gpus,
@@ -134,6 +138,20 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def open(self) -> None:
         """Start every rank; `WorkerGroupOpened` or `WorkerGroupRefused` follows."""
         self._start(range(self.command.size))
+        self._loop.later(STARTING_EVERY_S, self._tell_starting)
+
+    def _tell_starting(self) -> None:
+        """Report how many ranks are up, until all are."""
+        if self.opened or self.closed:
+            return
+        up = sum(rank.state != "starting" for rank in self.ranks)
+        importing = not self._forkservers.ready and not self.command.load_env
+        waits_for = "the import of torch" if importing else ""
+        now = WorkerGroupStarting(group=self.name, up=up, size=self.command.size, waits_for=waits_for)
+        if now != self._told_starting:
+            self._told_starting = now
+            self.tell(now, ())
+        self._loop.later(STARTING_EVERY_S, self._tell_starting)
 
     def replace_all(self) -> None:
         """Replace the processes of idle ranks, unnoticed by the notebook."""

@@ -42,6 +42,7 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupOpened,
     WorkerGroupQueued,
     WorkerGroupRefused,
+    WorkerGroupStarting,
     WorkerInfo,
 )
 
@@ -98,6 +99,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """Whether its nodes and agents are useless to another worker group."""
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
+        self._up: dict[int, int] = {}
+        """The number of ranks that are up, by node, while nodes start them."""
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
 
@@ -203,6 +206,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
                 self._opened(node, event)
             case WorkerGroupQueued():
                 self.queued(self._on_node(node, event.reason))
+            case WorkerGroupStarting():
+                self._tell_starting(node, event)
             case WorkerGroupRefused():
                 self.refuse(self._on_node(node, event.reason))
             case WorkerGroupClosed():
@@ -217,6 +222,13 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
                 self.tell(event, ())  # of the failure of a run that has ended
             case _:
                 self._run_event(node, event, fds)
+
+    def _tell_starting(self, node: int, event: WorkerGroupStarting) -> None:
+        """Report how many ranks of all nodes are up, and what those of this node wait for."""
+        self._up[node] = event.up
+        up = sum(len(self._infos.get(each, ())) or self._up.get(each, 0) for each in range(len(self._shares)))
+        waits_for = self._on_node(node, event.waits_for) if event.waits_for else ""
+        self.tell(replace(event, up=up, size=sum(share.size for share in self._shares), waits_for=waits_for), ())
 
     def _on_node(self, node: int, reason: str) -> str:
         return reason if len(self._shares) == 1 else f"{self._shares[node].node.name}: {reason}"

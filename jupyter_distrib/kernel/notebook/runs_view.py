@@ -73,7 +73,7 @@ class RunsView(Observer):
         if self._lines and run.id not in self._printed:
             self._printed.add(run.id)
             row = row_of(run)
-            parts = (f"[{run.id.rpartition('-')[2]}]", row.label, row.state, row.status()[1])
+            parts = (f"[{run.id.rpartition('-')[2]}]", row.label, row.state, *row.status()[1:])
             sys.stdout.write("  ".join(filter(None, parts)) + "\n")  # in one piece, since another thread may print
             sys.stdout.flush()
 

@@ -91,6 +91,13 @@ class Choices:
         if size is not None:
             self.resize(self.pool, size, SIDEBAR)
 
+    def unpick(self) -> None:
+        """Drop what was chosen in the sidebar: what the notebook itself has chosen counts again, or its settings."""
+        if self._pool_by == SIDEBAR:
+            self._pool, self._pool_by = None, ""
+        self._strategy = None
+        self.sizes = {pool: each for pool, each in self.sizes.items() if each.by != SIDEBAR}
+
     def resize(self, pool: str, size: GroupSize, by: str = NOTEBOOK) -> None:
         """Choose the number of ranks of a pool; nothing changes if the pool has this size already."""
         if size == GroupSize():

@@ -42,12 +42,20 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupOpened,
     WorkerGroupQueued,
     WorkerGroupRefused,
+    WorkerGroupStarting,
 )
 
 ANSWER_S = 5.0
 GONE_S = 2.0
 """The most seconds between the end of an agent and the end of what this notebook had of it."""
-GroupEvent = WorkerGroupOpened | WorkerGroupRefused | WorkerGroupClosed | WorkerGroupChanged | WorkerGroupQueued
+GroupEvent = (
+    WorkerGroupOpened
+    | WorkerGroupRefused
+    | WorkerGroupClosed
+    | WorkerGroupChanged
+    | WorkerGroupQueued
+    | WorkerGroupStarting
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +269,7 @@ class Connection:
                 | WorkerGroupClosed()
                 | WorkerGroupChanged()
                 | WorkerGroupQueued()
+                | WorkerGroupStarting()
             ):
                 self._group_event(event)
                 self._on_change()
@@ -291,6 +300,8 @@ class Connection:
                 group.settle()
             case WorkerGroupQueued():
                 group.news.put(event.reason)
+            case WorkerGroupStarting():
+                group.starting = event
             case WorkerGroupChanged():
                 group.workers = event.workers
                 text, run = group.lose_values(event.lost), group.executing

@@ -187,12 +187,14 @@ class PoolManager:
         if self._choices.added.get(pool.name, pool) != pool:
             self.remove_pool(pool.name)
         self._choices.add(pool)
+        self._on_change()
 
     def remove_pool(self, name: str) -> None:
         """End the ranks of a pool of this notebook and remove it. Raises `PoolError` for a pool that files define."""
         self._choices.check_removable(name)
         self.stop_ranks(name)
         self._choices.remove(name)
+        self._on_change()
 
     def start_ranks(self, pool: str, size: GroupSize | None = None) -> None:
         """Start ranks before a cell asks for them, unless ranks that fit are up or busy. A given size stays chosen."""

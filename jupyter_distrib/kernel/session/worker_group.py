@@ -13,7 +13,7 @@ from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.system.formatting import rank_list
-from jupyter_distrib.wire.messages import Packages, WorkerInfo
+from jupyter_distrib.wire.messages import Packages, WorkerGroupStarting, WorkerInfo
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.connection import Connection
@@ -52,6 +52,8 @@ class WorkerGroup:
     """The state: `opening`, `open`, or `closed`."""
     reason: str = ""
     """The reason why it is closed."""
+    starting: WorkerGroupStarting | None = None
+    """How far the start of its ranks is, if it takes a while."""
     opened: threading.Event = field(default_factory=threading.Event)
     news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     """Texts for the thread that waits for `opened`: the reason for the wait, or an empty text once it is over."""

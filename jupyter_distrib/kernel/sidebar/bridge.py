@@ -110,7 +110,14 @@ class FrontEnd:
         except OptionsError as error:  # a file that is being edited; the last settings are shown with the reason
             trouble = {"text": str(error), "at_s": 0.0}
         seen = overview(current, self._settings, self._pools)
-        more = {"route": self._route, "doing": self._doing, "trouble": trouble, "views": self.cells.views()}
+        starting = any(group.state == "opening" for group in current.pools.groups())
+        more = {
+            "starting_in": self.cells.running if starting else "",
+            "route": self._route,
+            "doing": self._doing,
+            "trouble": trouble,
+            "views": self.cells.views(),
+        }
         return {**seen, **more}
 
     def _seen(self) -> dict[str, Any]:
@@ -155,6 +162,10 @@ class FrontEnd:
                 current.choices.pick(pool=pool, strategy=strategy, size=size)
                 self._news.changed()
                 return self._seen()  # the next pick is made on top of this one
+            case "unpick":
+                current.choices.unpick()
+                self._news.changed()
+                return self._seen()
             case "start" | "resize" | "restart" as op:
                 self._begin(op, _one_of(request, "pool", current.settings.pools), request)
             case "stop_ranks":

@@ -84,6 +84,11 @@ class Cells:
         self._running = ""
         """The id of the cell that is being executed, if the front end gives it."""
 
+    @property
+    def running(self) -> str:
+        """The id of the cell that is being executed; empty if none is, or if the front end does not give it."""
+        return self._running
+
     def show(self, shown: Shown) -> None:
         """Let pages that are loaded after the view's beginning draw it, until its settled output is sent."""
         self._shown[shown.run.id] = shown

@@ -84,6 +84,7 @@ def _group(group: WorkerGroup) -> dict[str, Any]:
         "kept": sorted({handle.name for handle in group.kept}),
         "run": group.run.id if group.run is not None and not group.run.done() else None,
         "ranks": [fields_of(info) for info in group.workers],
+        "starting": fields_of(group.starting) if group.state == "opening" and group.starting else None,
     }
 
 

@@ -49,17 +49,17 @@ class RunRow:
         begun = any(rank.started_at_s is not None for rank in self.record.ranks.values())
         return duration(self.elapsed_s) if begun else ""
 
-    def status(self) -> tuple[str, str]:
-        """Return the progress of the slowest ranks, and their metrics or their failure."""
+    def status(self) -> tuple[str, str, str]:
+        """Return the progress of the slowest ranks, their metrics, and the reason of a failure."""
         rows = text_view.statuses(self.record, max(self.elapsed_s, text_view.QUIET_S))
-        return (rows[0][2], rows[0][3]) if rows else ("", "")
+        return (rows[0][2], rows[0][3], rows[0][4]) if rows else ("", "", "")
 
 
 def of_runs(rows: Sequence[RunRow]) -> TextTable:
     """Return the table of runs that were submitted, in their order."""
-    head = ("run", "call", "state", "progress", "metrics", "time")
+    head = ("run", "call", "state", "progress", "metrics", "reason", "time")
     lines: list[Row] = [(row.run.rpartition("-")[2], row.label, row.state, *row.status(), row.time) for row in rows]
-    return TextTable(head=head, rows=lines).without_empty("progress", "metrics", "time")
+    return TextTable(head=head, rows=lines).without_empty("progress", "metrics", "reason", "time")
 
 
 def of_sweep(rows: Sequence[RunRow]) -> TextTable:
@@ -69,7 +69,7 @@ def of_sweep(rows: Sequence[RunRow]) -> TextTable:
     head = (*swept, *names, "state", "progress", "time", "")
     lines: list[Row] = []
     for row in in_order(rows):
-        progress, detail = row.status()
+        progress, _, detail = row.status()
         numbers = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in names]
         trouble = detail if row.state in ("failed", "lost", "refused", "interrupted") else ""
         reason = row.record.remark if row.state == "refused" else trouble

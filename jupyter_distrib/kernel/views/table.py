@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,6 +12,9 @@ WIDE_CHARACTERS = 60
 """The length from which a cell of HTML may be broken into lines."""
 _STYLE = "text-align:left"
 _NARROW_STYLE = "text-align:left;white-space:nowrap"
+
+_NUMBER_STYLE = "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
+_NUMBER = re.compile(r"(peak )?-?\d[\d,.]*(e[-+]?\d+)?( ?(%|s|min|h|[kMGT]?B|bytes|%? ?(busy|CPU)))?")
 
 Row = tuple[str, ...]
 
@@ -36,12 +40,19 @@ class TextTable:
 
         return TextTable(head=filled(self.head), rows=[filled(row) for row in self.rows])
 
+    def _numbers(self) -> set[int]:
+        """Return the places of the columns in which there are only numbers, which stand at the right."""
+        columns = enumerate(zip(*self.rows, strict=True))
+        filled = ((place, [text for text in column if text]) for place, column in columns)
+        return {place for place, texts in filled if texts and all(_NUMBER.fullmatch(text) for text in texts)}
+
     def as_text(self) -> str:
         """Return the table with aligned columns."""
         cells = [[text.split("\n") for text in row] for row in ((self.head, *self.rows) if self.head else self.rows)]
         widths = [max(max(map(len, lines)) for lines in column) for column in zip(*cells, strict=True)]
+        aligned = [str.rjust if place in self._numbers() else str.ljust for place in range(len(widths))]
         return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+            "  ".join(align(text, width) for align, text, width in zip(aligned, line, widths, strict=True)).rstrip()
             for row in cells
             for line in zip_longest(*row, fillvalue="")
         )
@@ -49,13 +60,20 @@ class TextTable:
     def as_html(self) -> str:
         """Return the table as HTML that needs no style sheet."""
         # Not th, thead, tbody or br: nbconvert --sanitize-html shows them as text.
-        head = "".join(f'<td style="{_NARROW_STYLE}"><b>{escape(name)}</b></td>' for name in self.head)
-        body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in self.rows)
+        numbers = self._numbers()
+        sides = [_NUMBER_STYLE if place in numbers else _NARROW_STYLE for place in range(len(self.head))]
+        head = "".join(
+            f'<td style="{style}"><b>{escape(name)}</b></td>' for style, name in zip(sides, self.head, strict=True)
+        )
+        body = "".join(
+            "<tr>" + "".join(_cell(text, number=place in numbers) for place, text in enumerate(row)) + "</tr>"
+            for row in self.rows
+        )
         return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
 
 
-def _cell(text: str) -> str:
-    style = _NARROW_STYLE if len(text) < WIDE_CHARACTERS else _STYLE
+def _cell(text: str, *, number: bool) -> str:
+    style = _NUMBER_STYLE if number else _NARROW_STYLE if len(text) < WIDE_CHARACTERS else _STYLE
     lines = [escape(line) for line in text.split("\n")]
     inside = lines[0] if len(lines) == 1 else "".join(f"<div>{line}</div>" for line in lines)
     return f'<td style="{style}">{inside}</td>'

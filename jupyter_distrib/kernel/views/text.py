@@ -73,7 +73,7 @@ def as_text(
             *remarks(record),
             *(output(record) if with_output else ()),
             *_displays(record),
-            *("  ".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:])).rstrip() for row in rows),
+            *("  ".join(filter(None, (row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:]))) for row in rows),
             *shares.lines(record),
         ]
     )
@@ -285,9 +285,9 @@ def displayed_text(data: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- status lines
 
-COLUMNS = ("ranks", "state", "progress", "metrics", "memory")
-Row = tuple[str, str, str, str, str]
-"""The texts of a row, by `COLUMNS`; the reason of a failure takes the place of the metrics."""
+COLUMNS = ("ranks", "state", "progress", "metrics", "reason", "memory")
+Row = tuple[str, str, str, str, str, str]
+"""The texts of a row, by `COLUMNS`; the reason is that of a failure."""
 
 
 def _troubled(record: RunRecord) -> bool:
@@ -323,8 +323,9 @@ def _status(group: Sequence[RankRecord], root: int | None, *, ended: bool) -> Ro
         _bar(slow, fast, running=slowest.state == "running")
         for slow, fast in zip(slowest.progress, most.progress, strict=False)
     )
-    detail = _trouble(slowest, root) or _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
-    return rank_list(rank.rank for rank in group), slowest.state, bars, detail, _memory(group, ended=ended)
+    metrics = _metrics(group) or (slowest.progress[-1].detail if slowest.progress else "")
+    ranks = rank_list(rank.rank for rank in group)
+    return ranks, slowest.state, bars, metrics, _trouble(slowest, root), _memory(group, ended=ended)
 
 
 def _memory(group: Sequence[RankRecord], *, ended: bool) -> str:

@@ -41,6 +41,7 @@ from jupyter_distrib.wire.messages.kernel import (
     WorkerGroupOpened,
     WorkerGroupQueued,
     WorkerGroupRefused,
+    WorkerGroupStarting,
     number_of_ranks,
 )
 from jupyter_distrib.wire.messages.node import (
@@ -208,6 +209,7 @@ __all__ = [
     "WorkerGroupOpened",
     "WorkerGroupQueued",
     "WorkerGroupRefused",
+    "WorkerGroupStarting",
     "WorkerInfo",
     "WorkerOrder",
     "Wrote",
@@ -274,6 +276,7 @@ Event = (
     | StreamsReplaced
     | ProbeAnswer
     | WorkerGroupOpened
+    | WorkerGroupStarting
     | WorkerGroupRefused
     | WorkerGroupQueued
     | GroupsReset

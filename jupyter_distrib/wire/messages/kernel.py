@@ -213,6 +213,18 @@ class WorkerGroupQueued:
 
 
 @message
+class WorkerGroupStarting:
+    """The ranks of a worker group are still starting; sent now and then, if that takes a while."""
+
+    group: str
+    up: int
+    """The number of ranks that are ready."""
+    size: int
+    waits_for: str = ""
+    """What the others wait for, if it is known: `the import of torch`."""
+
+
+@message
 class WorkerGroupClosed:
     """The worker group is gone: closed on request, or (with a reason) taken away, for example for another notebook."""
 

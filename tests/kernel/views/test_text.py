@@ -226,19 +226,19 @@ def test_a_failure_is_told_and_ranks_that_fell_over_it_are_not_blamed() -> None:
         Failed(run="r-7", rank=0, failure=Failure(type_name="KeyError", message="'lr'"), at_s=2.0),
         Failed(run="r-7", rank=1, failure=peer, at_s=2.1),
     )
-    assert body(record) == ["rank 0  failed    KeyError: 'lr'", "rank 1  failed    stopped because of rank 0"]
+    assert body(record) == ["rank 0  failed  KeyError: 'lr'", "rank 1  failed  stopped because of rank 0"]
 
 
 def test_a_rank_that_was_stopped_because_of_another_says_so() -> None:
     failed = Failed(run="r-7", rank=1, failure=Failure(type_name="KeyError", message="'lr'"), at_s=2.0)
     record = a_record(failed, Interrupted(run="r-7", rank=0, frames=(), at_s=2.1))
-    assert body(record)[1] == "rank 0  interrupted    stopped because of rank 1"
+    assert body(record)[1] == "rank 0  interrupted  stopped because of rank 1"
 
 
 def test_a_message_of_many_lines_is_one_in_the_table() -> None:
     failure = Failure(type_name="RuntimeError", message="\n".join(f"line {n}" for n in range(60)))
     record = a_record(Failed(run="r-7", rank=0, failure=failure, at_s=2.0), ranks=1)
-    assert body(record) == ["rank 0  failed    RuntimeError: line 0 ... (59 more lines)"]
+    assert body(record) == ["rank 0  failed  RuntimeError: line 0 ... (59 more lines)"]
 
 
 def test_a_death_is_told() -> None:
@@ -259,7 +259,7 @@ def test_many_ranks_in_the_same_state_share_a_line() -> None:
         ranks=64,
     )
     assert body(record) == [
-        "rank 5           lost     epoch 47/100 ▓▓▓░░░░░  was killed by SIGKILL",
+        "rank 5           lost     epoch 47/100 ▓▓▓░░░░░  loss 0.35  epoch 1  was killed by SIGKILL",
         "ranks 0-4, 6-63  running  epoch 45-47/100 ▓▓▓░░░░░  loss 0.3 to 0.93  epoch 1",
     ]
 
