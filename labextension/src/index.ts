@@ -18,11 +18,14 @@ import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils
 import { icon } from './icon.js';
 import { LiveViews } from './live.js';
 import { Home, Model } from './model.js';
-import { COMMANDS, DistributedPanel, Doer, Log, sizeOf, StatusItem } from './panel.js';
+import { Log } from './logview.js';
+import { COMMANDS, DistributedPanel, Doer, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
 import { Pool, Run, Settled } from './protocol.js';
 import { repair, replaceLive, saveLastSeen, showSaved } from './repair.js';
+import { tellOfEnds } from './notify.js';
 import { running } from './running.js';
+import { showStarting } from './starting.js';
 import * as view from './view.js';
 
 const ID = 'jupyter-distrib:plugin';
@@ -31,6 +34,7 @@ interface Options {
   statusBar: boolean;
   repairOutputs: boolean;
   confirmStop: boolean;
+  notifyAfter: number;
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -59,7 +63,7 @@ function activate(
   const model = new Model(app, notebooks, consoles);
   const dialogs = new SessionContextDialogs({ translator: translator ?? nullTranslator });
   const doer: Doer = { model, commands: app.commands, t: say, chooseKernel: home => void dialogs.selectKernel(home.sessionContext) };
-  const options: Options = { statusBar: true, repairOutputs: true, confirmStop: true };
+  const options: Options = { statusBar: true, repairOutputs: true, confirmStop: true, notifyAfter: 30 };
 
   const panel = new DistributedPanel(doer);
   const add = (): void => app.shell.add(panel, 'left', { rank: 350, type: 'Distributed' });
@@ -91,7 +95,9 @@ function activate(
     read();
   });
 
-  catchRequests(doer);
+  catchRequests(app, doer);
+  showStarting(model, say);
+  tellOfEnds(model, () => options.notifyAfter, (home, run) => goToCell(app, home, run.cell), say);
   repairOutputs(doer, options);
 }
 
@@ -142,7 +148,9 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
       const pool = poolOf(args);
       const op = isUp(pool) ? 'resize' : 'start';
       const next = model.overview?.next;
-      if (next && (op === 'start' || (await agreed(pool, t('Resize'))))) {
+      const many = next?.pool === pool ? view.tooManyText(model.overview?.pools.find(each => each.name === pool), next.ranks, t) : '';
+      const wanted = !many || (await confirm(op === 'start' ? t('Start ranks') : t('Resize'), many, t));
+      if (next && wanted && (op === 'start' || (await agreed(pool, t('Resize'))))) {
         await model.ask({ op, pool, ...(next.pool === pool ? sizeOf(next) : {}) });
       }
     }
@@ -201,7 +209,7 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     caption: t('Select the cell that started the run'),
     isEnabled: ready,
     describedBy: described({ cell: { type: 'string' } }),
-    execute: args => goToCell(app, model, text(args['cell']))
+    execute: args => goToCell(app, model.home, text(args['cell']))
   });
 }
 
@@ -231,7 +239,8 @@ async function confirm(what: string, loss: string, t: view.Say): Promise<boolean
   const result = await showDialog({
     title: t('%1?', what),
     body: loss,
-    buttons: [Dialog.cancelButton({ label: t('Cancel') }), Dialog.warnButton({ label: what })]
+    buttons: [Dialog.cancelButton({ label: t('Cancel') }), Dialog.warnButton({ label: what })],
+    defaultButton: 0
   });
   return result.button.accept;
 }
@@ -256,23 +265,24 @@ function insert(model: Model): void {
   }
 }
 
-function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string): void {
-  const link = model.link;
-  const ranks = model.overview?.runs.find(each => each.run === run)?.numbers ?? [0];
+function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = model.link): void {
+  const found = link?.overview?.runs.find(each => each.run === run);
+  const ranks = found?.numbers ?? [0];
   const load = async (rank: number): Promise<{ text: string; note: string }> => {
     const answer = await link?.request({ op: 'logs', run, rank });
     const before = answer?.skipped_bytes ? t('%1 before this are in %2', view.size(answer.skipped_bytes), answer.path ?? '') : (answer?.path ?? '');
     return { text: answer?.text ?? '', note: answer?.error ?? before };
   };
-  const log = new MainAreaWidget({ content: new Log(load, ranks, t) });
-  log.title.label = t('Log of %1', run);
+  const goesOn = (): boolean => link?.overview?.runs.find(each => each.run === run)?.elapsed_s === null;
+  const log = new MainAreaWidget({ content: new Log({ load, ranks, goesOn, copy: text => Clipboard.copyToSystem(text), t }) });
+  log.title.label = t('Log of %1', found?.label ?? run);
+  log.title.caption = run;
   log.title.icon = icon;
   log.title.closable = true;
   app.shell.add(log, 'main', { mode: 'split-bottom' });
 }
 
-function goToCell(app: JupyterFrontEnd, model: Model, id: string): void {
-  const home = model.home;
+function goToCell(app: JupyterFrontEnd, home: Home | null, id: string): void {
   if (home instanceof NotebookPanel) {
     const index = home.content.widgets.findIndex(cell => cell.model.id === id);
     const cell = home.content.widgets[index];
@@ -287,7 +297,7 @@ function goToCell(app: JupyterFrontEnd, model: Model, id: string): void {
 // ---------------------------------------------------------------------------------------------------- cells
 
 /** Requests of the widget in a cell: events that bubble up to the page; catching one says that it is dealt with. */
-function catchRequests(doer: Doer): void {
+function catchRequests(app: JupyterFrontEnd, doer: Doer): void {
   const { model } = doer;
   const take = (name: string, act: (link: KernelLink, detail: { run: string; force?: boolean }) => unknown): void =>
     document.addEventListener(name, event => {
@@ -299,6 +309,7 @@ function catchRequests(doer: Doer): void {
       }
     });
   take('jupyter-distrib:stop', (link, { run, force }) => void stop(doer, link, run, force ?? false));
+  take('jupyter-distrib:log', (link, { run }) => showLog(app, doer, run, link));
   take('jupyter-distrib:stacks', (link, { run }) => void link.request({ op: 'stacks', run }).catch(() => undefined));
 }
 

@@ -1,4 +1,4 @@
-/** The panel at the side, and the log of a rank. What is said comes from `view.ts`; what is done is a command or a request. */
+/** The panel at the side. What is said comes from `view.ts`; what is done is a command or a request. */
 import { CommandRegistry } from '@lumino/commands';
 import { PanelWithToolbar, ReactWidget, SidePanel, ToolbarButton, refreshIcon, UseSignal } from '@jupyterlab/ui-components';
 import { Message } from '@lumino/messaging';
@@ -32,8 +32,10 @@ export const COMMANDS = {
   refresh: 'jupyter-distrib:refresh'
 } as const;
 
-/** Of the sections, as they usually need; each scrolls by itself. */
+/** Of the sections until it is known what they need; each scrolls by itself. */
 const SIZES = [5, 3, 4];
+/** A section is never smaller than this, in pixels. */
+const LEAST_HEIGHT = 90;
 
 export class DistributedPanel extends SidePanel {
   constructor(private readonly doer: Doer) {
@@ -66,6 +68,7 @@ export class DistributedPanel extends SidePanel {
       this.addWidget(section);
     }
     this.open();
+    this.content.node.addEventListener('pointerdown', event => (this.moved ||= (event.target as Element).matches('.lm-SplitPanel-handle')));
     doer.model.changed.connect(this.onChanged, this);
     this.onChanged();
   }
@@ -97,6 +100,21 @@ export class DistributedPanel extends SidePanel {
   private onChanged(): void {
     this.content.setHidden(this.doer.model.state !== 'ready');
     this.refreshWhenNew();
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => this.share());
+  }
+
+  /** Give each section the height that it needs, in proportion, until the user moves one of the edges between them. */
+  private share(): void {
+    const content = this.content;
+    if (this.moved || !this.isVisible || !(content instanceof AccordionPanel)) {
+      return;
+    }
+    const needs = content.widgets.map(section => Math.max(LEAST_HEIGHT, section.node.querySelector('.jp-Distributed-part')?.scrollHeight ?? 0));
+    if (needs.some((need, index) => Math.abs(need - (this.needs[index] ?? 0)) > 20)) {
+      this.needs = needs;
+      content.setRelativeSizes(needs);
+    }
   }
 
   /** Devices and their holders are asked for when groups have come or gone and somebody looks; never on a clock. */
@@ -114,6 +132,9 @@ export class DistributedPanel extends SidePanel {
   }
 
   private seen = '';
+  private needs: number[] = [];
+  private moved = false;
+  private frame = 0;
 }
 
 type Shown = React.FunctionComponent<{ doer: Doer }>;
@@ -197,12 +218,17 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
         ]}
         onPick={kind => resize(now => (kind === 'auto' ? {} : { [kind]: view.picked(now).count }))}
       />
-      {size.kind !== 'auto' && <Count key={`${size.kind}${size.count}`} label={t('Number')} value={size.count} onPick={count => resize(now => ({ ...sizeOf(now), [now.gpus ? 'gpus' : 'ranks']: count }))} />}
+      {size.kind !== 'auto' && <Count key={`${size.kind}${size.count}`} label={t('Number')} t={t} value={size.count} onPick={count => resize(now => ({ ...sizeOf(now), [now.gpus ? 'gpus' : 'ranks']: count }))} />}
       {size.kind === 'gpus' && types.length > 0 && (
         <Choice label={t('GPU type')} value={next.gpu_type ?? ''} options={[['', t('any type')], ...types.map(type => [type, type] as [string, string])]} onPick={type => resize(now => ({ gpus: view.picked(now).count, ...(type ? { gpu_type: type } : {}) }))} />
       )}
       {size.kind === 'gpus' && noGpu && <p className="jp-Distributed-note">{t('This pool has no GPU: such runs get CPU ranks (gloo), and say so.')}</p>}
       {next.origins && <p className="jp-Distributed-note">{t('Now: %1.', next.origins)}</p>}
+      {view.isPicked(next) && (
+        <div className="jp-Distributed-buttons">
+          <Button name={t("The notebook's own default")} title={t('Forget what was picked here')} onClick={() => void model.ask({ op: 'unpick' })} />
+        </div>
+      )}
       <div className="jp-Distributed-line">
         <code>{next.line}</code>
         <span className="jp-Distributed-buttons">
@@ -397,7 +423,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
 
 // ---------------------------------------------------------------------------------------------------- pieces
 
-function Button({ name, onClick, title, main }: { name: string; onClick: () => void; title?: string; main?: boolean }): React.JSX.Element {
+export function Button({ name, onClick, title, main }: { name: string; onClick: () => void; title?: string; main?: boolean }): React.JSX.Element {
   return (
     <button type="button" className={`jp-Distributed-button ${main ? 'jp-mod-main' : ''}`} title={title} onClick={onClick}>
       {name}
@@ -409,7 +435,7 @@ function Dot({ tone }: { tone: string }): React.JSX.Element {
   return <span aria-hidden="true" className={`jp-Distributed-dot jp-mod-${tone}`} />;
 }
 
-function Choice({ label, value, options, onPick }: { label: string; value: string; options: [string, string][]; onPick: (value: string) => void }): React.JSX.Element {
+export function Choice({ label, value, options, onPick }: { label: string; value: string; options: [string, string][]; onPick: (value: string) => void }): React.JSX.Element {
   return (
     <label className="jp-Distributed-field">
       <span>{label}</span>
@@ -425,19 +451,21 @@ function Choice({ label, value, options, onPick }: { label: string; value: strin
 }
 
 /** A number that counts when the field is left or Enter is pressed, not at every digit. */
-function Count({ label, value, onPick }: { label: string; value: number; onPick: (value: number) => void }): React.JSX.Element {
+function Count({ label, value, onPick, t }: { label: string; value: number; onPick: (value: number) => void; t: view.Say }): React.JSX.Element {
   const [text, setText] = React.useState(String(value));
+  const [refused, setRefused] = React.useState(false);
   const done = (): void => {
     const number = Number(text);
-    if (Number.isInteger(number) && number >= 1 && number <= 1000) {
-      if (number !== value) {
-        onPick(number);
-      }
-    } else {
+    const fits = Number.isInteger(number) && number >= 1 && number <= 1000;
+    setRefused(!fits);
+    if (!fits) {
       setText(String(value));
+    } else if (number !== value) {
+      onPick(number);
     }
   };
   return (
+    <>
     <label className="jp-Distributed-field">
       <span>{label}</span>
       <input
@@ -452,6 +480,12 @@ function Count({ label, value, onPick }: { label: string; value: number; onPick:
         onKeyDown={event => event.key === 'Enter' && done()}
       />
     </label>
+      {refused && (
+        <p className="jp-Distributed-note" role="alert">
+          {t('The number of ranks is 1 to 1000.')}
+        </p>
+      )}
+    </>
   );
 }
 
@@ -464,37 +498,6 @@ function Meter({ label, value, text, progress }: { label: string; value: number;
       </div>
       <span>{text}</span>
     </div>
-  );
-}
-
-// ---------------------------------------------------------------------------------------------------- a log
-
-/** What one rank wrote, in the main area. */
-export class Log extends ReactWidget {
-  constructor(private readonly load: (rank: number) => Promise<{ text: string; note: string }>, private readonly ranks: number[], private readonly t: view.Say) {
-    super();
-    this.addClass('jp-Distributed-log');
-  }
-
-  protected render(): React.JSX.Element {
-    return <LogView load={this.load} ranks={this.ranks} t={this.t} />;
-  }
-}
-
-function LogView({ load, ranks, t }: { load: (rank: number) => Promise<{ text: string; note: string }>; ranks: number[]; t: view.Say }): React.JSX.Element {
-  const [rank, setRank] = React.useState(ranks[0] ?? 0);
-  const [shown, setShown] = React.useState({ text: '', note: '' });
-  const show = React.useCallback((of: number): void => void load(of).then(setShown), [load]);
-  React.useEffect(() => show(rank), [rank, show]);
-  return (
-    <>
-      <div className="jp-Distributed-logbar">
-        <Choice label={t('Rank')} value={String(rank)} options={ranks.map(each => [String(each), String(each)])} onPick={value => setRank(Number(value))} />
-        <Button name={t('Refresh')} onClick={() => show(rank)} />
-        <span className="jp-Distributed-quiet">{shown.note}</span>
-      </div>
-      <pre tabIndex={0}>{shown.text || t('This rank has written nothing.')}</pre>
-    </>
   );
 }
 

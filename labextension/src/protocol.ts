@@ -25,6 +25,8 @@ export interface Overview {
   trouble: { text: string; at_s: number } | null;
   /** What stands live under cells, in the order of the runs; a kernel with an older version does not tell. */
   views?: Shown[];
+  /** The cell that waits for ranks that are still starting; empty if none does. */
+  starting_in?: string;
 }
 
 /** One execution of a cell. */
@@ -70,6 +72,15 @@ export interface WorkerGroup {
   kept: string[];
   run: string | null;
   ranks: Worker[];
+  /** How far the start is, if it takes a while. */
+  starting?: Starting | null;
+}
+
+export interface Starting {
+  up: number;
+  size: number;
+  /** `the import of torch`; empty if it is not known. */
+  waits_for: string;
 }
 
 export interface Worker {
@@ -200,7 +211,7 @@ export interface Pick {
 }
 
 export type Request =
-  | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' }
+  | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' | 'unpick' }
   | { op: 'saved'; runs: string[] }
   | { op: 'repair'; runs: string[]; page: string }
   | { op: 'stop'; run: string; force: boolean }

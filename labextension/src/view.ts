@@ -3,7 +3,7 @@
  *
  * Every text goes through the translator `t`, which is JupyterLab's or, in tests, one that only fills in.
  */
-import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run } from './protocol.js';
+import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run, Starting } from './protocol.js';
 
 /** JupyterLab's `trans.__`: `%1` stands for the first argument. */
 export type Say = (text: string, ...args: (string | number)[]) => string;
@@ -91,10 +91,44 @@ export function ranksText(count: number, gpus: boolean, t: Say): string {
 /** `2 CPU ranks, idle`, and what they keep. */
 export function groupText(group: WorkerGroup, t: Say): string {
   if (group.state === 'opening') {
-    return t('starting…');
+    return group.starting ? startingText(group.starting, t) : t('starting…');
   }
   const what = ranksText(group.size, group.gpus, t);
   return group.run ? t('%1, running', what) : t('%1, idle', what);
+}
+
+/** `Starting 20 ranks: 12 up, waiting for the import of torch`. */
+export function startingText({ up, size, waits_for: waitsFor }: Starting, t: Say): string {
+  const what = size === 1 ? t('Starting 1 rank') : t('Starting %1 ranks', size);
+  const far = t('%1 up', up);
+  return waitsFor ? t('%1: %2, waiting for %3', what, far, waitsFor) : t('%1: %2', what, far);
+}
+
+/** What stands in the cell that waits for ranks; empty if none does. */
+export function startingIn(overview: Overview | null, t: Say): { cell: string; text: string } | null {
+  const group = overview?.pools.flatMap(pool => pool.groups).find(each => each.state === 'opening' && each.starting);
+  return overview?.starting_in && group?.starting ? { cell: overview.starting_in, text: startingText(group.starting, t) } : null;
+}
+
+/** A question before many more ranks are started than there are cores; empty if there is none. */
+export function tooManyText(pool: Pool | undefined, ranks: number | null, t: Say): string {
+  const cores = pool?.node?.cpus ?? null;
+  return ranks !== null && cores !== null && ranks > Math.max(8, 4 * cores) ? t('%1 ranks on %2 CPU cores: they will be slow, and may not fit into memory.', ranks, cores) : '';
+}
+
+/** What is told at the end of a run, if anything is: of long and of detached ones. */
+export function endText(run: Run, afterS: number, t: Say): { text: string; good: boolean } | null {
+  if (run.elapsed_s === null || !(run.detached || (afterS > 0 && run.elapsed_s >= afterS))) {
+    return null;
+  }
+  const row = runRow(run, 0, t);
+  const what = t('%1: %2 after %3', row.title, row.state, row.time);
+  return { text: row.detail ? `${what}\n${row.detail}` : what, good: run.state === 'done' };
+}
+
+/** Whether something is picked in the sidebar, so that there is a way back. */
+export function isPicked(next: Next): boolean {
+  return next.origins.includes('sidebar');
 }
 
 export function keptText(group: WorkerGroup, t: Say): string {

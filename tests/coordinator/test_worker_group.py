@@ -47,6 +47,7 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupChanged,
     WorkerGroupClosed,
     WorkerGroupOpened,
+    WorkerGroupStarting,
     WorkerInfo,
 )
 
@@ -160,6 +161,16 @@ class Gathering:
 @pytest.fixture
 def gathering(tmp_path: Path) -> Gathering:
     return Gathering(tmp_path)
+
+
+def test_ranks_that_start_are_counted_over_all_nodes(gathering: Gathering) -> None:
+    group = gathering.group
+    group._infos = {}
+    for node, up in ((0, 1), (1, 2)):
+        group.handle_event(node, WorkerGroupStarting(group="c", up=up, size=2, waits_for="the import of torch"))
+    started = [event for event in gathering.told if isinstance(event, WorkerGroupStarting)]
+    assert [(each.up, each.size) for each in started] == [(1, 4), (3, 4)]
+    assert started[0].waits_for.endswith(": the import of torch")
 
 
 def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:

@@ -32,6 +32,8 @@ class Choices:
         """The chosen sizes, by pool."""
         self._pool: str | None = None
         self._pool_by = ""
+        self._own_pool: tuple[str | None, str] = (None, "")
+        """What the notebook itself has chosen last."""
         self._strategy: str | None = None
         self._named: set[ProjectFile] = set()
         """Project files whose pools the user has named."""
@@ -74,6 +76,8 @@ class Choices:
     def use(self, pool: str | None, by: str = NOTEBOOK) -> None:
         """Make cells use this pool from now on."""
         self._pool, self._pool_by = pool, by
+        if by != SIDEBAR:
+            self._own_pool = pool, by
 
     def pick(self, *, pool: str | None = None, strategy: str | None = None, size: GroupSize | None = None) -> None:
         """Choose, in the sidebar, pool, strategy and size for the next cells that name none; None leaves a choice
@@ -93,8 +97,7 @@ class Choices:
 
     def unpick(self) -> None:
         """Drop what was chosen in the sidebar: what the notebook itself has chosen counts again, or its settings."""
-        if self._pool_by == SIDEBAR:
-            self._pool, self._pool_by = None, ""
+        self._pool, self._pool_by = self._own_pool
         self._strategy = None
         self.sizes = {pool: each for pool, each in self.sizes.items() if each.by != SIDEBAR}
 

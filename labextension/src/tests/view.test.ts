@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
+import { filtered, together } from '../log.js';
 import { isLive, isSettled, mended, withLastSeen, withoutDead } from '../outputs.js';
 import { Gpu, Member, OutputLike, Overview, Pool, PROTOCOL, Run, Settled, SettledView } from '../protocol.js';
 import * as view from '../view.js';
@@ -270,4 +271,44 @@ test('the overview that the kernel really makes has the shape that is written do
   assert.deepEqual(Object.keys(first.members[0] ?? member(0, '')).sort(), Object.keys(member(0, '')).sort());
   assert.equal(view.runRow(first, first.began_at_s + 5, t).time, '0:05');
   assert.ok(golden.next.line.startsWith('%%distributed'));
+});
+
+// ---------------------------------------------------------------------------------------------------- starts, ends, logs
+
+const starting = (more = {}) => ({ up: 12, size: 20, waits_for: '', ...more });
+const opening = (more: Partial<Overview> = {}): Overview => {
+  const group = { name: 'g', state: 'opening', size: 0, gpus: false, kept: [], run: null, ranks: [], starting: starting() };
+  return { pools: [{ groups: [group] }], starting_in: 'c5', ...more } as unknown as Overview;
+};
+
+test('a start that takes long says how far it is and what it waits for, in its cell', () => {
+  assert.equal(view.startingText(starting(), t), 'Starting 20 ranks: 12 up');
+  assert.equal(view.startingText(starting({ up: 0, size: 1, waits_for: 'the import of torch' }), t), 'Starting 1 rank: 0 up, waiting for the import of torch');
+  assert.deepEqual(view.startingIn(opening(), t), { cell: 'c5', text: 'Starting 20 ranks: 12 up' });
+  assert.equal(view.startingIn(opening({ starting_in: '' }), t), null);
+});
+
+test('many more ranks than cores are asked for first', () => {
+  const pool = { node: { cpus: 2 } } as Pool;
+  assert.match(view.tooManyText(pool, 999, t), /999 ranks on 2 CPU cores/);
+  assert.equal(view.tooManyText(pool, 8, t), '');
+  assert.equal(view.tooManyText({ node: null } as unknown as Pool, 999, t), '');
+  assert.equal(view.tooManyText(pool, null, t), '');
+});
+
+test('the end of long runs is told, and that of detached ones always', () => {
+  const ended = { state: 'done', elapsed_s: 31 } as const;
+  assert.deepEqual(view.endText(run(ended), 30, t), { text: 'Cell In[5]: done after 0:31', good: true });
+  assert.equal(view.endText(run({ ...ended, elapsed_s: 29 }), 30, t), null);
+  assert.equal(view.endText(run(ended), 0, t), null);
+  assert.equal(view.endText(run(), 30, t), null);
+  const failed = view.endText(run({ state: 'failed', elapsed_s: 1, detached: true, trouble: "rank 2: KeyError: 'lr'" }), 0, t);
+  assert.deepEqual(failed, { text: "Cell In[5]: failed after 0:01\nrank 2: KeyError: 'lr'", good: false });
+});
+
+test('a log is searched, its errors are found, and those of all ranks stand together', () => {
+  const text = together([{ rank: 0, text: 'step 1\nValueError: x\n' }, { rank: 1, text: '' }, { rank: 3, text: 'Step 2' }]);
+  assert.equal(text, '[0] step 1\n[0] ValueError: x\n[3] Step 2');
+  assert.equal(filtered(text, { search: 'STEP', errors: false }), '[0] step 1\n[3] Step 2');
+  assert.equal(filtered(text, { search: '', errors: true }), '[0] ValueError: x');
 });

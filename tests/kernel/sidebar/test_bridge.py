@@ -98,6 +98,38 @@ def test_what_a_pick_leaves_out_stays_as_it_is(book: Notebook) -> None:
     assert ask(book, op="pick", size={})["overview"]["next"]["line"] == "%%distributed --strategy ddp"
 
 
+def test_there_is_a_way_back_from_what_was_picked(book: Notebook) -> None:
+    book.ok("%distributed_pool use inline")
+    ask(book, op="pick", pool="local", strategy="ddp", size={"ranks": 3})
+    answer = ask(book, op="unpick")
+
+    assert answer["overview"]["next"]["line"] == "%%distributed --pool inline"
+    assert "sidebar" not in answer["overview"]["next"]["origins"]
+    book.ok("%distributed_pool use local")
+
+
+def test_a_pool_that_is_added_is_told_at_once(book: Notebook) -> None:
+    drain(book)
+    book.start("%distributed_pool add other --kind local")
+    news_until(book, lambda data: "other" in [pool["name"] for pool in data.get("overview", {}).get("pools", ())])
+    book.ok("%distributed_pool remove other")
+
+
+def test_a_start_that_takes_long_says_how_far_it_is_and_in_which_cell(book: Notebook) -> None:
+    drain(book)
+    book.start("%%distributed --ranks 2 --env OMP_DYNAMIC=true\nrank", cell_id="c-5")
+
+    def starting(data: dict[str, Any]) -> list[Any]:
+        groups = [group for pool in data.get("overview", {}).get("pools", ()) for group in pool["groups"]]
+        return [group["starting"] for group in groups if group["starting"]]
+
+    data = news_until(book, starting)
+    assert starting(data)[0]["size"] == 2
+    assert data["overview"]["starting_in"] == "c-5"
+    news_until(book, lambda data: "overview" in data and not data["overview"]["starting_in"])
+    book.ok("%distributed_pool stop")
+
+
 def test_a_cell_that_says_what_it_wants_is_not_told_of_the_sidebar(book: Notebook) -> None:
     ask(book, op="pick", pool="local", strategy="ddp", size={"ranks": 3})
 

@@ -1,0 +1,42 @@
+/** The end of long and of detached runs is told: as a notification, and in the title of a browser tab that is not seen. */
+import { Notification } from '@jupyterlab/apputils';
+
+import { Home, Model } from './model.js';
+import { Run } from './protocol.js';
+import * as view from './view.js';
+
+const MARK = /^[✓✗] /u;
+
+/** `afterS` is the least time of a run that is told of, in seconds; 0 for detached ones only. */
+export function tellOfEnds(model: Model, afterS: () => number, goTo: (home: Home, run: Run) => void, t: view.Say): void {
+  const goingOn = new Set<string>();
+  model.changed.connect(() => {
+    for (const [home, link] of model.links()) {
+      for (const run of link.overview?.runs ?? []) {
+        if (run.elapsed_s === null) {
+          goingOn.add(run.run);
+        } else if (goingOn.delete(run.run)) {
+          tell(home, run);
+        }
+      }
+    }
+  });
+
+  const tell = (home: Home, run: Run): void => {
+    const told = view.endText(run, afterS(), t);
+    if (!told) {
+      return;
+    }
+    const actions = run.cell ? [{ label: t('Go to cell'), callback: () => goTo(home, run) }] : [];
+    Notification.emit(told.text, told.good ? 'success' : 'error', { autoClose: told.good ? 8000 : false, actions });
+    if (document.hidden) {
+      document.title = `${told.good ? '✓' : '✗'} ${document.title.replace(MARK, '')}`;
+    }
+  };
+
+  document.addEventListener('visibilitychange', () => {
+    if (!document.hidden) {
+      document.title = document.title.replace(MARK, '');
+    }
+  });
+}
