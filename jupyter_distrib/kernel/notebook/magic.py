@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook.doctor import Report
     from jupyter_distrib.kernel.notebook.explain import Explanation
     from jupyter_distrib.kernel.notebook.status import PoolTable, Status
+    from jupyter_distrib.kernel.session.rank_differences import Differences
 
 
 def _help() -> str:
@@ -314,6 +315,13 @@ class DistributedMagics(Magics):
             failure_examination.drop(session.current())
         else:
             failure_examination.examine(session.current(), request.rank)
+
+    @line_magic
+    def distributed_diff(self, line: str) -> Differences:
+        """Return how a kept value differs between ranks: `%distributed_diff model`."""
+        from jupyter_distrib.kernel.notebook import diff_magic
+
+        return diff_magic.answer(line, self.shell.user_ns)
 
     @line_magic
     def distributed_runs(self, line: str) -> RunList | Comparison:

@@ -343,6 +343,22 @@ class Session:
         options = Options(pool=own.pool, strategy="none", pool_options=dict(own.options)).resized(group.asked.size)
         return self._ask(source, options, label, {}, ())
 
+    def ask_holders(self, handle: RankValue, source: str) -> Results:
+        """Return the values of a source that the ranks of a kept value execute, in which `__kept__` is their own.
+
+        Raises:
+            PoolError, ValueLost: They are busy, or gone.
+        """
+        group = next((group for group in self.pools.groups() if handle in group.handles), None)
+        if group is None or group.busy:
+            raise PoolError(f"the ranks of `{handle.name}` have ended.") if group is None else selection.busy(group)
+        options = Options(
+            on=handle.ranks, pool=group.connection.pool, strategy="none", pool_options=dict(group.connection.options)
+        )
+        results = self._ask(source, options, f"{handle.name} on its ranks", {"__kept__": handle}, [handle])
+        assert results is not None
+        return results
+
     def _ask(
         self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
     ) -> Results | None:
