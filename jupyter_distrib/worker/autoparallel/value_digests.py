@@ -9,7 +9,7 @@ rank's main thread, in a run of its own; what it returns is small, whatever the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -99,10 +99,6 @@ def _digest(flat: torch.Tensor) -> str:
     """Return the digest of the elements, which are told apart by their bytes."""
     digest = hashlib.blake2b(digest_size=8)
     step = max(1, BYTES // max(1, flat.element_size()))
-    for part in _parts(flat, step):
-        digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
+    for at in range(0, flat.numel(), step):
+        digest.update(flat[at : at + step].cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _parts(flat: torch.Tensor, step: int) -> Sequence[torch.Tensor]:
-    return flat.split(step)  # type: ignore[no-untyped-call] if flat.numel() else ()
