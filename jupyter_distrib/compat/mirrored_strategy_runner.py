@@ -1,6 +1,6 @@
 """The stand-in for `spark_tensorflow_distributor`: `MirroredStrategyRunner` over our pools, without Spark.
 
-The ranks get `TF_CONFIG`; TensorFlow itself has to be installed for them. Kernel side.
+The function runs by `--strategy tensorflow`; TensorFlow has to be installed for the ranks. Kernel side.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jupyter_distrib.compat import launching, on_ranks
+from jupyter_distrib.compat import launching
 
 __all__ = ["MirroredStrategyRunner"]
 
@@ -57,5 +57,6 @@ class MirroredStrategyRunner:
             return train_fn(**kwargs)
         options = launching.pool_of(local=False)
         options["gpus" if self.use_gpu else "ranks"] = self.num_slots
-        given = train_fn, kwargs, self.use_custom_strategy
-        return launching.launch(type(self).__name__, on_ranks.with_workers, given, {}, **options)[0]
+        if self.use_custom_strategy:
+            options["own_scope"] = True
+        return launching.launch(type(self).__name__, train_fn, (), kwargs, strategy="tensorflow", **options)[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -63,44 +62,3 @@ def _write(text: str) -> str:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     return path
-
-
-def with_workers(train_fn: Callable[..., Any], keywords: Mapping[str, Any], custom: bool) -> Any:
-    """Call the function with `TF_CONFIG` set; called on a rank."""
-    rank = int(os.environ["RANK"])
-    with socket.create_server((_own_address(), 0)) as reserved:
-        host, port = reserved.getsockname()[:2]
-        workers = _gathered(f"{host}:{port}")
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
-    if custom:
-        return train_fn(**keywords)
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise ImportError(
-            "MirroredStrategyRunner needs TensorFlow for its ranks, which is not installed: install tensorflow there, "
-            "or give use_custom_strategy=True to a function that needs none"
-        ) from error
-    with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        return train_fn(**keywords)
-
-
-def _own_address() -> str:
-    """Return the address of this machine by which the other ranks reach it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 9))
-        address: str = probe.getsockname()[0]
-    return address
-
-
-def _gathered(text: str) -> list[str]:
-    """Return the texts of all ranks, by rank."""
-    from torch import distributed
-
-    distributed.init_process_group("gloo")
-    try:
-        texts: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(texts, text)
-    finally:
-        distributed.destroy_process_group()
-    return texts

@@ -10,13 +10,15 @@ from jupyter_distrib.libraries.accelerate import ACCELERATE
 from jupyter_distrib.libraries.composer import COMPOSER
 from jupyter_distrib.libraries.datasets import DATASETS
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
+from jupyter_distrib.libraries.keras import KERAS
 from jupyter_distrib.libraries.lightning import LIGHTNING
 from jupyter_distrib.libraries.mlflow import MLFLOW
+from jupyter_distrib.libraries.tensorflow import TENSORFLOW
 from jupyter_distrib.libraries.tqdm import TQDM
 from jupyter_distrib.libraries.transformers import TRANSFORMERS
 from jupyter_distrib.libraries.trl import TRL
 
-LIBRARIES = (ACCELERATE, COMPOSER, DATASETS, DEEPSPEED, LIGHTNING, MLFLOW, TQDM, TRANSFORMERS, TRL)
+LIBRARIES = (ACCELERATE, COMPOSER, DATASETS, DEEPSPEED, KERAS, LIGHTNING, MLFLOW, TENSORFLOW, TQDM, TRANSFORMERS, TRL)
 
 _DIVIDE = {module for library in LIBRARIES if library.divides_data for module in library.modules}
 _WRAP = {module for library in LIBRARIES if library.wraps_models for module in library.modules}

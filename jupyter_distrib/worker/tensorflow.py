@@ -1,0 +1,89 @@
+"""The framework TensorFlow of a rank, a program of its own in which torch is never imported. Rank's main thread.
+
+TensorFlow itself is imported by the strategy when a cell begins. It keeps its cluster for the life of a process, so
+ranks whose cluster has lost a member are replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from jupyter_distrib.wire.messages import GroupSighting, PhaseTimes, WorkerOrder
+from jupyter_distrib.worker.address_exchange import PlainGroups
+from jupyter_distrib.worker.framework import DeviceState
+
+NAME = "jupyter_distrib.worker.tensorflow:TensorFlow"
+
+
+class Cluster(PlainGroups):
+    """The connections of this rank: those of this package, and the cluster that TensorFlow holds."""
+
+    config = ""
+    """The value of `TF_CONFIG` for all cells of this process; empty before the first cell."""
+
+    def reset(self, host: str, port: int, listen_fd: int) -> None:
+        if self.config:
+            raise RuntimeError("TensorFlow keeps its cluster for as long as a process lives.")
+        super().reset(host, port, listen_fd)
+
+
+class NoSightings:
+    """The progress of TensorFlow's collectives, which it tells nobody."""
+
+    communication: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def counts(self) -> Sequence[int]:
+        return ()
+
+    def look(self) -> tuple[GroupSighting, ...]:
+        return ()
+
+
+class TensorFlow:
+    """The framework TensorFlow; see `jupyter_distrib.worker.framework.Framework`."""
+
+    name = NAME
+    preloaded: tuple[str, ...] = ()
+
+    def load(self) -> None:
+        """Do nothing: a cell that needs no TensorFlow does not wait for it."""
+
+    def settle(self, order: WorkerOrder) -> None:
+        self.sightings = NoSightings()
+        self.groups = Cluster(order.rank, order.world_size)
+
+    def prepare(self) -> None:
+        """Do nothing: an interrupt leaves no state of TensorFlow half changed that it could restore."""
+
+    def finish(self, values: Iterable[object]) -> None:
+        """Do nothing: TensorFlow's input pipelines have no processes."""
+
+    def device(self, name: str) -> str:
+        return name
+
+    def take_device(self) -> None:
+        """Do nothing: a process sees only its own device."""
+
+    def drain(self, limit_s: float) -> DeviceState:
+        """Return at once: TensorFlow waits for its device itself when a value is read."""
+        return DeviceState()
+
+    def device_memory(self) -> tuple[int, int] | None:
+        return None
+
+    def phase_times(self) -> PhaseTimes | None:
+        return None
+
+    def is_of_device(self, error: BaseException) -> bool:
+        return "CUDA_ERROR" in str(error)
+
+    def release_memory(self) -> None:
+        """Do nothing: TensorFlow keeps the memory that it has taken."""
+
+    def use_threads(self, count: int) -> None:
+        """Set the variables that TensorFlow reads once, at its first operation."""
+        os.environ |= {"TF_NUM_INTRAOP_THREADS": str(count), "TF_NUM_INTEROP_THREADS": str(count)}
