@@ -67,7 +67,7 @@ class GroupStore:
 
     def _send(self, rank: Rank, command: ResetGroups, fds: Sequence[int] = ()) -> None:
         rank.post(command, fds)
-        if rank.has_device and rank.state == "idle":
+        if rank.settles and rank.state == "idle":
             rank.state = "starting"  # until it says `DeviceSettled`
 
 

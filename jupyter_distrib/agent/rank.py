@@ -55,6 +55,8 @@ class Rank:
         """`starting`, `idle`, `running`, `gone`."""
         self.early = False
         """Whether the base forkserver has forked the process."""
+        self.settles = order.visible_devices is not None
+        """Whether it says `DeviceSettled` when it has reset its groups, or ends; cells wait for that."""
         self.process = RankProcess(order.worker, sweep)
         self.notes = RankNotes()
         self.streams = RankStreams(

@@ -228,7 +228,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.fail(f"the agent failed at this worker group ({type(error).__name__}: {error}).")
 
     def _take_ready(self, rank: Rank, event: Ready) -> None:
-        rank.state, rank.early = "idle", event.early
+        rank.state, rank.early, rank.settles = "idle", event.early, rank.has_device or event.settles
         self._restarts.forget(rank.number)
         self._go_on_if_ready()
 

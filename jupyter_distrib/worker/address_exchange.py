@@ -20,6 +20,8 @@ _FIRST_WORD_S = 5.0
 class PlainGroups:
     """The `Groups` of a rank whose framework keeps no process groups in this package."""
 
+    ends_at_reset = False
+
     def __init__(self, rank: int, world_size: int) -> None:
         self.apart = False
         self._rank, self._world_size = rank, world_size

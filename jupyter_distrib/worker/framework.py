@@ -38,6 +38,8 @@ class Groups(Protocol):
 
     apart: bool
     """Whether this rank is cut off from the others in this run, or will be in a moment."""
+    ends_at_reset: bool
+    """Whether `reset` may raise `RuntimeError` by which the rank ends and is replaced; the next cell then waits."""
 
     def reset(self, host: str, port: int, listen_fd: int) -> None:
         """Drop all groups. From now on ranks meet at this address, at which rank 0 serves with the listening socket."""

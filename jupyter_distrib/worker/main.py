@@ -70,7 +70,7 @@ def run_worker(
         os.read(gone, 1)
         os.close(gone)
     process.die_with_parent(order.agent_pid)
-    messenger.send(Ready(rank=order.rank, pid=os.getpid(), early=early))
+    messenger.send(Ready(rank=order.rank, pid=os.getpid(), early=early, settles=worker.settles))
     worker.serve()
 
 
@@ -133,6 +133,11 @@ class Worker:
             debugger=debugger,
         )
 
+    @property
+    def settles(self) -> bool:
+        """Return whether this rank tells when it has reset its groups, so that the next cell waits for it."""
+        return self._order.visible_devices is not None or self._groups.ends_at_reset
+
     def serve(self) -> NoReturn:
         """Execute commands until the order to leave."""
         self._control.start()
@@ -157,12 +162,12 @@ class Worker:
         return self._inbox.get()
 
     def _reset_groups(self, command: ResetGroups, fds: list[int]) -> None:
-        """Drop all groups, as all ranks do at the same time; a rank with a device reports that it is ready."""
+        """Drop all groups, as all ranks do at the same time; a rank that settles reports that it is ready."""
         try:
             self._groups.reset(command.host, command.port, fds[0] if fds else -1)
         except RuntimeError as error:
             give_up(f"rank {self._order.rank} is replaced: {error}")
-        if self._order.visible_devices is not None:
+        if self.settles:
             self._messenger.send(DeviceSettled(rank=self._order.rank))
 
     def _obey(self, command: Message, fds: list[int]) -> None:

@@ -19,6 +19,7 @@ NAME = "jupyter_distrib.worker.tensorflow:TensorFlow"
 class Cluster(PlainGroups):
     """The connections of this rank: those of this package, and the cluster that TensorFlow holds."""
 
+    ends_at_reset = True
     config = ""
     """The value of `TF_CONFIG` for all cells of this process; empty before the first cell."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,11 +69,8 @@ def test_f02_a_kept_model_goes_on_in_the_next_cell(ours: Notebook) -> None:
 def test_f02_tensors_and_variables_come_to_the_notebook_as_arrays(ours: Notebook) -> None:
     ours.ok(f"{LINE}\nimport tensorflow as tf\ntf.constant([1, 2]) + rank, tf.Variable(3.0)")
 
-    assert (
-        ours.ok("[type(each).__name__ for each in got[1]], got[1][0].tolist(), float(got[1][1])").result
-        == ("(['ndarray', 'ndarray'], [2, 3], 3.0)")
-        or ours.ok("got[1][0].tolist(), float(got[1][1])").result == "([2, 3], 3.0)"
-    )
+    read = "type(got[1][0]).__name__, got[1][0].tolist(), float(got[1][1])"
+    assert ours.ok(read).result == "('ndarray', [2, 3], 3.0)"
     assert ours.ok("import sys; 'tensorflow' in sys.modules").result == "False"
 
 
@@ -101,9 +96,7 @@ def test_f05_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) ->
 def test_f02_a_worker_that_raises_or_dies_is_told_and_the_next_cell_trains(ours: Notebook) -> None:
     raised = ours.fails(LINE + FIT.replace("model.compile", "assert rank == 0, 'no more'\nmodel.compile"))
     assert raised.ename == "AssertionError"
-    died = ours.fails(
-        f"{LINE}\nimport os, signal\nif rank == 1: os.kill(os.getpid(), signal.{signal.SIGKILL.name})\n" + FIT
-    )
+    died = ours.fails(LINE + "\nimport os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + FIT)
     assert died.ename == "RankLost"
 
     ours.ok(LINE + FIT + VALUE)
@@ -139,4 +132,3 @@ def test_f02_the_notebook_trains_as_its_text_says(ours: Notebook, tmp_path: Path
     cells = executed("tensorflow.ipynb", tmp_path)
 
     assert float(outputs(cells[-1])) > 0.8
-    assert os.path.exists(tmp_path)

@@ -136,6 +136,8 @@ class Ready:
     pid: int
     early: bool = False
     """Whether it was forked before the forkserver had imported everything an optimizer or FSDP needs."""
+    settles: bool = False
+    """Whether it says `DeviceSettled` after each `ResetGroups`, or ends, although it has no device."""
 
 
 @message

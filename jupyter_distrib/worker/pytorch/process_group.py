@@ -41,6 +41,9 @@ _RAN_BEFORE = "jupyter_distrib: ran before"
 class Rendezvous:
     """The connection of this rank to the others, and the state of the group that it shares with them."""
 
+    ends_at_reset = False
+    """Only ranks with a device may end, and those tell when they are ready in any case."""
+
     def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
         self.store = RankStore(rank, world_size)
         self._take_device = take_device
