@@ -11,4 +11,4 @@ class HostsUpdatedInterrupt(RuntimeError):
     """Ranks came or went. Here a changed set of ranks runs the cell anew, so that this is never raised."""
 
 
-NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+NOT_INITIALIZED = "horovod.torch is not ready on this rank: call hvd.init() first."

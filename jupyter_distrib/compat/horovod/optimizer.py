@@ -56,8 +56,8 @@ class GradientAverager:
         """Issue the reduction of a gradient once it is complete; called in the backward pass."""
         if parameter in self.handles or self._left[parameter] <= 0:
             raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(): increase "
-                "backward_passes_per_step to accumulate gradients locally."
+                "loss.backward() has run more often than backward_passes_per_step since the last step(): call "
+                "step() in between, or raise backward_passes_per_step."
             )
         self._left[parameter] -= 1
         if not self._left[parameter]:
@@ -137,8 +137,8 @@ class AveragingOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self.averager.handles:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                "optimizer.zero_grad() would clear gradients that are still being reduced: call optimizer.step() or "
+                "optimizer.synchronize() before it."
             )
         super().zero_grad(set_to_none)
 
