@@ -181,4 +181,10 @@ def test_d04_a_missing_compiler_is_named(ours: Notebook, kernel_source: str) -> 
 def test_d04_the_notebook_trains_as_its_text_says(ours: Notebook, tmp_path: Path) -> None:
     cells = executed("deepspeed.ipynb", tmp_path)
 
-    assert float(outputs(cells[-1])) > 0.85
+    explicit, unchanged = (
+        outputs(cell)
+        for cell in cells
+        if cell.source.rstrip().endswith(("_[0]", "round(accuracy, 3)")) and "%%" not in cell.source
+    )
+    assert float(explicit) > 0.85
+    assert float(unchanged) > 0.85

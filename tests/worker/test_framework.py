@@ -22,6 +22,16 @@ class Sightings:
     def counts(self): return ()
     def look(self): return ()
 
+class Cluster(PlainGroups):
+    ends_at_reset = True
+    met = False
+    def exchange(self, text):
+        self.met = True
+        return super().exchange(text)
+    def reset(self, host, port, listen_fd):
+        if self.met: raise RuntimeError("they have met.")
+        super().reset(host, port, listen_fd)
+
 class MadeUp:
     name = "theirs:MadeUp"
     preloaded = ()
@@ -41,6 +51,14 @@ class MadeUp:
     def release_memory(self): pass
     def device_memory(self): return None
     def phase_times(self): return None
+
+class Clustered(MadeUp):
+    name = "theirs:Clustered"
+    def settle(self, order): self.groups = Cluster(order.rank, order.world_size)
+
+class Once(Strategy):
+    framework = Clustered.name
+    def begin(self, run): run.names["addresses"] = run.exchange(os.environ["RANK"])
 
 class Spread(Strategy):
     framework = MadeUp.name
@@ -63,7 +81,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     info = folder / "theirs-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[jupyter_distrib.strategies]\nspread = theirs:Spread\n")
+    (info / "entry_points.txt").write_text("[jupyter_distrib.strategies]\nspread = theirs:Spread\nonce = theirs:Once\n")
     with Notebook(folder, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}) as book:
         book.ok("%load_ext jupyter_distrib")
         yield book
@@ -106,3 +124,15 @@ def test_a_rank_that_waits_for_an_address_can_be_stopped(book: Notebook) -> None
 
     assert book.finish().ename == "KeyboardInterrupt"
     assert "host-1" in book.ok(f"%%distributed --ranks 2 --strategy spread\n{CELL}").result
+
+
+def test_ranks_that_end_when_their_groups_are_reset_are_replaced_before_the_next_cell(book: Notebook) -> None:
+    line = "%%distributed --ranks 2 --strategy once\n"
+    before = book.ok(f"{line}import os; os.getpid(), addresses").result
+    assert book.ok(f"{line}import os; os.getpid(), addresses").result == before
+
+    for _ in range(2):
+        assert book.fails(f"{line}assert rank == 0").ename == "AssertionError"
+        after = book.ok(f"{line}import os; os.getpid(), addresses").result
+        assert "('0', '1')" in after
+        assert after != before
