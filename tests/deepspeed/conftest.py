@@ -54,7 +54,7 @@ NOT_INSTALLED = missing("deepspeed")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     if NOT_INSTALLED:
         pytest.skip(f"{NOT_INSTALLED}; sh .ci/deepspeed runs them")
-    with Notebook(tmp_path_factory.mktemp("deepspeed")) as book:
+    with Notebook(tmp_path_factory.mktemp("deepspeed"), {"CUDA_VISIBLE_DEVICES": ""}) as book:
         book.ok("%load_ext jupyter_distrib")
         book.ok(PROBLEM)
         name = "from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)"

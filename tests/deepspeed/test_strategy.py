@@ -118,6 +118,11 @@ def test_d05_after_a_stop_the_next_cell_trains_and_kept_ones_say_that_groups_are
 
     refused = ours.fails(f"{LINE}--zero 2\nloss = model(x[:4]).sum(); loss.backward(); optimizer.step()")
     assert "the process group of this DeepSpeed engine is gone" in refused.evalue
+    goes_on = UNCHANGED.replace(
+        "model = net()", "weights = model.state_dict()\nmodel = net()\nmodel.load_state_dict(weights)"
+    )
+    ours.ok(f"{LINE}--zero 2{goes_on}{WEIGHTS}")
+    assert ours.ok("torch.equal(got[0], got[1])").result == "True"
     ours.ok(f"{LINE}--zero 2{UNCHANGED}{WEIGHTS}")
     ours.ok("expected = [alone()[1]]")
     assert difference(ours) < 1e-4
@@ -173,3 +178,49 @@ def test_d05_an_engine_saves_and_loads_what_zero_divides(ours: Notebook) -> None
     ours.ok(f"{LINE}--zero 3{built}{engine}engine.load_checkpoint('zero'){WEIGHTS}")
 
     assert difference(ours) == 0.0
+
+
+def test_d05_the_optimizer_of_the_configuration_trains_by_the_engine(ours: Notebook) -> None:
+    ours.ok(
+        "with_adam = {**config(2), 'optimizer': {'type': 'AdamW', 'params': {'lr': 0.05, 'weight_decay': 0.01, "
+        "'torch_adam': True}}}"
+    )
+    loop = """
+model = net()
+engine = jupyter_distrib.prepare(model)
+for a, b in DataLoader(samples, batch_size=4):
+    loss = nn.functional.mse_loss(engine(a), b)
+    engine.backward(loss)
+    engine.step()
+"""
+    ours.ok(f"{LINE}--config with_adam{loop}{WEIGHTS}")
+
+    ours.ok("expected = [alone()[1]]")
+    assert difference(ours) < 1e-4
+
+
+def test_d05_gpus_that_are_not_there_refuse_fp16_before_the_cell(ours: Notebook) -> None:
+    ours.ok("ds = {'fp16': {'enabled': True}}")
+    refused = ours.fails(f"{LINE.replace('--ranks 2', '--gpus 2')}--config ds\nprint('begun')")
+
+    assert "DeepSpeed trains in fp16 on GPUs only, and these ranks are on the CPU" in refused.evalue
+    assert "begun" not in refused.text
+    assert ours.ok(f"{LINE}\nrank").status == "ok"
+
+
+def test_d05_two_models_with_two_losses_train_as_on_one_device(ours: Notebook) -> None:
+    two = """
+model, other = net(), net()
+first = torch.optim.SGD(model.parameters(), lr=0.05)
+second = torch.optim.SGD(other.parameters(), lr=0.05)
+for a, b in DataLoader(samples, batch_size=BATCH):
+    for each, optimizer in ((model, first), (other, second)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(each(a), b * (1 + (each is other))).backward()
+        optimizer.step()
+"""
+    both = "torch.cat([p.flatten() for each in (model, other) for p in each.state_dict().values()])"
+    ours.ok(f"{two.replace('BATCH', '8')}\nexpected = [{both}.clone()]")
+    ours.ok(f"{LINE}--zero 1{two.replace('BATCH', '4')}{both}")
+
+    assert difference(ours) < 1e-5

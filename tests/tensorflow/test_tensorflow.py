@@ -40,7 +40,7 @@ print(equal, got[0][0][-1] < got[0][0][0], got[0][2], "tensorflow" in sys.module
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with Notebook(tmp_path_factory.mktemp("tensorflow")) as book:
+    with Notebook(tmp_path_factory.mktemp("tensorflow"), {"CUDA_VISIBLE_DEVICES": ""}) as book:
         book.ok("%load_ext jupyter_distrib")
         name = "from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)"
         session = book.ok(name).stdout.strip()
