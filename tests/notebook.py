@@ -170,7 +170,7 @@ class Notebook:
                 outcome.wall_s = time.monotonic() - self._began_s
                 return outcome
 
-    def asked(self, prompt: str = "", timeout_s: float = 30.0) -> str:
+    def asked(self, prompt: str = "", timeout_s: float = 15.0) -> str:
         """Wait until the running cell asks its user for a line, with this in the prompt."""
         message = self.client.get_stdin_msg(timeout=timeout_s)
         asked = str(message["content"]["prompt"])

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import IO, Any, cast
 
 from jupyter_distrib.system import file_owner
+from jupyter_distrib.system.formatting import duration
+from jupyter_distrib.worker import framework
 from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 
 MAX_TEXT = 100_000
@@ -68,6 +70,10 @@ class RankPdb(pdb.Pdb):
         while outer is not None:
             self._traced.append(outer)
             outer = outer.f_back
+        groups = None if framework.current is None or self._channel.expected else framework.current.groups
+        if groups is not None and (limit_s := groups.timeout_s()) is not None:
+            self.message(f"Other ranks give up waiting for this one in a collective after {duration(limit_s)}, because")
+            self.message("the breakpoint is not in the cell: write a breakpoint() into the cell to lift that limit.")
         self.set_trace(frame)
 
     def detach(self) -> None:

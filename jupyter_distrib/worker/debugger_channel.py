@@ -18,11 +18,12 @@ import types
 from collections.abc import Callable
 from typing import Protocol
 
-from jupyter_distrib.wire.messages import DebuggerLeft, DebuggerPrompted, Event
+from jupyter_distrib.wire.messages import Cell, DebuggerLeft, DebuggerPrompted, Event
 from jupyter_distrib.worker.interrupts import Interrupts
 
 QUIT_S = 5.0
 """The seconds within which the stop of the run follows when the user has quit the debugger."""
+_CALLS = ("breakpoint(", "set_trace(")
 BETWEEN_CELLS = "no cell runs"
 
 
@@ -53,11 +54,24 @@ class DebuggerChannel:
         self._debugger: Debugger | None = None
         self.stopped = False
         """Whether the rank is stopped, from the first prompt until it goes on."""
+        self.expected = True
+        """Whether the other ranks wait without a limit while this one is stopped."""
         self.examining = False
         """Whether it is asked about a cell that has failed."""
 
-    def begin(self, run: str, filename: str, *, unanswered: str = "", examining: bool = False) -> None:
-        """Begin a cell, or the examination of one; `unanswered` is the reason why nobody can answer."""
+    def begin(
+        self, run: str, filename: str, *, unanswered: str = "", examining: bool = False, expected: bool = True
+    ) -> None:
+        """Begin a cell, or the examination of one.
+
+        Args:
+            run: The run.
+            filename: The name of the cell.
+            unanswered: The reason why nobody can answer a prompt; empty if somebody can.
+            examining: Whether the cell has failed, and its failure is examined.
+            expected: Whether the cell holds breakpoints, so that the other ranks wait for it without a limit.
+        """
+        self.expected = expected
         self._run, self.filename, self._unanswered, self.examining = run, filename, unanswered, examining
         self._lines = queue.SimpleQueue()
         self._skipped.clear()
@@ -134,6 +148,11 @@ class DebuggerChannel:
             self.end()
 
 
+def is_expected(cell: Cell) -> bool:
+    """Return whether a cell, or a function of the notebook that it uses, holds a breakpoint."""
+    return any(call in text for text in (cell.source, *cell.sources.values()) for call in _CALLS)
+
+
 current: DebuggerChannel | None = None
 """The channel of this rank; None in a process that is no rank."""
 
@@ -150,13 +169,14 @@ def install(channel: DebuggerChannel) -> None:
 
 def _breakpoint(*_: object, **__: object) -> None:
     if os.environ.get("PYTHONBREAKPOINT") != "0":
-        _stop(sys._getframe(1))  # noqa: SLF001 - the caller's frame, as pdb itself gets it
+        stop(sys._getframe(1))  # noqa: SLF001 - the caller's frame, as pdb itself gets it
 
 
 def _set_trace(*_: object, **__: object) -> None:
-    _stop(sys._getframe(1))  # noqa: SLF001 - as above
+    stop(sys._getframe(1))  # noqa: SLF001 - as above
 
 
-def _stop(frame: types.FrameType) -> None:
+def stop(frame: types.FrameType) -> None:
+    """Stop this rank in a frame, which has reached a breakpoint."""
     if current is not None:
         current.stop_at(frame)

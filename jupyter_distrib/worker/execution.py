@@ -27,6 +27,7 @@ from jupyter_distrib.wire.messages import (
 )
 from jupyter_distrib.worker import (
     cell,
+    debugger_channel,
     displaying,
     end_of_cell,
     forked_child,
@@ -128,15 +129,18 @@ class CellRunner:
 
     def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
         """Run the cell and return its value, or the exception that it raised."""
-        strategy, ok = None, False
+        strategy, ok, waits = None, False, False
         try:
             try:
                 self._interrupts.allow()
                 self._prepare(command, fds, module)
+                waits = not command.unanswered and debugger_channel.is_expected(command.cell)
+                if waits:
+                    self._groups.wait_endlessly(on=True)
                 strategy = identity.strategy = self._strategy(command.setting.strategy)
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
-                self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered)
+                self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=waits)
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 forked_child.leave(self._pid)
                 value = None if command.cell.script else value
@@ -148,6 +152,8 @@ class CellRunner:
                 self._debugger.finish()
                 forked_child.leave(self._pid, sys.exception())
                 end_of_cell.run(ok=False)
+                if waits:
+                    self._groups.wait_endlessly(on=False)
                 if strategy is not None:
                     strategy.end(ok=ok)
             return value, None

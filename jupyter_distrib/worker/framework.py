@@ -51,6 +51,13 @@ class Groups(Protocol):
     def begin(self, run: str) -> None:
         """Prepare for a cell, before it can read whether there is a group."""
 
+    def wait_endlessly(self, *, on: bool) -> None:
+        """Wait for other ranks without a limit in this cell, also in groups that it makes: one of them may stop in the
+        debugger. With `on` False, the cell is over."""
+
+    def timeout_s(self) -> float | None:
+        """Return the seconds after which a rank gives up waiting for others in a group; None without a group."""
+
     def tidy(self) -> None:
         """Remove, between runs, the messages that ranks have exchanged."""
 

@@ -132,3 +132,22 @@ def test_a_rank_that_dies_while_it_is_examined_ends_the_prompt(book: Notebook) -
 
     assert "rank 1 has ended" in book.finish().text
     assert book.ok(ON_TWO + "rank").result
+
+
+def test_the_option_debug_opens_the_prompt_before_the_cell_fails(book: Notebook) -> None:
+    cell = FAILS.replace("--ranks 2", "--ranks 2 --debug")
+    outcome = debugged(book, cell, "p total", "q")
+    assert "\n13\n" in outcome.stdout
+    assert outcome.ename == "ZeroDivisionError"
+
+    assert "--debug: the debugger cannot ask you anything" in book.fails(cell).stdout
+    assert "exclude each other" in book.fails("%%distributed --ranks 2 --debug --detach\n1").text
+
+
+def test_a_distributed_function_opens_the_prompt_too(book: Notebook) -> None:
+    book.ok(
+        "from jupyter_distrib import distributed\n@distributed(ranks=2, debug=True)\ndef f(x): return x / (rank - 1)"
+    )
+    outcome = debugged(book, "f.distributed(7)", "p x", "q")
+    assert "\n7\n" in outcome.stdout
+    assert outcome.ename == "ZeroDivisionError"

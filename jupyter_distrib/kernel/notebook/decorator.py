@@ -113,7 +113,7 @@ class DistributedFunction(Generic[P, R]):
         self._check("distributed", args, kwargs)
         try:
             run = self.start(args, kwargs)
-            results = run.wait(_view(run))
+            results = session.current().wait(run, _view(run), self.options)
         except KeyboardInterrupt as interrupt:
             stopped = early_interrupt(interrupt)
         else:

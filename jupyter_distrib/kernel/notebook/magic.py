@@ -85,7 +85,7 @@ class DistributedMagics(Magics):
         run = self._start(captured, options, settings)
         if options.detach:
             return self._detached(run, options)
-        results = run.wait(LiveView(run))
+        results = session.current().wait(run, LiveView(run), options)
         if options.out:
             self.shell.user_ns[options.out] = results or Results(dict.fromkeys(run.record.ranks))
         return results
@@ -310,11 +310,11 @@ class DistributedMagics(Magics):
         from jupyter_distrib.kernel.notebook import line_magics
         from jupyter_distrib.kernel.session import failure_examination
 
-        request = line_magics.parse_debug(line)
+        request, current = line_magics.parse_debug(line), session.current()
         if request.done:
-            failure_examination.drop(session.current())
+            failure_examination.drop(current.runs, current.pools)
         else:
-            failure_examination.examine(session.current(), request.rank)
+            failure_examination.examine(current.runs, current.pools, request.rank)
 
     @line_magic
     def distributed_diff(self, line: str) -> Differences:

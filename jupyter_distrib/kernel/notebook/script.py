@@ -65,7 +65,7 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
         from jupyter_distrib.kernel.notebook.live_view import LiveView
 
         begun = current.start(cell, packed, options, label=label)
-        begun.wait(LiveView(begun))
+        current.wait(begun, LiveView(begun), options)
         return None
     from jupyter_distrib.kernel.notebook import runs_view
 

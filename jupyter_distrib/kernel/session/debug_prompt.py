@@ -26,6 +26,8 @@ from jupyter_distrib.wire.messages import DebuggerPrompted
 POLL_S = 0.01
 BACK_S = 0.3
 """The seconds within which a rank that has made a step is asked again before another one is."""
+NEWS_S = 0.5
+"""The seconds for which a view is told again of news, since it draws only so often."""
 _OTHER_RANK = re.compile(r"\s*rank\s+(\d+)\s*")
 _ALL_RANKS = re.compile(r"\s*all\s+(?=[\w!])(.+)")
 HELP = (
@@ -49,9 +51,14 @@ class DebuggedRun(Protocol):
     def cancel(self) -> None: ...
 
 
-def converse(run: DebuggedRun) -> None:
-    """Lead the conversation with the ranks of a run that are stopped in the debugger, until none is."""
-    conversation = Conversation(run, HELP, is_over=run.done)
+def converse(run: DebuggedRun, meanwhile: Callable[[], object]) -> None:
+    """Lead the conversation with the ranks of a run that are stopped in the debugger, until none is.
+
+    Args:
+        run: The run.
+        meanwhile: Called in another thread when there is news of the run, while this one waits for the user.
+    """
+    conversation = Conversation(run, HELP, is_over=run.done, meanwhile=meanwhile)
     rank: int | None = None
     while not run.done() and (rank := conversation.next_rank(rank)) is not None:
         rank = conversation.answer(rank)
@@ -63,10 +70,20 @@ class Conversation:
     Args:
         advice: The commands, in one line above the first prompt.
         is_over: Returns whether no rank will answer any more.
+        meanwhile: Called when there is news of the run while the user is asked.
     """
 
-    def __init__(self, run: DebuggedRun, advice: str, *, is_over: Callable[[], bool]) -> None:
-        self._run, self._advice, self._is_over = run, advice, is_over
+    def __init__(
+        self,
+        run: DebuggedRun,
+        advice: str,
+        *,
+        is_over: Callable[[], bool],
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._run, self._advice, self._is_over, self._meanwhile = run, advice, is_over, meanwhile
+        self._changes, self._changed_at_s = 0, 0.0
+        """The number of events so far, and the time at which the last was noticed."""
         self._shown: dict[int, DebuggerPrompted] = {}
         """The prompt of each rank whose text was printed last."""
 
@@ -89,7 +106,7 @@ class Conversation:
             return rank
         self._show(rank, prompt)
         try:
-            line = _read(f"rank {rank} {prompt.prompt}", lambda: self._is_waiting(rank, prompt))
+            line = _read(f"rank {rank} {prompt.prompt}", lambda: self._is_wanted(rank, prompt))
         except Withdrawn:
             self._wait(rank, prompt)
             return rank
@@ -109,6 +126,14 @@ class Conversation:
         else:
             self._send(rank, line)
         return rank
+
+    def _is_wanted(self, rank: int, prompt: DebuggerPrompted) -> bool:
+        """Pass on news, and return whether the rank still waits for its line. Called while the user is asked."""
+        if self._changes != self._run.record.changes:
+            self._changes, self._changed_at_s = self._run.record.changes, time.monotonic()
+        if time.monotonic() < self._changed_at_s + NEWS_S:
+            self._meanwhile()
+        return self._is_waiting(rank, prompt)
 
     def _is_waiting(self, rank: int, prompt: DebuggerPrompted) -> bool:
         return self._run.record.ranks[rank].prompt is prompt

@@ -8,8 +8,9 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.session import prompts
 from jupyter_distrib.kernel.session.debug_prompt import POLL_S, Conversation
+from jupyter_distrib.kernel.session.pool_manager import PoolManager
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.session.run_history import RunHistory
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.system.formatting import rank_list
 
@@ -19,13 +20,13 @@ HELP = "w: where, u and d: up and down the frames, p NAME: a value, q: leave, h:
 NO_PROMPT = "the debugger cannot ask you anything: {}. Run the cell in JupyterLab, Jupyter console or VS Code."
 
 
-def examine(session: Session, number: int | None) -> None:
+def examine(runs: RunHistory, pools: PoolManager, number: int | None) -> None:
     """Debug the last run, which has failed, in a rank that keeps its failure; None for the one that failed first.
 
     Raises:
         PoolError: There is nothing to debug, or nobody can be asked.
     """
-    run, group = _failed(session)
+    run, group = _failed(runs, pools)
     rank = _rank_of(run, number)
     if reason := prompts.missing():
         raise PoolError(NO_PROMPT.format(reason))
@@ -42,23 +43,31 @@ def examine(session: Session, number: int | None) -> None:
                 run.link.debug(rank, "end", "")
 
 
-def drop(session: Session) -> None:
+def offer(runs: RunHistory, pools: PoolManager) -> None:
+    """Debug the last run, as `examine` does, or print why that cannot be done."""
+    try:
+        examine(runs, pools, None)
+    except PoolError as refusal:
+        print(f"--debug: {refusal}")
+
+
+def drop(runs: RunHistory, pools: PoolManager) -> None:
     """Have the ranks of the last run drop what its failure has left. Raises `PoolError`."""
-    run, _ = _failed(session)
+    run, _ = _failed(runs, pools)
     for rank in run.record.ranks:
         run.link.debug(rank, "drop", "")
 
 
-def _failed(session: Session) -> tuple[Run, WorkerGroup]:
+def _failed(runs: RunHistory, pools: PoolManager) -> tuple[Run, WorkerGroup]:
     """Return the last run, which has failed, and the group that has executed nothing since. Raises `PoolError`."""
-    run = session.find_run(None)
+    run = runs.find(None)
     if not run.done():
         raise PoolError(f"run {run.id} goes on: %distributed_stack shows where its ranks are.")
     if all(rank.failure is None for rank in run.record.ranks.values()):
         raise PoolError(f"no rank of the last run ({run.id}) has raised an exception.")
     if run.link.echoes_output:
         raise PoolError("ranks of the inline pool keep no failure: write breakpoint() into the cell, or use %debug.")
-    group = next((group for group in session.pools.groups() if group.run is run and group.state == "open"), None)
+    group = next((group for group in pools.groups() if group.run is run and group.state == "open"), None)
     if group is None:
         raise PoolError(f"the ranks of run {run.id} have ended or executed something else since, so nothing is kept.")
     return run, group

@@ -306,7 +306,7 @@ class Run:
             if self.record.in_debugger:
                 from jupyter_distrib.kernel.session import debug_prompt
 
-                debug_prompt.converse(self)
+                debug_prompt.converse(self, meanwhile=lambda: self._draw(view))
 
     def _draw(self, view: View | None, *, at_end: bool = False) -> None:
         """Draw the view; draw an ended record only when nothing is added to it any more."""

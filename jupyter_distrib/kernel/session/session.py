@@ -37,7 +37,7 @@ from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.observers import Observers
 from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager
 from jupyter_distrib.kernel.session.results import RankValue, Results
-from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run import Run, View
 from jupyter_distrib.kernel.session.run_history import RunHistory
 from jupyter_distrib.kernel.session.run_queue import RunQueue, Submission
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
@@ -358,6 +358,17 @@ class Session:
         results = self._ask(source, options, f"{handle.name} on its ranks", {"__kept__": handle}, [handle])
         assert results is not None
         return results
+
+    def wait(self, run: Run, view: View, options: Options) -> Any:
+        """Wait for a run, as `Run.wait` does; with `--debug`, examine its failure before its exception is raised."""
+        try:
+            return run.wait(view)
+        except Exception:
+            if self.settings.filled(options).debug:
+                from jupyter_distrib.kernel.session import failure_examination
+
+                failure_examination.offer(self.runs, self.pools)
+            raise
 
     def _ask(
         self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]

@@ -133,6 +133,9 @@ class Options:
     backend_fallback: bool = _declared(
         False, "--backend-fallback", "", "on CPU ranks, give a cell that asks init_process_group for NCCL a gloo group",
         read=switch)
+    debug: bool = _declared(
+        False, "--debug", "", "open the debugger's prompt in the rank that failed first", read=switch,
+        synonyms=("pdb", "post-mortem"))
     detach: bool = _declared(
         False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
     fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))
@@ -395,6 +398,9 @@ def _refuse_nonsense(options: Options, say: Say) -> None:
         )
     if options.halt_on_failure and not options.sweep:
         raise OptionsError(f"{named('halt_on_failure')} is about a sweep: add {named('sweep')}, or leave it out")
+    if options.debug and (options.detach or options.sweep):
+        other = named("detach" if options.detach else "sweep")
+        raise OptionsError(f"{named('debug')} and {other} exclude each other: nobody waits for the run at a prompt")
     if options.out in options.keep:
         raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
 

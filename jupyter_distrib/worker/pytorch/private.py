@@ -10,6 +10,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -73,6 +74,25 @@ def counts(group: Any) -> dict[str, int]:
     `_get_sequence_number_for_group`, which for the group itself gives the number of one backend: NCCL, if it has it."""
     backends = {backend.name(): backend for backend in map(group._get_backend, group._device_types)}
     return {name: int(backend._get_sequence_number_for_group()) for name, backend in backends.items()}
+
+
+def backends_of_groups() -> dict[tuple[str, str], Any]:
+    """Return the backends of all groups, by the names of group and backend; relies on the same as `counts`."""
+    return {
+        (name, backend.name()): backend
+        for name, group, _ in known_groups()
+        for backend in map(group._get_backend, group._device_types)
+    }
+
+
+def timeout(backend: Any) -> timedelta | None:
+    """Return the time after which collectives of a backend give up; relies on `options._timeout`."""
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def set_timeout(backend: Any, limit: timedelta) -> None:
+    """Set that time for later collectives; relies on `_set_default_timeout`, like `_set_pg_timeout`."""
+    backend._set_default_timeout(limit)
 
 
 def sequence(group: Any) -> int:

@@ -9,6 +9,7 @@ strategy has often made the group already when a script calls `init_process_grou
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,10 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jupyter_distrib.worker import identity
+from jupyter_distrib.worker import debugger_channel, identity
 from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
-from jupyter_distrib.worker.pytorch.rank_store import RankStore
+from jupyter_distrib.worker.pytorch.patience import PATIENCE, Patience
+from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 ABORT_S = 1.0
@@ -50,6 +52,7 @@ class Rendezvous:
         self._aborting: threading.Thread | None = None
         self.automatic = False
         """Whether a strategy made the default group and nothing since has made it unfit for the next run."""
+        self._patience = Patience()
         self.asked = False
         """Whether the cell itself has called `init_process_group`."""
         self._hidden: Any = None
@@ -100,6 +103,23 @@ class Rendezvous:
             dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # public, but not exported for checkers
             self._debug_level = level
 
+    def wait_endlessly(self, *, on: bool) -> None:
+        """Wait for other ranks without a limit in this cell, or no longer; see `Groups.wait_endlessly`."""
+        if on or self._patience.endless:
+            self._patience.begin(endless=on)
+            self.store.limit(PATIENCE if on else TIMEOUT)
+
+    def lift_timeouts(self) -> None:
+        """Lift the timeouts of groups that have just been made, in a cell that may stop in the debugger."""
+        self._patience.apply()
+
+    def timeout_s(self) -> float | None:
+        return self._patience.limit_s()
+
+    def limit_store(self, store: Any, timeout: timedelta) -> None:
+        """Limit the waits of a store as the caller of `init_process_group` wants it, where limits hold."""
+        store.set_timeout(PATIENCE if self._patience.endless else timeout)
+
     def drop(self) -> None:
         """Destroy the default group and its subgroups, if there are any."""
         self._show()
@@ -146,6 +166,7 @@ class Rendezvous:
             store.set(_RAN_BEFORE, "")
         _torch_init(backend, store=store, rank=self.store.rank, world_size=self.store.world_size)
         self.automatic, self._made_with = True, self._debug_level
+        self.lift_timeouts()
         follow()
         connects_late = "TORCH_GLOO_LAZY_INIT" in os.environ
         return connects_late or bool(store.check([_RAN_BEFORE]))
@@ -239,6 +260,7 @@ def install(rendezvous: Rendezvous) -> None:
             "init_process_group": _init_process_group,
             "destroy_process_group": _destroy_process_group,
             "new_group": _new_group,
+            "breakpoint": _breakpoint,
         }
     )
 
@@ -259,7 +281,7 @@ def _rendezvous_env(url: str, timeout: timedelta = timedelta(minutes=30), **_: o
     rank = int(os.environ.get("RANK", current.store.rank))
     world_size = int(os.environ.get("WORLD_SIZE", current.store.world_size))
     store = current.store.of_next_group()
-    store.set_timeout(timeout)
+    current.limit_store(store, timeout)
     yield store, rank, world_size
     raise RuntimeError("env:// rendezvous happens once per init_process_group")
 
@@ -277,6 +299,7 @@ def _init_process_group(backend: str | None = None, *args: Any, **keywords: Any)
         return
     current.drop()
     _torch_init(backend, *args, **keywords)
+    current.lift_timeouts()
     follow()
 
 
@@ -318,4 +341,12 @@ def _destroy_process_group(group: Any = None) -> None:
 def _new_group(*args: Any, **keywords: Any) -> Any:
     if dist.is_initialized():
         current.automatic = False
-    return _torch_new_group(*args, **keywords)
+    group = _torch_new_group(*args, **keywords)
+    current.lift_timeouts()
+    return group
+
+
+def _breakpoint(rank: int = 0, *_: object, **__: object) -> None:
+    """Stop one rank in the debugger, as `torch.distributed.breakpoint` does; the others go on to what they share."""
+    if dist.get_rank() == rank:
+        debugger_channel.stop(sys._getframe(1))  # noqa: SLF001 - the caller's frame, as pdb itself gets it

@@ -15,6 +15,7 @@ from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 
 HOST = "127.0.0.1"
+TIMEOUT = timedelta(minutes=5)
 
 
 class RankStore:
@@ -28,6 +29,7 @@ class RankStore:
         """The number of runs that this rank has begun."""
         self._host, self._port = HOST, 0
         self._client: Any = None
+        self._timeout = TIMEOUT
         self._served: Any = None
         """The store, in the rank that serves it. It is opened early: a rank that waits for an answer of the store can
         be stopped, a rank that waits for the opening cannot."""
@@ -46,6 +48,12 @@ class RankStore:
         self._run, self._groups, self.apart = run, 0, False
         self._board, self._board_before = None, self._board
         self.runs += 1
+
+    def limit(self, timeout: timedelta) -> None:
+        """Give up waiting for other ranks after this time, from now on."""
+        self._timeout = timeout
+        if self._client is not None:
+            self._client.set_timeout(timeout)
 
     def environment(self) -> dict[str, str]:
         """Return variables with a free port beside the store's, for programs that a cell starts and that serve a
@@ -92,7 +100,7 @@ class RankStore:
             self._port,
             self.world_size,
             is_master=listen_fd is not None,
-            timeout=timedelta(minutes=5),
+            timeout=self._timeout,
             wait_for_workers=False,
             multi_tenant=False,
             master_listen_fd=listen_fd,
