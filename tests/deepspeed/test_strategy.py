@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.notebook import Notebook
+from tests.product.test_export import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -224,3 +227,16 @@ for a, b in DataLoader(samples, batch_size=BATCH):
     ours.ok(f"{LINE}--zero 1{two.replace('BATCH', '4')}{both}")
 
     assert difference(ours) < 1e-5
+
+
+def test_d05_an_exported_cell_trains_to_the_same_weights_under_torchrun(ours: Notebook, tmp_path: Path) -> None:
+    ours.ok("settings = config(2)")
+    saves = "if rank == 0: torch.save(model.state_dict(), 'zero.pt')\n"
+    ours.ok(f"{LINE}--config settings{UNCHANGED}{saves}{WEIGHTS}")
+    ours.ok(f"import os; os.chdir({str(tmp_path)!r})")
+    ours.ok("%distributed_export got train.py")
+
+    torchrun(tmp_path, "train.py")
+
+    loaded = "torch.cat([each.flatten() for each in torch.load('zero.pt').values()])"
+    assert ours.ok(f"torch.equal({loaded}, got[0])").result == "True"

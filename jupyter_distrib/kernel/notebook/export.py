@@ -25,8 +25,11 @@ from types import FunctionType, ModuleType
 from jupyter_distrib.errors import CaptureError, OptionsError
 from jupyter_distrib.kernel.capture.capture import PROVIDED, global_names
 from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
+from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.program import Program, is_literal
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.worker.framework import TORCH
+from jupyter_distrib.worker.strategy import load as load_strategy
 
 _RANK_NAMES = {
     "rank": 'int(os.environ["RANK"])',
@@ -96,7 +99,7 @@ class _Script:
                 + "; ".join(f"`{name}` ({why})" for name, why in self.refused.items())
                 + ". Make it in the cell, and export that."
             )
-        strategy = self.program.options.strategy or "none"
+        strategy, own_options = self._strategy()
         parts = [f'"""{self.run.record.label} as a script: torchrun --nproc-per-node N {self.path.name}"""\n']
         names = self._names_of_ranks() if strategy == "none" else []
         imports = dict.fromkeys(sorted(self.imports.values()))
@@ -111,14 +114,23 @@ class _Script:
                 + "\n".join(f"{name} = _values[{name!r}]" for name in self.data)
             )
         if strategy != "none":
-            options = f", options={dict(self.program.options.strategy_options)!r}"
+            options = f", options={own_options!r}" if own_options else ""
             parts.append(
                 "from jupyter_distrib.worker import under_torchrun\n\n"
-                f"under_torchrun.run(__file__, strategy={strategy!r}"
-                f"{options if self.program.options.strategy_options else ''})"
+                f"under_torchrun.run(__file__, strategy={strategy!r}{options})"
             )
         parts.append(self.program.source.strip("\n"))
         return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _strategy(self) -> tuple[str, dict[str, str]]:
+        """Return the name of the strategy and its options as ranks get them: a script has no names of the notebook."""
+        name = self.program.options.strategy or "none"
+        if load_strategy(name).framework not in ("", TORCH):
+            raise OptionsError(
+                f"a cell with --strategy {name} is no script for torchrun, whose ranks compute with torch: start its "
+                "text with the launcher of its own library"
+            )
+        return name, dict(cell_order.for_strategy(self.program.options).strategy_options)
 
     def _names_of_ranks(self) -> list[str]:
         """Return the lines for the names that a rank has and that the program reads."""
