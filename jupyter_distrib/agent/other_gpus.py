@@ -37,7 +37,10 @@ def inventory(build: TorchBuild) -> Inventory:
 def unused() -> str:
     """Say that the machine has a GPU which ranks do not use; empty if it has none."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        return "ranks do not lease Apple's GPU; a cell can use it as torch.device('mps')."
+        return (
+            "ranks compute on the CPU, since torch has no collectives between tensors on Apple's GPU; a cell can use "
+            "it as torch.device('mps')."
+        )
     return ""
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import signal
 
 import pytest
 
 from tests.gpu_bed import GpuBed
 from tests.notebook import Outcome
-from tests.processes import wait_until
+from tests.processes import wait_until, wait_until_gone
 
 pytestmark = pytest.mark.slow  # each test starts an agent of its own
 
@@ -128,3 +130,19 @@ def test_the_end_of_a_kernel_frees_its_gpus(bed: GpuBed) -> None:
         with bed.notebook() as first:
             first.ok("%%distributed --gpus 8 --keep w\nw = 1")
         assert len(pids(second.cell(f"%%distributed --gpus 8 --wait 10\n{WHERE}"))) == 8
+
+
+def test_c6_a_rank_that_cannot_start_again_fails_the_cell_with_the_cause_and_no_more_are_started(bed: GpuBed) -> None:
+    with bed.notebook() as book:
+        (pid,) = pids(book.cell(f"%%distributed --gpus 1\n{WHERE}"))
+        bed.state["set_device"]["error"] = "CUDA error: uncorrectable ECC error encountered"
+        bed.write()
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until_gone([pid]) == []
+
+        refused = book.fails("%%distributed --gpus 1\n1")
+        assert "uncorrectable ECC error" in refused.text
+        bed.state["set_device"]["error"] = ""
+        bed.write()
+
+        assert book.ok("%%distributed --gpus 1\nlocal_rank").result == "rank 0: 0"

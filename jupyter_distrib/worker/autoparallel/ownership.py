@@ -37,6 +37,11 @@ class Owners:
 def alive(kind: type[T]) -> list[T]:
     """Return the objects of this kind that are referred to; garbage in reference cycles is collected first."""
     gc.collect()
+    return present(kind)
+
+
+def present(kind: type[T]) -> list[T]:
+    """Return the objects of this kind, also those that are garbage by now."""
     # Not isinstance(): it reads the `__class__` of the object, which may run any code of a proxy.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 

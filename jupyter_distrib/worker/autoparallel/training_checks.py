@@ -3,7 +3,7 @@ say. One object for each run; rank's main thread. No check fails a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakSet, ref
 
@@ -79,7 +79,7 @@ class TrainingChecks:
         if self._loaders.backwards == 1 and not self._spread.active:
             self._old_gradients = [
                 (ref(each), ref(each.grad), private.version_of(each.grad))
-                for each in _with_gradient()
+                for each in _with_gradient(ownership.present(nn.Module))
                 if each.grad is not None
             ]
         if self._loaders.backwards <= LOOKS:
@@ -183,7 +183,7 @@ class TrainingChecks:
             tensor, gradient = weak(), weak_gradient()
             if tensor is not None and gradient is not None and tensor.grad is gradient:
                 unchanged |= {id(tensor)} if private.version_of(gradient) == version else set()
-        return [each for each in _with_gradient() if id(each) not in unchanged]
+        return [each for each in _with_gradient(ownership.alive(nn.Module)) if id(each) not in unchanged]
 
     def _was_changed(self) -> bool:
         """Return whether any tensor was changed, by an optimizer or by hand after a backward pass."""
@@ -210,8 +210,8 @@ class TrainingChecks:
         )
 
 
-def _with_gradient() -> list[torch.Tensor]:
-    return [each for module in ownership.alive(nn.Module) for each in module.parameters() if each.grad is not None]
+def _with_gradient(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    return [each for module in modules for each in module.parameters() if each.grad is not None]
 
 
 def _at(place: str) -> str:
