@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what few cells need is imported by those
     from jupyter_distrib.kernel.notebook.explain import Explanation
     from jupyter_distrib.kernel.notebook.status import PoolTable, Status
     from jupyter_distrib.kernel.session.rank_differences import Differences
+    from jupyter_distrib.kernel.views.flame import FlameGraph
 
 
 def _help() -> str:
@@ -322,6 +323,13 @@ class DistributedMagics(Magics):
         from jupyter_distrib.kernel.notebook import diff_magic
 
         return diff_magic.answer(line, self.shell.user_ns)
+
+    @line_magic
+    def distributed_flame(self, line: str) -> FlameGraph:
+        """Sample where ranks of a run that goes on are, for 5 s: `%distributed_flame [RANK]`."""
+        from jupyter_distrib.kernel.notebook import flame_magic
+
+        return flame_magic.answer(line)
 
     @line_magic
     def distributed_runs(self, line: str) -> RunList | Comparison:
