@@ -60,7 +60,10 @@ class DeepSpeedStrategy(TrainingStrategy):
         from jupyter_distrib.worker.autoparallel.engines import EngineTraining
 
         randomness.begin_alike()
-        self.training = training = EngineTraining(run, completed(config, run.options.get("zero", ""), size))
+        full = completed(config, run.options.get("zero", ""), size)
+        said = "train_batch_size" in config or "train_micro_batch_size_per_gpu" in config
+        samples = full["train_micro_batch_size_per_gpu"] if said else None
+        self.training = training = EngineTraining(run, full, samples)
         training.begin()
 
     def returning(self, value: object) -> None:

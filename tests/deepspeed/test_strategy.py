@@ -141,12 +141,14 @@ REFUSED = {
     "--zero 1\nw = torch.ones(3, requires_grad=True)\ntorch.optim.SGD([w], lr=0.1)":
         "SGD (line 3) trains 0 models and 1 tensors that belong to no model",
     "--config with_optimizer" + UNCHANGED: "AdamW (line 3) is built by the cell, and DeepSpeed's configuration names an optimizer",
+    "--config eights" + UNCHANGED: "the loader of line 5 gives each rank batches of 4, and DeepSpeed's configuration says 8",
     "--zero 1 --on 0\n1": "--strategy deepspeed trains on all ranks, and --on runs the cell on some of them",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("cell", REFUSED)
 def test_d05_what_cannot_be_is_one_sentence(ours: Notebook, cell: str) -> None:
+    ours.ok("eights = {'train_batch_size': 16}")
     ours.ok("with_optimizer = {'optimizer': {'type': 'Adam', 'params': {'lr': 0.1, 'torch_adam': True}}}")
 
     assert REFUSED[cell] in ours.fails(LINE + cell).evalue

@@ -34,19 +34,36 @@ _ENGINE = "_jupyter_distrib_engine"
 """The attribute of an optimizer that holds its engine, which therefore lives as long as the optimizer."""
 
 
+class EngineSummary(ChangeSummary):
+    """The summary of a run whose configuration may say how many samples a rank has in a batch."""
+
+    def __init__(self, size: int, samples: int | None) -> None:
+        super().__init__(size)
+        self._samples = samples
+
+    def divided(self, loader: DataLoader[Any], share: DataLoader[Any], place: str) -> None:
+        if self._samples is not None and share.batch_size not in (None, self._samples):
+            raise DistributedError(
+                f"the loader of {place} gives each rank batches of {share.batch_size}, and DeepSpeed's configuration "
+                f"says {self._samples} (train_micro_batch_size_per_gpu): change one of them."
+            )
+        super().divided(loader, share, place)
+
+
 class EngineTraining:
     """The `Spread` that trains through engines; `Spread` describes the calls of its methods.
 
     Args:
         config: DeepSpeed's configuration, complete.
+        samples: The number of samples that it says a rank has in a batch; None: the loaders say it.
     """
 
-    def __init__(self, run: StrategyRun, config: Mapping[str, Any]) -> None:
+    def __init__(self, run: StrategyRun, config: Mapping[str, Any], samples: int | None) -> None:
         self._run, self._config = run, config
         self._stage: int = config["zero_optimization"]["stage"]
         how = "global" if run.options.get("batch") == "global" else "per-rank"
         size = identity.world_size()
-        self._summary = ChangeSummary(size)
+        self._summary = EngineSummary(size, samples)
         part = ShardChoice(rank=identity.rank(), size=size, batch=how, together=True)  # type: ignore[arg-type]
         self._loaders = Loaders(self, part, run, self._summary)
         self._hooks = TrainingHooks(run, self, self._loaders)
