@@ -78,7 +78,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def owners_of(parameters: Sequence[torch.Tensor]) -> Owners:
     """Return the outermost modules that own these parameters, and the parameters that no module owns."""
     wanted = {id(parameter) for parameter in parameters}
-    owning = [module for module in alive(nn.Module) if any(id(each) in wanted for each in _own_parameters(module))]
+    owning = [module for module in alive(nn.Module) if any(id(each) in wanted for each in own_parameters(module))]
     inside = {id(child) for module in owning for child in module.modules() if child is not module}
     roots = [unwrapped(module) for module in owning if id(module) not in inside]
     first = {id(each): place for place, each in reversed(list(enumerate(parameters)))}
@@ -109,7 +109,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
-def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+def own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     try:
         yield from module.parameters()
     except AttributeError:  # its __init__ has not called nn.Module's yet

@@ -211,7 +211,7 @@ class TrainingChecks:
 
 
 def _with_gradient(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
-    return [each for module in modules for each in module.parameters() if each.grad is not None]
+    return [each for module in modules for each in ownership.own_parameters(module) if each.grad is not None]
 
 
 def _at(place: str) -> str:

@@ -6,6 +6,7 @@ import json.decoder
 from collections.abc import Iterator
 
 import pytest
+from torch import nn
 
 from jupyter_distrib.worker.autoparallel import ownership
 
@@ -41,3 +42,11 @@ def test_a_heap_that_is_too_large_is_not_looked_through(monkeypatch: pytest.Monk
     far = Thing()
 
     assert ownership.within_reach([far], {"data": [[number] for number in range(100)]}) == [far]
+
+
+def test_a_module_whose_init_has_not_run_has_no_parameters() -> None:
+    """As a class has it that sets something before it calls `nn.Module.__init__`."""
+    half = nn.Linear.__new__(nn.Linear)
+
+    assert list(ownership.own_parameters(half)) == []
+    assert half in ownership.present(nn.Linear)
