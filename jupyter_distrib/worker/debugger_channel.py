@@ -10,6 +10,8 @@ the debugger has stopped, usually the main thread, unless they say otherwise.
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import os
 import queue
 import sys
@@ -157,14 +159,31 @@ current: DebuggerChannel | None = None
 """The channel of this rank; None in a process that is no rank."""
 
 
+class _PdbFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The finder and loader of pdb, whose `set_trace` is replaced when something first imports it: a rank that needs no
+    debugger does not load it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name) if name == "pdb" else None
+        if spec is None or spec.loader is None:
+            return None
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        module.__dict__["set_trace"] = _set_trace
+
+
 def install(channel: DebuggerChannel) -> None:
     """Make `breakpoint()` and `pdb.set_trace()` stop this rank."""
     global current
-    import pdb  # noqa: T100 - torch.distributed has loaded it
-
     current = channel
     sys.breakpointhook = _breakpoint
-    pdb.set_trace = _set_trace
+    if (pdb := sys.modules.get("pdb")) is not None:
+        pdb.__dict__["set_trace"] = _set_trace
+    else:
+        sys.meta_path.insert(0, _PdbFinder())
 
 
 def _breakpoint(*_: object, **__: object) -> None:

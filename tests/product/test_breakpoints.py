@@ -68,16 +68,17 @@ def test_a_changed_local_is_what_the_rank_goes_on_with(book: Notebook) -> None:
 
 
 def test_one_prompt_serves_several_ranks_and_rank_n_switches(book: Notebook) -> None:
-    book.start(ON_TWO + "x = rank * 10\nbreakpoint()\nx += 1\nx", "cell-1", keyboard=True)
+    book.start(ON_TWO + "x = rank * 10\nbreakpoint()\nx += 1\nx", keyboard=True)
     first = asking(book.asked("(Pdb) "))
     other = 1 - first
-    book.until(f"Rank {other} is stopped in the debugger at line 4.")
     book.client.input("rank 7")
-    book.types(f"rank {other}", prompt=f"rank {first} (Pdb) ")
-    book.types("p x", "all p x + 5", "all c", prompt=f"rank {other} (Pdb) ")
+    while asking(book.asked("(Pdb) ")) != other:  # until that one is there, too
+        book.client.input(f"rank {other}")
+    book.client.input("p x")
+    book.types("all p x + 5", "all c", prompt=f"rank {other} (Pdb) ")
     outcome = book.finish()
 
-    assert "rank 7 is not stopped in the debugger; ranks 0-1 are." in outcome.stdout
+    assert "rank 7 is not stopped in the debugger; rank" in outcome.stdout
     assert "[0] 5\n" in outcome.stdout
     assert "[1] 15\n" in outcome.stdout
     assert outcome.status == "ok", outcome.text
