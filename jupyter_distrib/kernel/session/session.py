@@ -262,6 +262,12 @@ class Session:
             limits = store.Limits(runs=int(settings.history), days=settings.history_days)
             store.save(saved_run.of(run, record, self.identity.notebook), record, limits)
 
+    def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
+        """Return a run of this notebook that no pool executes; `make` makes it for an id."""
+        run = make(self._new_id())
+        self._remember(run)
+        return run
+
     def _new_id(self) -> str:
         return f"{self.identity.name}-{next(self._numbers)}"
 

@@ -1,0 +1,84 @@
+"""The lines by which the ranks of a Spark task tell the notebook what they print, report and raise.
+
+They travel as Spark's log lines: each at most 4000 characters, from several processes through one pipe, so that a line
+is written at once and is short enough to stay whole. One that is not marked comes from somebody else. The token in the
+mark keeps others, who reach Spark's log server, from making events. Ranks and kernel.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jupyter_distrib.wire.link import LinkError, decode_frame, encode
+from jupyter_distrib.wire.messages import Message, RunEvent
+
+TEXT_CHARACTERS = 800
+"""Characters of text in one line: at most 3200 bytes, below what a pipe takes at once (PIPE_BUF, pipe(7))."""
+EVENT_CHARACTERS = 3000
+_MARK, _END = "\x1e", "|"  # what counts as white space would be taken off the end
+_STREAMS = {"o": "stdout", "e": "stderr"}
+_KINDS = {stream: kind for kind, stream in _STREAMS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """A piece of what a rank has printed; of an unknown rank if it is below 0."""
+
+    rank: int
+    stream: str
+    text: str
+
+
+def of_text(token: str, rank: int, stream: str, text: str) -> Iterator[str]:
+    """Yield the lines for a piece of output."""
+    kind = _KINDS[stream]
+    for line in _split(text):
+        body, ended = line.removesuffix("\n"), line.endswith("\n")
+        parts = [body[at : at + TEXT_CHARACTERS] for at in range(0, len(body), TEXT_CHARACTERS)] or [""]
+        for part in parts[:-1]:
+            yield f"{_MARK}{token} {rank} {kind} {part}{_END}\n"
+        yield f"{_MARK}{token} {rank} {kind.upper() if ended else kind} {parts[-1]}{_END}\n"
+
+
+def _split(text: str) -> list[str]:
+    """Split at newlines only: a carriage return redraws a line."""
+    return [f"{line}\n" for line in text.split("\n")[:-1]] + ([rest] if (rest := text.rpartition("\n")[2]) else [])
+
+
+def of_event(token: str, rank: int, event: RunEvent) -> Iterator[str]:
+    """Yield the lines for an event."""
+    code = base64.b64encode(encode(event)).decode()
+    parts = [code[at : at + EVENT_CHARACTERS] for at in range(0, len(code), EVENT_CHARACTERS)]
+    for part in parts[:-1]:
+        yield f"{_MARK}{token} {rank} v {part}{_END}\n"
+    yield f"{_MARK}{token} {rank} V {parts[-1]}{_END}\n"
+
+
+@dataclass(slots=True, kw_only=True)
+class Reader:
+    """Reads the lines of all ranks of a run."""
+
+    token: str
+    _events: dict[int, str] = field(default_factory=dict)
+    """The part of an event that has come, by rank."""
+
+    def read(self, line: str) -> Printed | Message | None:
+        """Return what a line tells; None for a part of an event. Spark has taken off the white space at its end."""
+        before, mark, rest = line.partition(f"{_MARK}{self.token} ")
+        rank, _, rest = rest.partition(" ")
+        kind, _, body = rest.partition(" ")
+        if not mark or before or not rank.isdecimal() or not body.endswith(_END):
+            return Printed(rank=-1, stream="stderr", text=f"{line}\n")
+        body = body.removesuffix(_END)
+        if kind.lower() in _STREAMS:
+            return Printed(rank=int(rank), stream=_STREAMS[kind.lower()], text=f"{body}\n" if kind.isupper() else body)
+        code = self._events.pop(int(rank), "") + body
+        if kind == "v":
+            self._events[int(rank)] = code
+            return None
+        try:
+            return decode_frame(base64.b64decode(code))[0]
+        except (ValueError, LinkError):
+            return None
