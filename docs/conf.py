@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from IPython.lib.lexers import IPython3Lexer
@@ -18,7 +19,7 @@ PAGES = {
     "benchmarks/README.md": "measuring.md",
     **{f"example_notebooks/{each.name}": f"notebooks/{each.name}" for each in TOP.glob("example_notebooks/*.ipynb")},
 }
-"""The files of other folders that are pages of the site, by their paths; they are copied here, and ignored by git."""
+"""The files of other folders that are pages of the site, by their paths; they are copied here for the build."""
 
 project = "jupyter_distrib"
 copyright = "jupyter_distrib contributors"  # noqa: A001 - Sphinx reads this name
@@ -61,9 +62,17 @@ def lead_to_pages(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = with_links_to_pages(source[0], file)
 
 
+def remove_copies(app: Sphinx, error: Exception | None) -> None:
+    for page in PAGES.values():
+        (TOP / "docs" / page).unlink(missing_ok=True)
+    with suppress(OSError):
+        (TOP / "docs" / "notebooks").rmdir()
+
+
 def setup(app: Sphinx) -> None:
     for file, page in PAGES.items():
         (TOP / "docs" / page).parent.mkdir(exist_ok=True)
         shutil.copyfile(TOP / file, TOP / "docs" / page)
     app.add_lexer("python", IPython3Lexer)  # cells with magics are shown as Python
     app.connect("source-read", lead_to_pages)
+    app.connect("build-finished", remove_copies)

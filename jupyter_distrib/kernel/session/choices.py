@@ -33,7 +33,7 @@ class Choices:
         self._pool: str | None = None
         self._pool_by = ""
         self._own_pool: tuple[str | None, str] = (None, "")
-        """What the notebook itself has chosen last."""
+        """The last choice of the notebook itself."""
         self._strategy: str | None = None
         self._named: set[ProjectFile] = set()
         """Project files whose pools the user has named."""

@@ -53,7 +53,7 @@ class WorkerGroup:
     reason: str = ""
     """The reason why it is closed."""
     starting: WorkerGroupStarting | None = None
-    """How far the start of its ranks is, if it takes a while."""
+    """The progress of the start of its ranks, if it takes a while."""
     opened: threading.Event = field(default_factory=threading.Event)
     news: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     """Texts for the thread that waits for `opened`: the reason for the wait, or an empty text once it is over."""

@@ -97,7 +97,7 @@ ENDED = {
     "COMPLETED": "has ended",
     "FAILED": "has failed",
 }
-"""What the states of ended jobs mean."""
+"""The meaning of the states of ended jobs."""
 
 
 def state(shown: str) -> str:

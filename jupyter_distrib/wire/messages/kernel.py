@@ -221,7 +221,7 @@ class WorkerGroupStarting:
     """The number of ranks that are ready."""
     size: int
     waits_for: str = ""
-    """What the others wait for, if it is known: `the import of torch`."""
+    """The reason why the others wait, if it is known: `the import of torch`."""
 
 
 @message
