@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -69,7 +69,7 @@ class _Position:
         if saved is not None:
             _set_generators(loader, saved)
         self._pass = current = _Pass(begin=_begin(loader, self._reader()))
-        with _reading(lambda reader: self._prepare(reader, current, saved)):
+        with _reading(loader, lambda reader: self._prepare(reader, current, saved)):
             batches = iter(original(loader))
         if saved is not None and saved["reading"]:
             self._leave_out(batches, current)
@@ -154,28 +154,44 @@ def _following(cls: Any) -> Any:
 
 
 @contextmanager
-def _reading(prepare: Callable[[DataLoader[Any]], int]) -> Iterator[None]:
+def _reading(loader: DataLoader[Any], prepare: Callable[[DataLoader[Any]], int]) -> Iterator[None]:
     """Call `prepare` with the loader that makes the iterator, and let it leave out as many batches as that returns."""
-    original = DataLoader._get_iterator  # noqa: SLF001 - torch calls it in `__iter__`, once for each pass
+    # Called in `__iter__`, once for each pass; a class of loaders may have its own, which may call that of its base.
+    originals: list[tuple[Any, Any]]
+    originals = [(cls, vars(cls)["_get_iterator"]) for cls in type(loader).__mro__ if "_get_iterator" in vars(cls)]
+    begun: list[DataLoader[Any]] = []
 
-    def _get_iterator(reader: DataLoader[Any]) -> Any:
-        count = prepare(reader)
-        name = "sampler" if reader.batch_sampler is None else "batch_sampler"
-        inner = reader.__dict__[name]
-        rest = _Rest(inner, 0 if isinstance(reader.dataset, IterableDataset) else count)
-        reader.__dict__[name] = rest  # torch refuses an assignment
-        try:
-            batches = original(reader)
-            rest.leave_out()
-            return batches
-        finally:
-            reader.__dict__[name] = inner
+    def replaced(original: Callable[[DataLoader[Any]], Any]) -> Callable[[DataLoader[Any]], Any]:
+        @wraps(original)
+        def _get_iterator(reader: DataLoader[Any]) -> Any:
+            if begun:
+                return original(reader)
+            begun.append(reader)
+            return _made(reader, original, prepare(reader))
 
-    DataLoader._get_iterator = _get_iterator  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        return _get_iterator
+
+    for cls, original in originals:
+        cls._get_iterator = replaced(original)
     try:
         yield
     finally:
-        DataLoader._get_iterator = original  # type: ignore[method-assign]  # noqa: SLF001
+        for cls, original in originals:
+            cls._get_iterator = original
+
+
+def _made(reader: DataLoader[Any], original: Callable[[DataLoader[Any]], Any], count: int) -> Any:
+    """Return the iterator that a loader makes, without its first batches."""
+    name = "sampler" if reader.batch_sampler is None else "batch_sampler"
+    inner = reader.__dict__[name]
+    rest = _Rest(inner, 0 if isinstance(reader.dataset, IterableDataset) else count)
+    reader.__dict__[name] = rest  # torch refuses an assignment
+    try:
+        batches = original(reader)
+        rest.leave_out()
+        return batches
+    finally:
+        reader.__dict__[name] = inner
 
 
 class _Rest:

@@ -16,6 +16,8 @@ from jupyter_distrib.strategies.ddp import BATCH, NO_GUESS, SHARD_EVAL
 from jupyter_distrib.worker.strategy import StrategyRun, TrainingStrategy
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining
 
 UNIT = Option(
@@ -61,17 +63,32 @@ class FullyShardedStrategy(TrainingStrategy):
         self._train_over(run, (("data", identity.world_size()),))
 
     def returning(self, value: object) -> None:
-        assert self.training is not None
-        self.training.returning(value)
+        if self.training is not None:
+            self.training.returning(value)
 
     def _train_over(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> None:
         """Make the group and the mesh, and watch the cell."""
         import torch
 
-        from jupyter_distrib.worker import identity
-        from jupyter_distrib.worker.autoparallel import meshes
         from jupyter_distrib.worker.autoparallel.sharded import ShardedTraining
         from jupyter_distrib.worker.autoparallel.sharding import ShardingPlan
+
+        mesh, groups_reset = self._make_mesh(run, shape)
+        names = mesh.mesh_dim_names or ()
+        how = ShardingPlan(
+            data=mesh["data"] if "data" in names else None,
+            model=names != ("data",),
+            unit=run.options.get("fsdp_unit", ""),
+            compute={"bf16": torch.bfloat16, "fp32": torch.float32}.get(run.options.get("precision", "")),
+            offload="cpu_offload" in run.options,
+        )
+        self.training = training = ShardedTraining(run, how)
+        training.begin(groups_reset=groups_reset)
+
+    def _make_mesh(self, run: StrategyRun, shape: tuple[tuple[str, int], ...]) -> tuple[DeviceMesh, bool]:
+        """Make the group and the mesh; return the mesh, and whether kept values may differ."""
+        from jupyter_distrib.worker import identity
+        from jupyter_distrib.worker.autoparallel import meshes
         from jupyter_distrib.worker.pytorch import process_group, randomness
 
         if not run.everyone:
@@ -84,13 +101,4 @@ class FullyShardedStrategy(TrainingStrategy):
         groups_reset = meshes.follow()
         mesh = meshes.mesh(shape)
         run.names.setdefault("mesh", mesh)
-        names = mesh.mesh_dim_names or ()
-        how = ShardingPlan(
-            data=mesh["data"] if "data" in names else None,
-            model=names != ("data",),
-            unit=run.options.get("fsdp_unit", ""),
-            compute={"bf16": torch.bfloat16, "fp32": torch.float32}.get(run.options.get("precision", "")),
-            offload="cpu_offload" in run.options,
-        )
-        self.training = training = ShardedTraining(run, how)
-        training.begin(groups_reset=groups_reset)
+        return mesh, groups_reset

@@ -2,7 +2,8 @@
 (`torch.distributed.tensor.parallel.parallelize_module`), and along its dimension `data` the model is sharded as by
 `fsdp`.
 
-Ranks that differ in `model` only see the same data.
+Ranks that differ in `model` only see the same data. With a dimension `pp`, `cp` or `ep` the cell spreads its model
+itself (`jupyter_distrib.parallel` helps): it finds the mesh, and nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def dimensions(name: str, text: str) -> tuple[tuple[str, int], ...]:
     return shape
 
 
+BY_HAND = frozenset({"pp", "cp", "ep"})
+"""The dimensions along which a cell spreads a model itself: stages, parts of sequences, experts."""
 MESH = Option(
     flag="--mesh",
     metavar="NAME=N,...",
@@ -46,7 +49,10 @@ class TensorParallelStrategy(FullyShardedStrategy):
 
     @classmethod
     def effects(cls, options: Mapping[str, str]) -> tuple[str, str]:
-        if "data" not in dict(dimensions("--mesh", options.get("mesh", "model=1"))):
+        names = {*dict(dimensions("--mesh", options.get("mesh", "model=1")))}
+        if names & BY_HAND:
+            return "spread over the mesh by the cell itself", "whole on every rank, the cell divides it"
+        if "data" not in names:
             return cls.summary, "whole on every rank, since the mesh has no dimension `data`"
         sharded, data = super().effects(options)
         return sharded.replace(cls.summary, f"{cls.summary}, and sharded over its dimension `data`"), data
@@ -55,4 +61,11 @@ class TensorParallelStrategy(FullyShardedStrategy):
         from jupyter_distrib.worker import identity
 
         given = run.options.get("mesh", f"model={identity.world_size()}")
-        self._train_over(run, dimensions("--mesh", given))
+        shape = dimensions("--mesh", given)
+        if not BY_HAND & {name for name, _ in shape}:
+            return self._train_over(run, shape)
+        self._make_mesh(run, shape)
+        run.note(
+            f"the mesh has a dimension {', '.join(name for name, _ in shape if name in BY_HAND)}: the cell spreads its "
+            "model and its data itself, and nothing of it is changed"
+        )

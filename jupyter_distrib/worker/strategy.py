@@ -155,13 +155,13 @@ class TrainingStrategy(Strategy):
             self.training.end(ok=ok)
 
     def prepare(self, *objects: Any) -> Any:
-        assert self.training is not None
+        if self.training is None:
+            return super().prepare(*objects)
         prepared = self.training.prepare(*objects)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def total(self, *values: Any) -> tuple[Any, ...]:
-        assert self.training is not None
-        return self.training.total(values)
+        return values if self.training is None else self.training.total(values)
 
 
 def load(name: str) -> type[Strategy]:

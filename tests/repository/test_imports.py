@@ -24,7 +24,7 @@ PACKAGE = "jupyter_distrib"
 FOLDER = Path(__file__).parent.parent.parent / PACKAGE
 
 MAY_LOAD_TORCH = (
-    "worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints", "compat.horovod",
+    "worker.pytorch", "worker.host_copy", "worker.autoparallel", "strategies", "checkpoints", "compat.horovod", "parallel",
 )  # fmt: skip
 MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors"},
     "runtime": set(),
     "testing": {"pools", "serialization", "wire"},
+    "parallel": {"errors"},
     "extend": {"errors", "kernel/record", "options", "pools", "wire", "worker"},
     # shared layers
     "system": {"errors"},

@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from jupyter_distrib.worker.autoparallel.shard_samplers import BatchShare, EpochSampler, EveryNth, SampleShare
+from jupyter_distrib.worker.autoparallel.stream_shares import ShardsOfStream
 
 
 class ChangeSummary:
@@ -53,6 +54,8 @@ class ChangeSummary:
 
 
 def _how(loader: DataLoader[Any], share: DataLoader[Any], size: int) -> str:
+    if isinstance(share.dataset, ShardsOfStream):
+        return f"shards of {type(loader.dataset).__name__} dealt to {size} ranks"
     if isinstance(share.dataset, EveryNth):
         return f"samples of {type(loader.dataset).__name__} dealt to {size} ranks"
     if isinstance(share.batch_sampler, BatchShare):

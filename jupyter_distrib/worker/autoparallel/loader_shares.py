@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
@@ -11,10 +12,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from jupyter_distrib.worker.autoparallel import source_location
 from jupyter_distrib.worker.autoparallel.change_summary import ChangeSummary
-from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice, share
+from jupyter_distrib.worker.autoparallel.shard_samplers import ResumableBatches, ShardChoice, share
 from jupyter_distrib.worker.pytorch import data_loaders
 from jupyter_distrib.worker.strategy import StrategyRun
 
+_READ = ("dataset", "sampler", "batch_sampler", "batch_size", "drop_last")
+"""The attributes from which a loader's iterator is made."""
 Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
 
 
@@ -51,6 +54,21 @@ class LoaderShares:
                 self.divides = True
                 self._summary.divided(loader, own_share, source_location.current_line(self._run.filename))
         return shares[key]
+
+    @contextmanager
+    def standing_in(self, loader: DataLoader[Any], how: Reading) -> Iterator[None]:
+        """Let a loader that makes iterators of its own read this rank's share, for as long as it makes one."""
+        own_share, parts = self.of(loader, how), loader.__dict__
+        before = {name: parts[name] for name in _READ}
+        parts |= {name: own_share.__dict__[name] for name in _READ}  # torch refuses an assignment
+        if callable(getattr(loader, "state_dict", None)) and own_share.batch_sampler is not None:
+            parts["batch_sampler"] = ResumableBatches(own_share.batch_sampler, loader.sampler)
+        self._ours.add(loader)
+        try:
+            yield
+        finally:
+            parts |= before
+            self._ours.discard(loader)
 
     def close(self) -> None:
         """End the workers of all shares."""

@@ -9,7 +9,10 @@ else                                            a share of equal length on every
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from inspect import isgeneratorfunction
+from types import FunctionType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -22,6 +25,7 @@ from jupyter_distrib.worker.autoparallel.division_by_others import DivisionByOth
 from jupyter_distrib.worker.autoparallel.loader_shares import LoaderShares, Reading
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
+from jupyter_distrib.worker.autoparallel.stream_shares import ShardsOfStream, ending_together
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
@@ -53,6 +57,9 @@ class Loaders:
         self._last: WeakKeyDictionary[DataLoader[Any], Reading] = WeakKeyDictionary()
         self._measured: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
         """The loaders whose length was read before anything was trained, with the place."""
+        self._patches = Patches()
+        self._watched: set[type] = {DataLoader}
+        """The classes of loaders whose reading is routed through this object."""
         self._look_around: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
         """The kind of reading of the loader that was begun last."""
@@ -69,7 +76,11 @@ class Loaders:
     def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
         """Route the reading of every loader through this object; `look_around` is called before each decision."""
         self._look_around = look_around
+        self._patches = patches
         patches.replace(DataLoader, "__iter__", self._reading)
+        patches.replace(DataLoader, "__setattr__", self._noticing)
+        for cls in loader_classes():
+            self._watch(cls)
         patches.replace(DataLoader, "__len__", self._measuring)
 
     def close(self) -> None:
@@ -91,6 +102,24 @@ class Loaders:
         """Record that a collective of all ranks begins, so that no rank waits for this one at another place."""
         self._others.meets()
 
+    def _noticing(self, original: Any) -> Any:
+        def __setattr__(loader: DataLoader[Any], name: str, value: Any) -> None:  # noqa: N807
+            self._watch(type(loader))
+            original(loader, name, value)
+
+        return __setattr__
+
+    def _watch(self, cls: type) -> None:
+        """Route the reading of a class through this object, if it does not go through `DataLoader.__iter__`: a
+        generator does when it is read, or is told by the equal losses of the ranks."""
+        for base in cls.__mro__:
+            if base in self._watched or not issubclass(base, DataLoader):
+                continue
+            self._watched.add(base)
+            own = vars(base).get("__iter__")
+            if isinstance(own, FunctionType) and not isgeneratorfunction(own) and not is_ours(own):
+                self._patches.replace(base, "__iter__", self._reading)
+
     def _reading(self, original: Any) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
             if loader in self._shares:
@@ -98,7 +127,7 @@ class Loaders:
             self._look_around()
             how = self._last[loader] = self.read_last = self._decided(loader)
             if how != "whole":
-                share = iter(self._shares.of(loader, how))
+                share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share) if how == "divided" else share
             batches = self._placed(original(loader))
             if self._state.active and torch.is_grad_enabled() and not self._others.has_divided(loader):
@@ -119,6 +148,16 @@ class Loaders:
             return int(original(loader)) if how == "whole" else len(self._shares.of(loader, how))
 
         return __len__
+
+    def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
+        """Return the batches of this rank's share; by the loader itself if its class makes iterators of its own."""
+        own_share = self._shares.of(loader, how)
+        if makes_own_iterators(type(loader)):
+            with self._shares.standing_in(loader, how):
+                batches = self._placed(iter(original(loader)))
+        else:
+            batches = iter(own_share)
+        return ending_together(batches) if isinstance(own_share.dataset, ShardsOfStream) else batches
 
     def _decided(self, loader: DataLoader[Any]) -> Reading:
         if not self._state.active:
@@ -158,6 +197,27 @@ class Loaders:
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+def loader_classes() -> list[type]:
+    """Return all classes of loaders that are defined by now."""
+    found: list[Any] = [DataLoader]
+    for cls in found:
+        found += {*cls.__subclasses__()} - {*found}
+    return found
+
+
+def is_ours(function: FunctionType) -> bool:
+    """Return whether a function is part of this package."""
+    return function.__module__.startswith("jupyter_distrib.")
+
+
+def makes_own_iterators(cls: type) -> bool:
+    """Return whether a class of loaders reads in a way of its own."""
+    bases = cls.__mro__[: cls.__mro__.index(DataLoader)]
+    names = ("__iter__", "_get_iterator")
+    own: list[Any] = [inspect.unwrap(vars(base)[name]) for base in bases for name in names if name in vars(base)]
+    return any(not is_ours(each) and not isgeneratorfunction(each) for each in own)
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -28,6 +28,7 @@ from jupyter_distrib.worker import by_hand
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
 from jupyter_distrib.worker.autoparallel.guesses import Guesses
+from jupyter_distrib.worker.autoparallel.stream_shares import ShardsOfStream, divides_by_shards
 
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """The number of shuffled readings of each data set, so that a loader made anew for every epoch shuffles anew, too."""
@@ -58,7 +59,10 @@ def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
     if part.exact and part.together:
         return DataLoader(loader.dataset, batch_sampler=EvenBatches(loader, part), **settings)
     if isinstance(loader.dataset, IterableDataset):
-        stream = EveryNth(loader.dataset, part)
+        by_shards = not part.exact and part.size > 1 and divides_by_shards(loader.dataset, part.size)
+        stream: IterableDataset[Any] = (
+            ShardsOfStream(loader.dataset, part.rank, part.size) if by_shards else EveryNth(loader.dataset, part)
+        )
         return DataLoader(stream, batch_size=batch_size(loader, part), drop_last=loader.drop_last, **settings)
     if loader.batch_size is None and loader.batch_sampler is not None:
         return DataLoader(loader.dataset, batch_sampler=BatchShare(loader.batch_sampler, part), **settings)
@@ -184,6 +188,58 @@ class BatchShare(Sampler[list[Any]]):
     def __len__(self) -> int:
         size = len(self._sampler)
         return size if self._part.batch == "global" else _count(size, self._part, drop_last=False)
+
+
+class ResumableBatches(Sampler[list[Any]]):
+    """The batches of a share for a loader with a `state_dict`, such as torchdata's `StatefulDataLoader`: an iterator
+    over them has one, too.
+
+    Args:
+        batches: The batch sampler of the share.
+        sampler: The loader's own sampler, whose random numbers the share draws.
+    """
+
+    def __init__(self, batches: Any, sampler: Any) -> None:
+        self.batches, self.sampler = batches, sampler
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return ResumableIterator(self)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class ResumableIterator(Iterator[list[Any]]):
+    """One pass over the batches of a share, whose state is the random state of its beginning and a count."""
+
+    def __init__(self, of: ResumableBatches) -> None:
+        self._of, self._count = of, 0
+        self._generator = getattr(of.sampler, "generator", None)
+        self._share = getattr(of.batches, "sampler", None)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._random = None if self._generator is None else self._generator.get_state()
+        self._epoch = self._share.state_dict() if isinstance(self._share, EpochSampler) else None
+        self._batches = iter(self._of.batches)
+
+    def __next__(self) -> list[Any]:
+        batch: list[Any] = next(self._batches)
+        self._count += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self._random, "epoch": self._epoch, "batches": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._generator is not None and state["random"] is not None:
+            self._generator.set_state(state["random"])
+        if isinstance(self._share, EpochSampler) and state["epoch"] is not None:
+            self._share.load_state_dict(state["epoch"])
+        self._begin()
+        for _ in range(state["batches"]):
+            next(self)
+        self._count = state["batches"]
 
 
 class EvenBatches(Sampler[list[Any]]):

@@ -1,0 +1,99 @@
+"""A model in stages, each on another rank, trained by torch's schedules (`torch.distributed.pipelining`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.parallel.gradients import average_gradients
+
+_SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+class Pipeline:
+    """This rank's stage of a model. Along the mesh's dimension `data`, if it has one, gradients are averaged.
+
+    Args:
+        mesh: A mesh with a dimension `pp`, as the cell finds it.
+        stages: The parts of the model in their order, as many as the dimension has ranks; this rank keeps its own.
+        loss: Computes the loss of the last stage's output and the target, as a mean over the samples.
+        microbatches: The number of parts in which a batch goes through the stages.
+        schedule: `1f1b` or `gpipe`.
+
+    Raises:
+        DistributedError: The numbers do not fit, or there is no such schedule.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        stages: Sequence[nn.Module],
+        *,
+        loss: Callable[[Any, Any], torch.Tensor],
+        microbatches: int,
+        schedule: str = "1f1b",
+    ) -> None:
+        names = mesh.mesh_dim_names or ()
+        if "pp" not in names:
+            raise DistributedError(
+                f"Pipeline wants a mesh with a dimension pp, such as --mesh pp=2; this one has {', '.join(names)}."
+            )
+        self._along, self._data = mesh["pp"], mesh["data"] if "data" in names else None
+        self.stage, self.stages = self._along.get_local_rank(), self._along.size()
+        if len(stages) != self.stages:
+            raise DistributedError(
+                f"Pipeline was given {len(stages)} stages, and the mesh has {self.stages} ranks along pp: give one "
+                "stage for each."
+            )
+        if schedule not in _SCHEDULES:
+            raise DistributedError(f"Pipeline has the schedules {' and '.join(_SCHEDULES)}; got {schedule!r}.")
+        if microbatches < self.stages:
+            raise DistributedError(
+                f"Pipeline wants at least as many microbatches as stages, {self.stages}; got {microbatches}."
+            )
+        device = torch.device(mesh.device_type, torch.accelerator.current_device_index()) if _on_gpu(mesh) else "cpu"
+        self.module = stages[self.stage].to(device)
+        self._device = torch.device(device)
+        self._begin_alike()
+        stage = PipelineStage(self.module, self.stage, self.stages, self._device, group=self._along.get_group())
+        self._schedule = _SCHEDULES[schedule](stage, microbatches, loss_fn=loss)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of this rank's stage, for its optimizer."""
+        return self.module.parameters()
+
+    def step(self, inputs: torch.Tensor, target: Any) -> float:
+        """Go forward and backward with a batch, and return the mean loss on every rank. The optimizer steps after it.
+
+        Ranks that differ in `pp` only give the same batch: the first stage reads the inputs, the last one the target.
+        """
+        losses: list[torch.Tensor] = []
+        args = (inputs.to(self._device),) if self.stage == 0 else ()
+        is_last = self.stage == self.stages - 1
+        keywords = {"target": target.to(self._device), "losses": losses} if is_last else {}
+        self._schedule.step(*args, **keywords)
+        if self._data is not None:
+            average_gradients(self.parameters(), self._data)
+        mean = torch.stack(losses).mean().detach() if is_last else torch.zeros((), device=self._device)
+        dist.broadcast(mean, group=self._along.get_group(), group_src=self.stages - 1)
+        if self._data is not None:
+            dist.all_reduce(mean, group=self._data.get_group())
+            mean /= self._data.size()
+        return float(mean)
+
+    def _begin_alike(self) -> None:
+        """Give the ranks of one stage the same weights."""
+        if self._data is not None:
+            for each in self.module.state_dict().values():
+                dist.broadcast(each, group=self._data.get_group(), group_src=0)
+
+
+def _on_gpu(mesh: DeviceMesh) -> bool:
+    return mesh.device_type != "cpu"

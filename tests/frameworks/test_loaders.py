@@ -1,0 +1,86 @@
+"""Loaders and data sets of other packages in an unchanged cell: each rank reads its share, and a position is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+STATEFUL = """
+import torch, jupyter_distrib
+from torch.utils.data import TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+data = TensorDataset(torch.arange(24.0).view(24, 1))
+
+def train(steps, resumed, workers):
+    torch.manual_seed(1)
+    loader = StatefulDataLoader(data, batch_size=2, shuffle=True, num_workers=workers)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    if resumed:
+        jupyter_distrib.resume("stateful", loader=loader)
+    seen = []
+    for (x,) in loader:
+        seen.append([int(each) for each in x])
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if len(seen) == steps:
+            jupyter_distrib.save("stateful", loader=loader)
+            break
+    return seen
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_is_divided_and_goes_on_at_its_position(shared_notebook: Notebook, workers: int) -> None:
+    pytest.importorskip("torchdata")
+    shared_notebook.ok(STATEFUL)
+    line = "%%distributed --ranks 2 --strategy ddp --out"
+    shared_notebook.ok(f"{line} whole\ntrain(99, False, {workers})")
+    shared_notebook.ok(f"{line} begun\ntrain(2, False, {workers})")
+    shared_notebook.ok(f"{line} rest\ntrain(99, True, {workers})")
+
+    assert shared_notebook.ok("sorted(sum(whole[0] + whole[1], [])) == list(range(24))").result == "True"
+    assert shared_notebook.ok("[a + b for a, b in zip(begun, rest)] == list(whole)").result == "True"
+
+
+STREAM = """
+import torch
+from datasets import IterableDataset
+from torch.utils.data import DataLoader
+
+def numbers(shards):
+    for shard in shards:
+        for number in range(6 + shard):
+            yield {"x": float(100 * shard + number)}
+
+def train(shards):
+    stream = IterableDataset.from_generator(numbers, gen_kwargs={"shards": list(range(shards))})
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    seen = []
+    for batch in DataLoader(stream, batch_size=2):
+        x = batch["x"].float().view(-1, 1)
+        seen += [int(each) for each in x]
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+    return seen
+"""
+
+
+def test_a_stream_of_datasets_is_divided_by_its_shards_and_ends_on_all_ranks_at_once(shared_notebook: Notebook) -> None:
+    pytest.importorskip("datasets")
+    shared_notebook.ok(STREAM)
+    line = "%%distributed --ranks 2 --strategy ddp --out"
+    told = shared_notebook.ok(f"{line} two\ntrain(2)").text
+    assert "shards of IterableDataset dealt to 2 ranks" in told
+    shared_notebook.ok(f"{line} three\ntrain(3)")
+
+    assert shared_notebook.ok("list(two) == [[*range(6)], [*range(100, 106)]]").result == "True"
+    order = "[*range(6), *range(100, 107), *range(200, 208)]"
+    assert (
+        shared_notebook.ok(f"[each[:8] for each in three] == [{order}[0::2][:8], {order}[1::2][:8]]").result == "True"
+    )
