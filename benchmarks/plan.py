@@ -57,6 +57,16 @@ def fresh_python(code: str) -> str:
     return done.stdout.strip()
 
 
+_IMPORT_TORCH = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
+
+
 def import_torch_s() -> float:
     """One `import torch` in a fresh interpreter."""
-    return float(fresh_python("import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"))
+    return float(fresh_python(_IMPORT_TORCH))
+
+
+def imports_of_torch_s(count: int) -> float:
+    """The slowest of some `import torch` side by side, as on hosts that share one machine."""
+    command = [sys.executable, "-c", _IMPORT_TORCH]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    return max(float(process.communicate()[0]) for process in running)

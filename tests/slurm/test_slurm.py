@@ -76,7 +76,6 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
     [
         ({"partition": "nowhere"}, "Slurm refuses these ranks: .*invalid partition specified: nowhere"),
         ({"gres": "gpu:4"}, r"Slurm refuses these ranks: .*(Invalid generic resource|Requested node config)"),
-        ({"nodes": "5"}, r"Slurm (will never start job \d+ \(Partition|refuses these ranks: .*node)"),
         ({"salloc": "--ntasks=64"}, r"Slurm (will never start job \d+ \(Partition|refuses these ranks: .*node)"),
         (
             {"time": "99-0"},

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.connect import connect
 from jupyter_distrib.pools.command.host_gpus import HostGpus
 from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
-from jupyter_distrib.pools.command.transfer import PipeTransfer
+from jupyter_distrib.pools.command.transfer import Pipes
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Hello, NodeStatus, OpenWorkerGroup
@@ -133,7 +134,7 @@ class HostsReservation:
         return False  # hosts are not reserved for anybody
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
-        return PipeTransfer(run, fds, self._of.calls, given_up)
+        return PartTransfer(run, fds, self._of.calls, given_up, Pipes())
 
     def cause(self, error: BaseException) -> str:
         return str(error) or type(error).__name__

@@ -15,9 +15,10 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.ray import cluster
-from jupyter_distrib.pools.ray.object_store import RayTransfer
+from jupyter_distrib.pools.ray.object_store import ObjectStore
 from jupyter_distrib.pools.ray.placement_plan import PlacementRequest, Wanted, have_gpus
 from jupyter_distrib.system import paths, run_list
 from jupyter_distrib.system.call_soon import CallSoon
@@ -128,7 +129,7 @@ class RayReservation:
         self._given_up.set()
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
-        return RayTransfer(run, fds, self._cluster.calls, given_up)
+        return PartTransfer(run, fds, self._cluster.calls, given_up, ObjectStore())
 
     def cause(self, error: BaseException) -> str:
         return cluster.cause(error)

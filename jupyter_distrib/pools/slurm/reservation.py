@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
-from jupyter_distrib.pools.command.transfer import PipeTransfer
+from jupyter_distrib.pools.command.transfer import Pipes
 from jupyter_distrib.pools.slurm import command
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
@@ -105,7 +106,7 @@ class SlurmReservation:
         return False
 
     def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
-        return PipeTransfer(run, fds, self._of.calls, given_up)
+        return PartTransfer(run, fds, self._of.calls, given_up, Pipes())
 
     def cause(self, error: BaseException) -> str:
         """Describe an exception; how the job has ended, if it has, is what a user wants to know first."""
