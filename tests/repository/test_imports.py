@@ -55,9 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
-    "pools/command": {"agent", "coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
+    "pools/command": {"agent", "coordinator", "errors", "options", "pools", "system", "wire"},
     "pools/spark": {"coordinator", "errors", "options", "pools", "pools/ray", "wire"},
-    "pools/ray": {"coordinator", "errors", "options", "pools", "serialization", "system", "wire"},
+    "pools/ray": {"coordinator", "errors", "options", "pools", "system", "wire"},
     # the notebook's kernel
     "kernel/record": {"errors", "libraries", "system", "wire"},
     "kernel/views": {"kernel/record", "system", "wire"},
