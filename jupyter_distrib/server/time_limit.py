@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from jupyter_distrib.wire.messages import DebuggerLeft, DebuggerPrompted
 
@@ -26,19 +27,21 @@ class TimeLimit:
         on_over: Callable[[float], None],
     ) -> None:
         self._limit_s, self._later, self._on_over = limit_s, later, on_over
-        self._deadline_s = time.monotonic() + (limit_s or 0.0)
         self._stopped: set[int] = set()
         """Ranks that are stopped in the debugger."""
-        self._stopped_at_s = 0.0
-        if limit_s is not None:
-            later(limit_s, self._look)
+        self._left_s = limit_s or 0.0
+        self._since_s = 0.0
+        """The time since which the clock goes."""
+        self._turns = 0
+        """Number of times that the clock has begun to go."""
+        self._go()
 
     def take(self, event: DebuggerPrompted | DebuggerLeft) -> None:
         """Take the news that a rank is stopped in the debugger, or goes on."""
         if isinstance(event, DebuggerLeft):
             return self.ended(event.rank)
         if not self._stopped:
-            self._stopped_at_s = time.monotonic()
+            self._left_s -= time.monotonic() - self._since_s
         return self._stopped.add(event.rank)
 
     def ended(self, rank: int) -> None:
@@ -47,11 +50,15 @@ class TimeLimit:
             return
         self._stopped.discard(rank)
         if not self._stopped:
-            self._deadline_s += time.monotonic() - self._stopped_at_s
-            if self._limit_s is not None:
-                self._later(max(0.0, self._deadline_s - time.monotonic()), self._look)
+            self._go()
 
-    def _look(self) -> None:
-        if not self._stopped and time.monotonic() >= self._deadline_s and self._limit_s is not None:
+    def _go(self) -> None:
+        self._since_s = time.monotonic()
+        self._turns += 1
+        if self._limit_s is not None:
+            self._later(max(0.0, self._left_s), partial(self._look, self._turns))
+
+    def _look(self, turn: int) -> None:
+        if not self._stopped and turn == self._turns and self._limit_s is not None:
             limit_s, self._limit_s = self._limit_s, None
             self._on_over(limit_s)

@@ -41,7 +41,7 @@ def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
 def placed(places: Placements, notebook: str = "") -> Placement:
     """A worker group's, which has been given its nodes."""
     place = places.find(kernel(notebook=notebook), SOME)
-    place._found = _Found(shares=(), gpus=False, engine_has_gpus=False, folder=os.getcwd())
+    place._found = _Found(shares=(), gpus=False, engine_has_gpus=False, folder=os.getcwd(), ends_at_s=None)
     return place
 
 
@@ -57,7 +57,7 @@ def test_nodes_that_are_given_back_are_for_the_next_group_that_wants_the_same(pl
     again = replace(SOME, group="b", load_env={"A": "1"}, wait_s=3.0)  # what it was given
     assert places.find(kernel(), again) is place
     assert places.find(kernel(), again) is not place, "it is given once"
-    place.start(again, SimpleNamespace(placed=lambda shares, has_gpus: given.append(shares)))  # type: ignore[arg-type]
+    place.start(again, SimpleNamespace(placed=lambda shares, has_gpus, ends_at_s: given.append(shares)))  # type: ignore[arg-type]
     assert given == [shares]
 
 
