@@ -121,7 +121,7 @@ def test_s21_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook
     table = [line.split()[:3] for line in outcome.view.splitlines()]
     assert table == [["lr", "loss", "state"], ["0.1", "-1", "done"], ["0.2", "0", "done"], ["0.3", "1", "done"]]
     assert outcome.result == "lr=0.3: 0.6\nlr=0.1: 0.2\nlr=0.2: 0.4"
-    assert "data:image/svg+xml" in "".join(outcome.displays_html.values())
+    assert "data:image/" in "".join(outcome.displays_html.values())
     assert book.ok("list(swept), swept[-1], swept.configurations[0]").result == "([0.6, 0.2, 0.4], 0.4, {'lr': 0.3})"
 
 
@@ -136,7 +136,7 @@ def test_s21_a_failed_configuration_has_its_exception_in_place_of_its_value(book
     outcome = book.ok("%%distributed --sweep lr=[0,1] --ranks 1\n1 / lr")
 
     assert outcome.result == "lr=0: ZeroDivisionError('division by zero')\nlr=1: 1.0"
-    assert "0   failed" in outcome.view
+    assert " 0  failed" in outcome.view
     assert book.fails("%%distributed --sweep lr=[0] --ranks 1\n1 / lr").ename == "ZeroDivisionError"
 
 

@@ -70,7 +70,14 @@ def test_every_line_magic_has_help(book: Notebook, magic: str) -> None:
 @pytest.mark.parametrize("magic", ["%%distributed", "%%distrib"])
 def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str) -> None:
     assert completions(book, f"{magic} --str") == ["--strategy"]
-    assert completions(book, f"{magic} --gpus 2 --strategy ") == ["ddp", "fsdp", "none", "tp"]
+    assert completions(book, f"{magic} --gpus 2 --strategy ") == [
+        "ddp",
+        "deepspeed",
+        "fsdp",
+        "none",
+        "tensorflow",
+        "tp",
+    ]
     assert completions(book, f"{magic} --strategy=d") == ["--strategy=ddp"]
     assert completions(book, f"{magic} --pool l") == ["local"]
     assert "--keep" in completions(book, f"{magic} --")

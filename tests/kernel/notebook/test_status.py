@@ -47,7 +47,7 @@ def test_the_status_shows_ranks_kept_values_and_runs_as_text(book: Notebook) -> 
     assert text.startswith("pool local, strategy none; agent ")
     assert re.search(r"^model: int on ranks 0-1 \(local pool, kept since Cell In\[\d+\]\)$", text, re.MULTILINE)
     assert re.search(r"^rank +state +device +pid +memory +load +pool$", text, re.MULTILINE)
-    assert re.search(r"^1 +idle +cpu +\d+ +\d+\.\d MB +local$", text, re.MULTILINE)
+    assert re.search(r"^ *1 +idle +cpu +\d+ +\d+\.\d MB +local$", text, re.MULTILINE)
     assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +failed +\d", text, re.MULTILINE)
     assert text.index("failed") < text.index("done")
 
@@ -56,7 +56,7 @@ def test_the_status_shows_what_a_run_uses_and_has_used(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --detach --out job\nheld = bytearray(60_000_000)\nwhile True: pass")
     seen = "import time\nwhile not job.record.peak_rss_bytes: time.sleep(0.05)"
     text = book.ok(f"{seen}\nget_ipython().run_line_magic('distributed_status', '')").result
-    assert re.search(r"^1 +running +cpu +\d+ +\d+\.\d MB +\d+ % cpu +local$", text, re.MULTILINE)
+    assert re.search(r"^ *1 +running +cpu +\d+ +\d+\.\d MB +\d+ % cpu +local$", text, re.MULTILINE)
     book.ok("job.cancel()\nwhile not job.done(): time.sleep(0.05)")
     text = book.ok("%distributed_status").result
     assert re.search(r" interrupted +[\d.]+ s +2 +\d+\.\d MB$", text, re.MULTILINE)
@@ -103,7 +103,7 @@ def test_the_status_shows_a_detached_run_that_goes_on(book: Notebook) -> None:
     text = book.ok("%distributed_status").result
 
     assert re.search(r"^\w+-\d+ +Cell In\[\d+\] +running ", text, re.MULTILINE)
-    assert re.search(r"^0 +running +cpu ", text, re.MULTILINE)
+    assert re.search(r"^ *0 +running +cpu ", text, re.MULTILINE)
     book.fails("job.cancel()\njob.result(timeout_s=20)")
 
 
