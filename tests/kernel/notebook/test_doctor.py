@@ -41,6 +41,7 @@ def test_another_word_is_refused(shared_notebook: Notebook) -> None:
 
 class DeadSession:
     settings = SimpleNamespace(pools={"local": None}, pool="local")
+    usable_pools = (SimpleNamespace(name="local"),)
 
     @property
     def pools(self) -> DeadSession:
