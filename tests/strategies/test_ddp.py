@@ -623,7 +623,7 @@ for epoch in range(4):
     for x, y in DataLoader(TensorDataset(features{slice}, targets{slice}), batch_size=8): update(model, optimizer, x, y)
 dist.barrier()
 from jupyter_distrib.worker.pytorch import process_group as group
-keys = sorted(key.partition("/")[2] for key in group.current._store.list_keys())
+keys = sorted(key.partition("/")[2] for key in group.current.store._client.list_keys())
 dist.barrier()
 keys
 """

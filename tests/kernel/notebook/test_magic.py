@@ -78,7 +78,7 @@ def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str)
         "tensorflow",
         "tp",
     ]
-    assert completions(book, f"{magic} --strategy=d") == ["--strategy=ddp"]
+    assert completions(book, f"{magic} --strategy=d") == ["--strategy=ddp", "--strategy=deepspeed"]
     assert completions(book, f"{magic} --pool l") == ["local"]
     assert "--keep" in completions(book, f"{magic} --")
     assert "--gpus" not in completions(book, f"{magic} --gpus 2 --")
