@@ -53,7 +53,7 @@ def test_the_status_shows_its_ranks(book: Notebook) -> None:
     book.ok("%%distributed\n1;")
     status = book.ok("%distributed_status").result
     assert ", Ray at 127.0.0.2" in status
-    assert len(re.findall(r"^\d +idle +cpu +\d+ .* 127\.0\.0\.[23] +lab$", status, re.MULTILINE)) == 4
+    assert len(re.findall(r"^ *\d +idle +cpu +\d+ .* 127\.0\.0\.[23] +lab$", status, re.MULTILINE)) == 4
     for number, ranks in ((2, "[02]"), (3, "[02]")):
         row = rf"^127\.0\.0\.{number} +4, 2 free +\d.*B +none +{ranks}-\d +lab$"
         assert re.search(row, status, re.MULTILINE), status

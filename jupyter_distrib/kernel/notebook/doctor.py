@@ -161,7 +161,8 @@ def _settings(session: Session) -> Iterator[Finding]:
         yield Finding(topic="settings", text="cannot be read", advice=str(error))
     else:
         yield Finding(
-            topic="pools", text=f"{', '.join(pool.name for pool in session.usable_pools)}; cells use {settings.pool}"
+            topic="pools",
+            text=f"{', '.join(pool.name for pool in session.usable_pools(settings))}; cells use {settings.pool}",
         )
 
 

@@ -116,7 +116,7 @@ class PoolTable:
     def of(cls, session: Session) -> PoolTable:
         settings = session.settings
         rows = []
-        for pool in session.usable_pools:
+        for pool in session.usable_pools(settings):
             name = pool.name
             groups = session.pools.groups(name)
             ranks = ", ".join(f"{group.size} {'GPU' if group.gpus else 'CPU'}" for group in groups if group.size)

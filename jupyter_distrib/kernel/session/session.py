@@ -89,10 +89,8 @@ class Session:
         """The pools and defaults as they are now. Raises `OptionsError` for a file with an error."""
         return self.choices.settings
 
-    @property
-    def usable_pools(self) -> list[NamedPool]:
+    def usable_pools(self, settings: Settings) -> list[NamedPool]:
         """Return the pools to choose from: those that somebody has defined, and built-in ones that can be reached."""
-        settings = self.settings
         return [
             pool
             for name, pool in settings.pools.items()

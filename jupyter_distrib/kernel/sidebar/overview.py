@@ -38,7 +38,7 @@ def overview(session: Session, settings: Settings, pools: Mapping[str, PoolStatu
         "pid": session.identity.pid,
         "next": _next(settings),
         "strategies": list(settings.strategies),
-        "pools": [_pool(session, pool, pools.get(pool.name)) for pool in session.usable_pools],
+        "pools": [_pool(session, pool, pools.get(pool.name)) for pool in session.usable_pools(settings)],
         "runs": [_run(run) for run in reversed(session.history)],
     }
 

@@ -41,11 +41,13 @@ def test_another_word_is_refused(shared_notebook: Notebook) -> None:
 
 class DeadSession:
     settings = SimpleNamespace(pools={"local": None}, pool="local")
-    usable_pools = (SimpleNamespace(name="local"),)
 
     @property
     def pools(self) -> DeadSession:
         return self
+
+    def usable_pools(self, settings: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="local")]
 
     def connect(self, pool: str) -> None:
         raise PoolError("the agent did not start: no space left on device.")
