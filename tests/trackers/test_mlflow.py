@@ -39,7 +39,7 @@ def test_s17_each_run_is_an_mlflow_run_whose_address_is_below_the_cell(
     (run,) = server.runs(request.node.name)
     info, data = run["info"], run["data"]
     assert f"{server.uri}/#/experiments/{info['experiment_id']}/runs/{info['run_id']}" in outcome.view
-    (html,) = outcome.displays_html.values()
+    html, *_ = outcome.displays_html.values()
     assert f'<a href="{server.uri}/#/experiments/' in html
     assert outcome.view.count(info["run_id"]) + outcome.stdout.count(info["run_id"]) == 1
     assert info["status"] == "FINISHED"
