@@ -33,6 +33,9 @@ class RankDebuggers:
             self.ended(command.rank, command.run)
 
     def ended(self, rank: int, run: str = "") -> None:
-        """Report that a rank has ended, to somebody who examines the failure of a run, by default the last one."""
+        """Report that a rank has ended, to somebody who examines the failure of a run, by default the last one if it has
+        failed."""
+        if not (run := run or self.failed_run):
+            return
         gone = f"rank {rank} has ended, and its memory with it."
-        self._tell(DebuggerLeft(run=run or self.failed_run, rank=rank, text=gone, at_s=time.monotonic()), ())
+        self._tell(DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())

@@ -57,6 +57,8 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     torch = sys.modules["torch"]
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    for _ in range(2):  # groups of this run and of the one before: freed at Python's own end, their threads abort it
+        groups.tidy()
     sys.exit()
 
 

@@ -398,7 +398,7 @@ def test_load_time_variables_get_ranks_of_their_own(client: PoolClient) -> None:
     )
     assert outcome.values[0][0] == int(expected.stdout)
     assert [value[1:] for value in outcome.values.values()] == [(3, 0, "7"), (3, 1, "7")]
-    assert client.run(group, "1 / 0", env=env).failure(0).type_name == "ZeroDivisionError"
+    assert client.run(group, "1 / 0", env=env).of(Failed)[0].failure.type_name == "ZeroDivisionError"
     pids = [worker.pid for worker in group.workers]
     client.close_group(group)
     assert wait_until_gone(pids, 3) == []

@@ -74,6 +74,8 @@ assert total() == 2 and not mine.automatic
 mine.drop()
 mine.drop()
 assert not dist.is_initialized()
+mine.tidy()
+mine.tidy()
 print("fine", flush=True)
 """
 
