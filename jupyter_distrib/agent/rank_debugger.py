@@ -33,8 +33,8 @@ class RankDebuggers:
             self.ended(command.rank, command.run)
 
     def ended(self, rank: int, run: str = "") -> None:
-        """Report that a rank has ended, to somebody who examines the failure of a run, by default the last one if it has
-        failed."""
+        """Report that a rank has ended, to somebody who examines the failure of a run; by default the last one, if it
+        has failed."""
         if not (run := run or self.failed_run):
             return
         gone = f"rank {rank} has ended, and its memory with it."
