@@ -20,6 +20,7 @@ from typing import Protocol
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run_start import PoolLink
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import DebuggerPrompted
 
@@ -167,14 +168,23 @@ class Conversation:
         """Give a rank the line, and wait until it has answered or gone on."""
         prompt = self._run.record.ranks[rank].prompt
         if prompt is not None:
-            self._run.link.debug(rank, "read", line)
-            self._wait(rank, prompt)
+            self._wait(rank, prompt, first=lambda: self._run.link.debug(rank, "read", line))
 
-    def _wait(self, rank: int, prompt: DebuggerPrompted) -> None:
-        """Wait until the rank has answered or gone on; stop the run if the user has quit the debugger."""
-        while self._is_waiting(rank, prompt) and not self._is_over():
+    def _wait(self, rank: int, prompt: DebuggerPrompted, first: Callable[[], object] = lambda: None) -> None:
+        """Call `first`, and wait until the rank has answered or gone on; stop the run if the user has quit the debugger.
+
+        An interrupt is for the rank, at whatever step of the wait it comes.
+        """
+        is_told = False
+        while True:
             try:
-                time.sleep(POLL_S)
+                if not is_told:
+                    with interrupts.Uninterrupted():
+                        is_told = True
+                        first()
+                while self._is_waiting(rank, prompt) and not self._is_over():
+                    time.sleep(POLL_S)
+                break
             except KeyboardInterrupt:
                 self._run.link.debug(rank, "interrupt", "")
         left = self._run.record.ranks[rank].left_debugger
