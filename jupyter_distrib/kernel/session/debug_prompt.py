@@ -171,7 +171,7 @@ class Conversation:
             self._wait(rank, prompt, first=lambda: self._run.link.debug(rank, "read", line))
 
     def _wait(self, rank: int, prompt: DebuggerPrompted, first: Callable[[], object] = lambda: None) -> None:
-        """Call `first`, and wait until the rank has answered or gone on; stop the run if the user has quit the debugger.
+        """Call `first`, and wait until the rank has answered or gone on; stop the run if the user has quit.
 
         An interrupt is for the rank, at whatever step of the wait it comes.
         """
