@@ -16,7 +16,8 @@ from pathlib import Path
 
 from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
-from jupyter_distrib.pools.local import Home, LocalNode
+from jupyter_distrib.pools.server_home import Home
+from jupyter_distrib.pools.server_link import LocalNode
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages
 from jupyter_distrib.wire.link import Link

@@ -1,4 +1,4 @@
-"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME [--alone]`: started by `pools/local.py` or
+"""`python -m jupyter_distrib.agent SOCKET_FD DIRECTORY NAME [--alone]`: started by `pools/server_home.py` or
 `coordinator/relay.py`, which has bound the socket. With `--alone` it leaves its parent, and removes the directory in
 the end."""
 

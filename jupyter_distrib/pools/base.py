@@ -31,7 +31,7 @@ Lost = Callable[[str], None]
 ENTRY_POINTS = "jupyter_distrib.pools"
 DEFAULT_KIND = "local"
 _PACKAGE = "jupyter_distrib.pools"
-_NO_KINDS = frozenset({"base"})
+_NO_KINDS = frozenset({"base", "server_home", "server_link"})
 """Modules of `pools/` that are no kind of pool."""
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from jupyter_distrib.agent.server import Agent
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.pools import local
+from jupyter_distrib.pools import server_home
 from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.testing import PoolClient, pool_client
@@ -152,7 +152,7 @@ def test_many_kernels_that_start_at_once_share_one_agent(folder: Path) -> None:
 
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(folder / f"agent-{local.fingerprint()}.sock"))
+        stale.bind(str(folder / f"agent-{server_home.fingerprint()}.sock"))
     client = PoolClient(LocalPool())
     assert client.run(client.group(1), "rank").values == {0: 0}
     client.close()
@@ -520,13 +520,13 @@ def test_kernels_of_another_niceness_or_with_other_limits_have_an_agent_of_their
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whose ranks have what the kernel has."""
-    mine = local.fingerprint()
-    assert local.fingerprint() == mine
+    mine = server_home.fingerprint()
+    assert server_home.fingerprint() == mine
     with monkeypatch.context() as context:
         context.setattr(os, "getpriority", lambda which, who: 7)
-        assert local.fingerprint() != mine
+        assert server_home.fingerprint() != mine
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
-    assert local.fingerprint() != mine
+    assert server_home.fingerprint() != mine
 
 
 # ---------------------------------------------------------------------------------------------------- ending

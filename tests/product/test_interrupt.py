@@ -470,7 +470,7 @@ def test_ranks_that_are_still_starting_are_not_taken_for_another_number(book: No
 def test_an_interrupt_while_the_cell_is_sent_stops_its_ranks(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
     book.ok(
-        "import signal\nfrom jupyter_distrib.pools.local import LocalNode\nfrom jupyter_distrib.wire.messages import Execute\n"
+        "import signal\nfrom jupyter_distrib.pools.server_link import LocalNode\nfrom jupyter_distrib.wire.messages import Execute\n"
         "send = LocalNode.send\ndef pressed(self, command, *descriptors):\n    send(self, command, *descriptors)\n"
         "    if isinstance(command, Execute):\n        LocalNode.send = send\n"
         "        signal.raise_signal(signal.SIGINT)\nLocalNode.send = pressed"

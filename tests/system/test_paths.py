@@ -89,7 +89,7 @@ def test_a_long_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pyte
 def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
     folder = tmp_path / ("y" * 100)
     program = (
-        "from jupyter_distrib.pools.local import Home\n"
+        "from jupyter_distrib.pools.server_home import Home\n"
         "from jupyter_distrib.errors import PoolError\n"
         "try:\n    Home.of('').reach()\nexcept PoolError as error:\n    print(error)"
     )

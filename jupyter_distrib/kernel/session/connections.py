@@ -11,7 +11,8 @@ from jupyter_distrib.kernel.session.choices import Choices
 from jupyter_distrib.kernel.session.connection import Connection, PoolAddress
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL
-from jupyter_distrib.pools.local import AGENT_NAME, RunningServer
+from jupyter_distrib.pools.local import RunningServer
+from jupyter_distrib.pools.server_home import AGENT_NAME
 from jupyter_distrib.system.run_list import ListedRun
 
 HEAD_START_S = 0.1

@@ -4,8 +4,8 @@ pool: they are not in force on ranks that are up. Kernel side.
 
 from __future__ import annotations
 
-from jupyter_distrib.pools.local import GPU_LOAD_TIME, SET_BY_LIBRARIES
 from jupyter_distrib.system import process_environment
+from jupyter_distrib.system.load_time import GPU_LOAD_TIME, SET_BY_LIBRARIES
 
 
 class GpuVariables:

@@ -25,8 +25,7 @@ from jupyter_distrib.kernel.session.worker_group import GroupRequest, WorkerGrou
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
-from jupyter_distrib.pools.local import load_time_changes
-from jupyter_distrib.system import interrupts
+from jupyter_distrib.system import interrupts, load_time
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
 
@@ -268,7 +267,7 @@ def _request(options: Options, connection: Connection) -> GroupRequest:
         size = size.on_cpus()
     has_gpus = size.gpus and connection.gpus.exist is not False and not connection.remote
     changed = connection.gpu_variables.changed() if has_gpus else {}
-    load_env = {**changed, **load_time_changes(options.env)}
+    load_env = {**changed, **load_time.changes(options.env)}
     return GroupRequest(
         size=size,
         load_env=load_env,

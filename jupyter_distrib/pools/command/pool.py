@@ -11,7 +11,8 @@ from jupyter_distrib.options import Option, count
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.command import lacking
 from jupyter_distrib.pools.command.hosts import checked_hosts
-from jupyter_distrib.pools.local import Home, LocalNode, fingerprint, greeted
+from jupyter_distrib.pools.server_home import Home, fingerprint
+from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.wire.messages import Hello
 
 HOSTS = Option(flag="--hosts", metavar="HOSTS", meaning="the hosts: a,b:2 is up to 2 ranks on b", read=checked_hosts)

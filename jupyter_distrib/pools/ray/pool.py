@@ -10,7 +10,8 @@ from typing import ClassVar
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option, at_least_zero, count, json_object
 from jupyter_distrib.pools.base import IDLE, PACKAGES, PYTHON, Capabilities, Lost, Sink
-from jupyter_distrib.pools.local import Home, LocalNode, fingerprint
+from jupyter_distrib.pools.server_home import Home, fingerprint
+from jupyter_distrib.pools.server_link import LocalNode
 from jupyter_distrib.wire.link import Link, peer_uid
 from jupyter_distrib.wire.messages import Hello
 

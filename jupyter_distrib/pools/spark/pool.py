@@ -12,8 +12,9 @@ from typing import ClassVar
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.options import Option, count, json_object
 from jupyter_distrib.pools.base import Capabilities, Lost, Sink
-from jupyter_distrib.pools.local import Home, LocalNode, fingerprint, greeted
 from jupyter_distrib.pools.ray.pool import RayPool
+from jupyter_distrib.pools.server_home import Home, fingerprint
+from jupyter_distrib.pools.server_link import LocalNode, greeted
 from jupyter_distrib.pools.spark import master
 from jupyter_distrib.wire.messages import Hello
 

@@ -11,7 +11,7 @@ from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Option
 from jupyter_distrib.pools.base import IDLE, PACKAGES, Capabilities, Lost, Sink
 from jupyter_distrib.pools.command.pool import COPY_FILES, HOSTS, INTERFACE, NODES, PYTHON_THERE, check_given, connected
-from jupyter_distrib.pools.local import LocalNode
+from jupyter_distrib.pools.server_link import LocalNode
 from jupyter_distrib.wire.messages import Hello
 
 DEFAULTS = {"ssh": "ssh", "python": "python3"}

@@ -1,0 +1,167 @@
+"""The place of an agent or coordinator on this machine: the socket by which it is reached, and the way to start it.
+
+The kernel binds the socket and hands it over, so that it can connect at once and nobody waits for a port or a file to
+appear. Agents are found by a fingerprint of what they and their kernels must have in common.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.system import load_time, paths, process_environment
+from jupyter_distrib.system.launch import exec_agent
+from jupyter_distrib.wire.messages import PROTOCOL
+
+AGENT_NAME = "agent"
+"""The beginning of the names of local agents' sockets; other kinds of pools use their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The location of an agent, and the way to start it."""
+
+    name: str
+    python: str = ""
+    """Interpreter of the agent; empty: the kernel's own."""
+    module: str = "jupyter_distrib.agent"
+    told: str = field(default="", repr=False)
+    """Text for its standard input; it may contain keys."""
+
+    @classmethod
+    def of(cls, python: str) -> Home:
+        """Return the home of the agent for an interpreter. Raises `PoolError` if the interpreter does not exist."""
+        if not python:
+            return cls(name=f"{AGENT_NAME}-{fingerprint()}")
+        path = os.path.abspath(os.path.expanduser(python))
+        if not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise PoolError(f"there is no interpreter at {path}: give --python that of an environment with torch.")
+        info = os.stat(path)
+        return cls(python=path, name=f"{AGENT_NAME}-{fingerprint(path, info.st_mtime_ns, info.st_size)}")
+
+    @property
+    def log(self) -> Path:
+        return paths.runtime_directory() / f"{self.name}.log"
+
+    def reach(self) -> socket.socket:
+        """Return a connection to the agent, and start it if need be. Raises `PoolError`."""
+        directory = paths.runtime_directory()
+        path = directory / f"{self.name}.sock"
+        if len(str(path)) > paths.SOCKET_PATH_LIMIT:
+            raise PoolError(
+                f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a folder with a shorter path."
+            )
+        if (sock := connected(path)) is not None:
+            return sock
+        try:
+            with paths.opened(directory / f"{self.name}.lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if (sock := connected(path)) is not None:
+                    return sock
+                self._start(path, directory)
+                if (sock := connected(path)) is not None:
+                    return sock
+        except OSError as error:
+            raise PoolError(self._not_started(error)) from error
+        raise PoolError(f"the agent could not be started; see {self.log}.")
+
+    def _not_started(self, error: OSError) -> str:
+        if not os.access(python := self.python or sys.executable, os.X_OK):
+            return f"there is no interpreter at {python} any more: make its environment again, or restart the kernel."
+        place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else error.strerror
+        return f"the agent could not be started: {place}."
+
+    def _start(self, path: Path, directory: Path) -> None:
+        path.unlink(missing_ok=True)
+        arguments = (self.module, str(directory), self.name)
+        env, python = self._environment(directory), self.python or sys.executable
+        with paths.opened(self.log) as log:
+            process = exec_agent(str(path), log, arguments, env, python, told=self.told)
+        # It usually outlives this kernel; if not, it must not stay a zombie.
+        threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        """Return the kernel's environment, with this package importable from anywhere, also from a source folder."""
+        root = Path(__file__).parent.parent.parent
+        if self.python or _is_lower_layer(root):
+            root = _alone(directory)
+        before = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            "PYTHONPATH": str(root) if not before else f"{root}{os.pathsep}{before}",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+
+    def explained(self, reason: str) -> str:
+        """Return the reason why the agent has ended, with the last output of an agent under another interpreter."""
+        if not self.python:
+            return reason
+        with suppress(OSError):
+            if lines := self.log.read_text("utf-8", "replace").split("\n")[-8:]:
+                last = " ".join(filter(None, map(str.strip, lines[-2:])))
+                return f"{reason}; under {self.python} it said: {last}" if last else reason
+        return reason
+
+
+def _is_lower_layer(folder: Path) -> bool:
+    """Return whether a folder of packages comes behind another one on the kernel's path, as a base environment behind a
+    virtual one: in front of all, its torch would win."""
+    layers = [each for each in sys.path if each.endswith("-packages")]
+    return str(folder) in layers[1:]
+
+
+def _alone(directory: Path) -> Path:
+    """Return a folder that holds this package and nothing else, for an interpreter that has all other packages
+    itself."""
+    package = Path(__file__).parent.parent
+    folder = paths.private(directory / f"source-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}")
+    with suppress(FileExistsError):
+        (folder / package.name).symlink_to(package)
+    return folder
+
+
+def fingerprint(*more: object) -> str:
+    """Return a hash of what an agent and its kernels must have in common."""
+    parts = [
+        PROTOCOL,
+        *more,
+        sys.executable,
+        sys.prefix,
+        sys.version,
+        process_environment.version("torch"),
+        process_environment.version("cloudpickle"),
+        *_sources(),
+        *sorted(load_time.in_force()),
+        *(resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _sources() -> Iterator[str]:
+    root = Path(__file__).parent.parent
+    for path in sorted(root.rglob("*.py")):
+        info = path.stat()
+        yield f"{path}:{info.st_mtime_ns}:{info.st_size}"
+
+
+def connected(path: Path) -> socket.socket | None:
+    """Return a connection to the server at this path, or None if none listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock

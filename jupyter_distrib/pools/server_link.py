@@ -1,0 +1,156 @@
+"""The kernel's link to an agent or coordinator on this machine.
+
+Each thread sends its commands itself; one thread reads the events. An interrupt, which Python raises in the main
+thread, never cuts a frame in two.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.base import Lost, Sink
+from jupyter_distrib.system import interrupts, reap
+from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
+from jupyter_distrib.wire.link import Link, encode, peer_uid
+from jupyter_distrib.wire.messages import Command, Hello, Welcomed
+
+ENDING_S = 5.0
+"""Seconds to wait for the end of an agent that is being killed: it closes its links a moment before."""
+
+
+def greeted(sock: socket.socket, hello: Hello, sink: Sink, lost: Lost) -> LocalNode:
+    """Say hello on a new connection. Raises `PoolError`."""
+    if peer_uid(sock) not in (None, os.getuid()):
+        sock.close()
+        raise PoolError(f"the agent's socket {sock.getpeername()} belongs to another user; remove it and try again.")
+    node = LocalNode(Link(sock), sink, lost)
+    node.send(hello)
+    return node
+
+
+class LocalNode:
+    """The link to this machine's agent. A thread receives its events."""
+
+    def __init__(self, link: Link, sink: Sink, lost: Lost) -> None:
+        self._link, self._sink, self._lost = link, sink, lost
+        self._sending = threading.Lock()
+        self._draining = False
+        self._closed = False
+        self._pid = 0
+        """The agent's process, once it has answered."""
+        self._end: select.poll | None = None
+        """The poll for the end of the agent's process, once the agent has answered."""
+        threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
+
+    def send(self, command: Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+        """Send a command at once, as far as the socket takes it; a thread sends the rest."""
+        frame = encode(command, len(descriptors))
+        with interrupts.Uninterrupted(), self._sending, descriptors:
+            if self._link.fileno() >= 0:
+                self._link.post(frame, tuple(descriptors))
+                self._flush()
+
+    def has_ended(self) -> bool:
+        """Return whether the agent's process has ended, also if the end of its link has not been read yet."""
+        end = self._end
+        return end is not None and bool(end.poll(0))
+
+    def close(self) -> None:
+        with interrupts.Uninterrupted(), self._sending:
+            self._closed = True
+            self._flush()
+
+    def give_up(self, ranks: Sequence[int]) -> None:
+        """Close the link to an agent that does not answer, so that the next cell gets another one: its name is given
+        up, and its ranks with these pids are killed, which it does not do."""
+        with suppress(OSError, TypeError):
+            Path(self._link.sock.getpeername()).unlink()
+        for pid in set(ranks).intersection(reap.children(self._pid) if self._pid else ()):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.close()
+
+    def _flush(self) -> None:
+        """Send what the socket takes. Called with `_sending` held; does nothing while `_drain` runs."""
+        if self._draining:
+            return
+        with suppress(OSError):  # the reader notices that the agent is gone, and says so
+            self._link.flush()
+            if self._link.unsent:
+                self._draining = True
+                threading.Thread(target=self._drain, name="jupyter_distrib-write", daemon=True).start()
+            elif self._closed:
+                self._link.sock.shutdown(socket.SHUT_RDWR)
+
+    def _drain(self) -> None:
+        """Send the rest, in a thread, to an agent that reads more slowly than commands come."""
+        poll = select.poll()
+        poll.register(self._link.sock, select.POLLOUT)
+        while self._draining:
+            poll.poll()
+            with self._sending:
+                self._draining = False
+                with suppress(OSError):
+                    self._link.flush()
+                    self._draining = self._link.unsent
+        with self._sending:
+            self._flush()
+
+    def _read(self) -> None:
+        agent, reason = -1, "the agent that looks after the ranks has ended"
+        while True:
+            try:
+                event, fds = self._link.receive()
+            except (EOFError, OSError):
+                break
+            if isinstance(event, Welcomed):
+                agent, self._pid = _opened(event.pid), event.pid
+                self._end = _watching(agent)
+            try:
+                self._sink(event, Descriptors(fds) if fds else NO_DESCRIPTORS)  # type: ignore[arg-type]
+            except Exception as error:  # noqa: BLE001 - who waits for a run must hear of its end whatever breaks here
+                traceback.print_exc()
+                reason = f"the notebook failed at an event of its ranks ({type(error).__name__}: {error})"
+                break
+        with self._sending:
+            self._link.close()
+        given_up = self._closed
+        if not given_up:
+            self._lost(reason)
+        self._end = None  # not earlier: a cell that begins now has to see that the agent has ended
+        if not given_up:
+            _sweep(agent)
+        if agent >= 0:
+            os.close(agent)
+
+
+def _opened(pid: int) -> int:
+    """Open a descriptor that becomes readable when the process ends; return -1 where the system has no such
+    descriptors."""
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return -1
+
+
+def _sweep(agent: int) -> None:
+    """Wait for the agent's end, then end what its ranks had started: the ranks themselves have ended with it."""
+    if (end := _watching(agent)) is not None and end.poll(ENDING_S * 1000):
+        reap.kill_orphans()
+
+
+def _watching(agent: int) -> select.poll | None:
+    """Return a poll for the end of the agent; None where the system has no descriptors of processes."""
+    if agent < 0:
+        return None
+    poll = select.poll()
+    poll.register(agent, select.POLLIN)
+    return poll
