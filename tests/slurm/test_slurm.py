@@ -152,6 +152,7 @@ def test_while_the_controller_is_away_cells_go_on_and_new_ranks_are_refused(bed:
             assert re.match("Slurm (does not answer|was asked for nodes and does not answer)", refused.reason), (
                 refused.reason
             )
+        assert wait_until(lambda: len(bed.jobs()) == 1, 40), "a request that arrived late is no job that stays"
         assert one.run(group, "rank").values == {0: 0, 1: 1}
         one.close_group(group)
         again = one.group(1)
@@ -171,7 +172,7 @@ def test_a_job_of_the_notebook_that_has_ended(bed: SlurmBed, monkeypatch: pytest
 
 
 def test_in_a_job_its_nodes_are_used_and_not_given_back(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = bed.jobs()  # a request that a frozen controller got late may have become one
+    before = bed.jobs()  # nodes that a worker group has given back stay for ten seconds
     command = ["salloc", "-N2", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_JOB_NODELIST; exec cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as own:
         assert own.stdout is not None

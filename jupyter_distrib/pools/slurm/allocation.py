@@ -14,6 +14,7 @@ from contextlib import suppress
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.slurm import command
+from jupyter_distrib.pools.slurm.requests import Request
 from jupyter_distrib.system.launch import new_log
 
 AT_ONCE_S = 10.0
@@ -35,10 +36,12 @@ class Allocation:
         self._log = new_log()
         self._said = ""
         self._granted = False
+        self._request: Request | None = None
 
-    def obtain(self, size: int, *, gpus: bool, wait_s: float, name: str) -> tuple[str, tuple[Host, ...]]:
+    def obtain(self, size: int, *, gpus: bool, wait_s: float, title: str) -> tuple[str, tuple[Host, ...]]:
         """Wait for nodes for so many ranks; return the job and its nodes. Raises `PoolError`."""
-        words = command.salloc(self._options, size, gpus=gpus, name=name)
+        self._request = Request(title)
+        words = command.salloc(self._options, size, gpus=gpus, name=self._request.name)
         self._process = process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
         )
@@ -92,6 +95,8 @@ class Allocation:
             process.send_signal(number)
         process.wait()
         process.stdout.close()
+        if self._request is not None:
+            self._request.settle(certain=self._granted or command.has_answered(self._heard()))
 
 
 def node_names(nodes: str) -> list[str]:

@@ -115,6 +115,11 @@ def seconds_left(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+def has_answered(said: str) -> bool:
+    """Return whether Slurm has answered a salloc: it has a job, or was refused one."""
+    return bool(job_of(said) or "error: " in said) and not any(words in said for words in _AWAY)
+
+
 def refusal(said: str) -> str:
     """Return a sentence on a salloc that has ended without nodes."""
     for words in _AWAY:

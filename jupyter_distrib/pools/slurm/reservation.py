@@ -19,7 +19,7 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import Pipes
-from jupyter_distrib.pools.slurm import command
+from jupyter_distrib.pools.slurm import command, requests
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
@@ -32,6 +32,7 @@ class SlurmCluster:
     def __init__(self, options: Mapping[str, str], loop: Loop, calls: CallSoon, archive: Future[bytes]) -> None:
         self.options, self.loop, self.calls, self.archive = options, loop, calls, archive
         self.facts: dict[str, Mapping[str, Any]] = {}
+        threading.Thread(target=requests.cancel_left, name="jupyter_distrib-cancel", daemon=True).start()
 
     def reserve(self, opening: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> SlurmReservation:
         """See `coordinator.engine.Reserve`."""
@@ -84,9 +85,9 @@ class SlurmReservation:
         size = self._opening.ranks()
         if not 0 < size < 100_000:
             raise PoolError(f"Slurm has to be asked for a number of ranks, not {size}: say --gpus N or --ranks N.")
-        name = f"jupyter_distrib {os.path.basename(self._hello.notebook) or self._hello.label}"
+        title = f"jupyter_distrib {os.path.basename(self._hello.notebook) or self._hello.label}"
         try:
-            return self._allocation.obtain(size, gpus=self._opening.gpus, wait_s=self._opening.wait_s, name=name)
+            return self._allocation.obtain(size, gpus=self._opening.gpus, wait_s=self._opening.wait_s, title=title)
         except BaseException:
             self._allocation.release()
             raise
