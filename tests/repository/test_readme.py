@@ -70,11 +70,11 @@ def test_every_python_block_runs_one_after_another_and_prints_what_it_says(book:
 
 def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
     from jupyter_distrib import errors
-    from jupyter_distrib.kernel.notebook.magic import DistributedMagics
+    from jupyter_distrib.kernel.notebook.line_magics import LineMagics
 
     text = "\n".join(page.read_text("utf-8") for page in (README, *DOCS.glob("*.md")))
     for magic in re.findall(r"`%(distributed_\w+)", text):
-        assert magic in DistributedMagics.magics["line"]
+        assert magic in LineMagics.magics["line"]
     for row in re.findall(r"^\| `(\w+(?:Error|Lost|Timeout))` \|", text, re.MULTILINE):
         assert hasattr(errors, row), row
 

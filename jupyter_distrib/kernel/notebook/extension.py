@@ -12,7 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import comment_syntax
-from jupyter_distrib.kernel.notebook.magic import DistributedMagics
+from jupyter_distrib.kernel.notebook.line_magics import LineMagics
+from jupyter_distrib.kernel.notebook.magic import CellMagics
 from jupyter_distrib.kernel.session import prompts, session
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.system import stand_ins
@@ -26,10 +27,10 @@ def load(shell: InteractiveShell) -> None:
     registry = shell.magics_manager.magics["cell"]
     for name in _OURS:
         other = registry.get(name)
-        if other is not None and not isinstance(getattr(other, "__self__", None), DistributedMagics):
+        if other is not None and not isinstance(getattr(other, "__self__", None), CellMagics):
             _replaced[name] = other
             print(f"%%{name} was {_home(other)}'s; it is jupyter_distrib's until %unload_ext jupyter_distrib.")
-    shell.register_magics(DistributedMagics)
+    shell.register_magics(CellMagics, LineMagics)
     from jupyter_distrib.kernel.notebook import completion
 
     completion.install(shell)
@@ -61,7 +62,7 @@ def unload(shell: InteractiveShell) -> None:
     completion.remove(shell)
     comment_syntax.remove(shell)
     shell.events.unregister("post_run_cell", _pass_on)
-    for kind, names in {"cell": _OURS, "line": tuple(DistributedMagics.magics["line"])}.items():
+    for kind, names in {"cell": _OURS, "line": tuple(LineMagics.magics["line"])}.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.magics["cell"].update(_replaced)

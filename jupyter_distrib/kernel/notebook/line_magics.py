@@ -1,218 +1,200 @@
-"""The requests of the line magics `%distributed_status`, `_logs`, `_stack`, `_debug`, `_attach`, `_pool`. Kernel side,
-no state.
-
-logs run-7 --rank 3   --parse_logs-->   LogsRequest(run="run-7", rank=3)
-"""
+"""The line magics: scripts, status, logs, saved runs, pools and more. Runs in the kernel's main thread."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING
 
-from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
-from jupyter_distrib.kernel.settings.group_size import GroupSize
-from jupyter_distrib.options import (
-    Arguments,
-    Declared,
-    Option,
-    any_of,
-    check_choice,
-    count,
-    parse_arguments,
-    rank,
-    shown,
-    split_words,
-    switch,
-)
-from jupyter_distrib.system import stand_ins
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_magic, magics_class
 
-PoolAction: TypeAlias = Literal["list", "use", "add", "remove", "start", "stop", "restart", "resize", "trust"]
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.notebook import detached_view
+from jupyter_distrib.kernel.session import session
+from jupyter_distrib.kernel.session.presses import early_interrupt
+from jupyter_distrib.kernel.session.results import Results
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.system import formatting, stand_ins
 
-JSON = Option(flag="--json", meaning="one line of JSON for each run", read=switch)
-RANK = Option(flag="--rank", metavar="R", read=rank, meaning="what this rank wrote", default="all ranks")
-LOGS_OPTIONS = (RANK, JSON)
-DEBUG_OPTIONS = (
-    Option(flag="--done", meaning="let the ranks drop what the failure has left in their memory", read=switch),
-)
-STATUS_OPTIONS = (Option(flag="--doctor", meaning="what there is and what is missing", read=switch), JSON)
-POOL_OPTIONS = tuple(option for option in OPTIONS if option.name in ("gpus", "ranks"))
-KIND = Option(flag="--kind", metavar="KIND", meaning="what kind of pool it is")
+if TYPE_CHECKING:  # each magic imports what it needs
+    from jupyter_distrib.kernel.history.listing import Comparison, RunList
+    from jupyter_distrib.kernel.notebook.doctor import Report
+    from jupyter_distrib.kernel.notebook.status import PoolTable, Status
+    from jupyter_distrib.kernel.session.rank_differences import Differences
+    from jupyter_distrib.kernel.views.flame import FlameGraph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsRequest:
-    run: str | None = None
-    """The run's id; None for the last run."""
-    rank: int | None = None
-    json: bool = False
+@magics_class
+class LineMagics(Magics):
+    """The line magics of one shell."""
 
+    shell: InteractiveShell
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackRequest:
-    run: str | None = None
-    """The run's id; None for the last run."""
+    @line_magic
+    def distributed_run(self, line: str) -> Run | None:
+        """Run a script on every rank: `%distributed_run [OPTION]... train.py [ARGUMENT]...`.
 
+        The options are those of `%%distributed`. With `--detach`, returns the run at once.
+        """
+        from jupyter_distrib.kernel.notebook import script
+        from jupyter_distrib.options import split_words
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DebugRequest:
-    rank: int | None = None
-    """The rank; None for the one whose failure was the first."""
-    done: bool = False
+        try:
+            options, (path, *arguments) = session.current().settings.command(split_words(line))
+            return script.run(path, arguments, options)
+        except KeyboardInterrupt as interrupt:
+            stopped = early_interrupt(interrupt)
+        raise stopped
 
+    @line_magic
+    def distributed_export(self, line: str) -> None:
+        """Write what a cell ran as a script for torchrun: `%distributed_export NAME train.py`.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRequest:
-    action: PoolAction = "list"
-    name: str | None = None
-    """The pool's name; None for the pool in use."""
-    count: int | None = None
-    """The number of ranks in `resize N`; they keep their kind of device."""
-    size: GroupSize | None = None
-    """The size that `--gpus` or `--ranks` names."""
-    kind: str | None = None
-    """The kind of the pool, only for `add`."""
-    values: dict[str, Any] = field(default_factory=dict)
-    """The given options of the kind and defaults for cells, only for `add`."""
+        NAME is a name of the notebook that holds a Results or a Run, or the id or number of a run.
+        """
+        from jupyter_distrib.kernel.notebook import export, magic_requests
 
+        request = magic_requests.parse_export(line)
+        export.check_path(request.path)
+        value = self.shell.user_ns.get(request.name)
+        name = value.run if isinstance(value, Results) else value.id if isinstance(value, Run) else request.name
+        print(export.write(session.current().find_run(name), request.path, self.shell.user_ns))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRequest:
-    name: str
-    """A name of the notebook, or a run's id."""
-    path: str
+    @line_magic
+    def distributed_status(self, line: str) -> Status | Report | None:
+        """Return a view of pools, ranks and runs, as text and HTML: `%distributed_status`.
 
+        `%distributed_status --doctor`: versions, front end, pool, driver, and advice on what is missing.
+        `%distributed_status --json`: one line of JSON for each run, with its state, values, errors and files.
+        """
+        from jupyter_distrib.kernel.notebook import magic_requests
+        from jupyter_distrib.kernel.notebook.doctor import Report
+        from jupyter_distrib.kernel.notebook.status import Status
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachRequest:
-    run: str | None = None
-    """The run's id; None for the newest detached run."""
+        request = magic_requests.parse_status(line)
+        if request.json:
+            from jupyter_distrib.kernel.notebook import json_lines
 
+            print("".join(json_lines.status_line(run) + "\n" for run in session.current().history), end="")
+            return None
+        if request.doctor:
+            return Report.of(session.current(), self.shell)
+        return Status.of(session.current())
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRequest:
-    doctor: bool = False
-    json: bool = False
+    @line_magic
+    def distributed_logs(self, line: str) -> None:
+        """Print the whole output of a run: `%distributed_logs [RUN] [--rank R]`; without RUN that of the last run.
 
+        `%distributed_logs --json` prints it as one line of JSON.
+        """
+        from jupyter_distrib.kernel.notebook import magic_requests
 
-def parse_logs(line: str) -> LogsRequest:
-    """Parse `%distributed_logs [RUN] [--rank R] [--json]`."""
-    arguments = _few(line, "%distributed_logs [RUN] [--rank R] [--json]", LOGS_OPTIONS, 1)
-    return LogsRequest(run=next(iter(arguments.positionals), None), **arguments.values)
+        request = magic_requests.parse_logs(line)
+        run = session.current().find_run(request.run)
+        if request.rank is not None and request.rank not in run.record.ranks:
+            raise PoolError(
+                f"run {run.id} has no rank {request.rank}: it was on {formatting.rank_list(run.record.ranks)}."
+            )
+        if request.json:
+            from jupyter_distrib.kernel.notebook import json_lines
 
+            print(json_lines.logs_line(run, request.rank))
+            return
+        print(run.logs(request.rank), end="")
 
-def parse_stack(line: str) -> StackRequest:
-    """Parse `%distributed_stack [RUN]`."""
-    return StackRequest(run=next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None))
+    @line_magic
+    def distributed_stack(self, line: str) -> None:
+        """Print where each rank of a run is now in its Python code: `%distributed_stack [RUN]`; without RUN of the last
+        run. Ranks at the same place are shown together."""
+        from jupyter_distrib.kernel.notebook import magic_requests
+        from jupyter_distrib.kernel.views import stacks
 
+        run = session.current().find_run(magic_requests.parse_stack(line).run)
+        if run.done():
+            raise PoolError(f"run {run.id} has ended: only ranks that execute a cell have a stack.")
+        seen = run.stacks()
+        if not seen and not run.done():
+            raise PoolError(f"no rank of run {run.id} has answered; its ranks have not started the cell, perhaps.")
+        print(stacks.as_text(seen) if seen else f"run {run.id} has just ended.")
 
-def parse_debug(line: str) -> DebugRequest:
-    """Parse `%distributed_debug [RANK | --done]`."""
-    arguments = _few(line, "%distributed_debug [RANK | --done]", DEBUG_OPTIONS, 1)
-    number = next(iter(arguments.positionals), None)
-    return DebugRequest(rank=None if number is None else rank("%distributed_debug", number), **arguments.values)
+    @line_magic
+    def distributed_debug(self, line: str) -> None:
+        """Debug the cell that has failed, in the rank that failed: `%distributed_debug [RANK]`; without RANK the rank
+        that failed first.
 
+        The prompt is pdb's: frames, variables and expressions are those of the rank, which keeps them until the next
+        cell, or until `%distributed_debug --done`.
+        """
+        from jupyter_distrib.kernel.notebook import magic_requests
+        from jupyter_distrib.kernel.session import failure_examination
 
-def parse_export(line: str) -> ExportRequest:
-    """Parse `%distributed_export NAME train.py`."""
-    usage = "%distributed_export NAME SCRIPT.py"
-    names = _few(line, usage, (), 2).positionals
-    if len(names) < 2:
-        raise OptionsError(f"{usage} wants the name of a Results or Run, or a run's id, and the script to write")
-    return ExportRequest(name=names[0], path=names[1])
+        request, current = magic_requests.parse_debug(line), session.current()
+        if request.done:
+            failure_examination.drop(current.runs, current.pools)
+        else:
+            failure_examination.examine(current.runs, current.pools, request.rank)
 
+    @line_magic
+    def distributed_diff(self, line: str) -> Differences:
+        """Return how a kept value differs between ranks: `%distributed_diff model`."""
+        from jupyter_distrib.kernel.notebook import diff_magic
 
-def parse_attach(line: str) -> AttachRequest:
-    """Parse `%distributed_attach [RUN]`."""
-    return AttachRequest(run=next(iter(_few(line, "%distributed_attach [RUN]", (), 1).positionals), None))
+        return diff_magic.answer(line, self.shell.user_ns)
 
+    @line_magic
+    def distributed_flame(self, line: str) -> FlameGraph:
+        """Sample where ranks of a run that goes on are, for 5 s: `%distributed_flame [RANK]`."""
+        from jupyter_distrib.kernel.notebook import flame_magic
 
-def parse_compat(line: str) -> tuple[str, ...]:
-    """Parse `%distributed_compat PLATFORM...`."""
-    platforms = split_words(line)
-    for each in platforms:
-        check_choice(each, stand_ins.PLATFORMS, f"%distributed_compat {each}")
-    if not platforms:
-        raise OptionsError(f"%distributed_compat wants the name of a platform: choose {any_of(stand_ins.PLATFORMS)}")
-    return tuple(platforms)
+        return flame_magic.answer(line)
 
+    @line_magic
+    def distributed_runs(self, line: str) -> RunList | Comparison:
+        """Return saved runs, also those of earlier kernels: `%distributed_runs [WORD]...` with all of these words,
+        `%distributed_runs 12` one of them, `%distributed_runs diff 12 15` two or more beside one another."""
+        from jupyter_distrib.kernel.notebook import runs_magic
 
-def parse_status(line: str) -> StatusRequest:
-    """Parse `%distributed_status [--doctor | --json]`."""
-    return StatusRequest(**_few(line, "%distributed_status [--doctor | --json]", STATUS_OPTIONS, 0).values)
+        return runs_magic.answer(line)
 
+    @line_magic
+    def distributed_attach(self, line: str) -> Run:
+        """Show a detached run again, with its whole record: `%distributed_attach [RUN]`; without RUN the newest of this
+        notebook, else of any notebook."""
+        from jupyter_distrib.kernel.notebook import magic_requests
 
-def parse_pool(line: str, *, pools: Collection[str], of_kinds: Declared = MappingProxyType({})) -> PoolRequest:
-    """Parse `%distributed_pool list|use|add|remove|start|stop|restart|resize|trust [NAME or N] [--gpus N|--ranks N]`.
+        run = session.current().attach(magic_requests.parse_attach(line).run)
+        detached_view.show(run)
+        return run
 
-    Args:
-        line: The text as typed.
-        pools: The names of all pools.
-        of_kinds: The options that `add` takes, by kind.
-    """
-    actions = get_args(PoolAction)
-    if split_words(line)[:1] == ["add"]:
-        return _parse_add(line, of_kinds)
-    usage = f"%distributed_pool {'|'.join(actions)} [NAME or N] [--gpus N | --ranks N]"
-    arguments = _few(line, usage, POOL_OPTIONS, 2)
-    action, operand = (*arguments.positionals, None, None)[:2]
-    check_choice(action or "list", actions, f"%distributed_pool {action}")
-    request = PoolRequest(
-        action=cast(PoolAction, action or "list"),
-        name=operand if action != "resize" else None,
-        count=count("resize", operand) if operand and action == "resize" else None,
-        size=Options(**arguments.values).size if arguments.values else None,
-    )
-    given = len(arguments.values) + (request.count is not None)
-    _refuse_pool_nonsense(request, given, pools)
-    return request
+    @line_magic
+    def distributed_compat(self, line: str) -> None:
+        """Serve the import names of other platforms by our own parts: `%distributed_compat databricks|spark|horovod`.
 
+        A package that is installed wins. docs/coming-from.md says what each platform has.
+        """
+        from jupyter_distrib.kernel.notebook import magic_requests
 
-def _parse_add(line: str, of_kinds: Declared) -> PoolRequest:
-    """Parse `add NAME --kind KIND [OPTION]...`."""
-    words = split_words(line)
-    flags = [word for word in words if word == "--kind" or word.startswith("--kind=")]
-    at = words.index(flags[0]) if flags else -1
-    kind = (flags[0].partition("=")[2] or "".join(words[at + 1 : at + 2])) if flags else ""
-    if not kind:
-        raise OptionsError(f"add needs the kind of the pool: write add NAME --kind {'|'.join(of_kinds)}")
-    check_choice(kind, of_kinds, f"--kind {kind}")
-    owners: dict[str, list[str]] = {}
-    for owner, options in of_kinds.items():
-        for option in options:
-            owners.setdefault(option.name, []).append(f"--kind {owner}")
-    arguments = parse_arguments(line, (KIND, *of_kinds[kind]), owners=lambda: owners)
-    _, *names = arguments.positionals
-    if len(names) != 1:
-        raise OptionsError(f"add wants one name for the pool; got {shown(' '.join(names)) if names else 'none'}")
-    values = {name: value for name, value in arguments.values.items() if name != KIND.name}
-    return PoolRequest(action="add", name=names[0], kind=kind, values=values)
+        platforms = magic_requests.parse_compat(line)
+        stand_ins.enable(platforms)
+        for each in platforms:
+            real = stand_ins.real_packages(each)
+            print(f"{each}: " + ", ".join(name for name in stand_ins.PLATFORMS[each] if name.split(".")[0] not in real))
+            for name in real:
+                print(f"{name} is installed, so it is used itself.")
 
+    @line_magic
+    def distributed_pool(self, line: str) -> PoolTable:
+        """Show the pools, or change one.
 
-def _refuse_pool_nonsense(request: PoolRequest, sizes: int, pools: Collection[str]) -> None:
-    """Raise `OptionsError` for a line that makes no sense; `sizes` is the number of sizes that it names."""
-    action, name = request.action, request.name
-    if action in ("start", "resize"):
-        if sizes > 1 or (action == "resize" and not sizes):
-            number = "N, --gpus N or --ranks N" if action == "resize" else "--gpus N or --ranks N"
-            raise OptionsError(f"{action} wants one of {number}; got {sizes or 'none'} of them")
-    elif sizes:
-        raise OptionsError(f"{action} takes no --gpus or --ranks: only start and resize do")
-    if action in ("use", "remove", "trust") and not name:
-        raise OptionsError(f"{action} needs the name of a pool: choose {any_of(pools)}")
-    if action == "list" and name:
-        raise OptionsError(f"list takes no name: leave {name!r} out")
-    if name and name.isdecimal():
-        meant = f"start --gpus {name}" if action == "start" else f"resize {name}"
-        raise OptionsError(f"{action} wants the name of a pool, not {name}: did you mean {meant}?")
-    if name:
-        check_choice(name, pools, f"pool {name}")
+        `%distributed_pool`                     the pools, and the ranks that are up
+        `%distributed_pool use NAME`            cells use this pool from now on
+        `%distributed_pool add NAME --kind K`   a pool of this notebook, with the options of its kind
+        `%distributed_pool remove NAME`         end its ranks and remove it
+        `%distributed_pool start --gpus N`      start ranks before a cell asks for them; or `--ranks N`
+        `%distributed_pool stop [NAME]`         end the ranks; the values that they keep are lost
+        `%distributed_pool restart [NAME]`      replace the ranks by new processes
+        `%distributed_pool resize N`            use N ranks from now on
+        `%distributed_pool trust NAME`          use the program or machine that a project's file names for it
+        """
+        from jupyter_distrib.kernel.notebook import pool_magic
 
-
-def _few(line: str, usage: str, options: Sequence[Option], most: int) -> Arguments:
-    arguments = parse_arguments(line, options)
-    if extra := arguments.positionals[most:]:
-        raise OptionsError(f"{extra[0]!r} is one word too many: the line is {usage}")
-    return arguments
+        return pool_magic.change(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.kernel.notebook import line_magics
+from jupyter_distrib.kernel.notebook import magic_requests
 from jupyter_distrib.kernel.notebook.status import PoolTable
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.settings import pool_definitions
@@ -15,7 +15,7 @@ def change(line: str) -> PoolTable:
     for text in current.choices.untold(settings):
         print(text)
     of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
-    request = line_magics.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
+    request = magic_requests.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
     name = request.name or settings.pool
     if request.name and request.action in ("use", "start", "restart", "resize"):
         current.choices.name(name)

@@ -9,7 +9,7 @@ from enum import Enum
 import pytest
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.notebook.line_magics import (
+from jupyter_distrib.kernel.notebook.magic_requests import (
     AttachRequest,
     LogsRequest,
     PoolRequest,
