@@ -151,7 +151,7 @@ def test_only_visible_gpus_are_given(stage: Stage) -> None:
     assert indices(stage.open(stage.client("b"), "c2", 2, visible=())) == [], "none visible: CPU ranks"
 
 
-def test_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
+def test_s03_too_few_gpus_are_an_error_never_fewer_ranks(stage: Stage) -> None:
     me = stage.client("a")
     assert stage.open(me, "c1", 5) == "--gpus 5 but 4 GPUs are visible here; ask for at most that many."
     assert stage.open(me, "c2", 2, visible=("2",)) == "--gpus 2 but 1 GPU is visible here; ask for at most that many."

@@ -226,6 +226,27 @@ def test_the_head_of_the_run_says_what_was_done_and_nothing_if_nothing_was(book:
     assert book.ok(DDP + "\ndist.barrier()").text == ""
 
 
+ONE_RANK = """
+torch.manual_seed(1)
+model = Net(norm=True)
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in DataLoader(data, batch_size=10, shuffle=True):
+    update(model, optimizer, x, y)
+torch.autograd.backward.__module__, len(optimizer.state), weights(model).tolist()
+"""
+
+
+def test_g08_one_rank_trains_as_without_a_strategy_and_nothing_is_in_its_steps(book: Notebook) -> None:
+    plain, alone = (book.ok(f"%%distributed --ranks 1 --strategy {name}\n{ONE_RANK}") for name in ("none", "ddp"))
+
+    assert alone.result == plain.result
+    assert "('torch.autograd', 6, [" in alone.result
+    assert "· one rank trains as without a strategy" in alone.view
+    prepared = ONE_RANK.replace("\nfor", "\nmodel, optimizer = jupyter_distrib.prepare(model, optimizer)\nfor")
+    assert book.ok(f"%%distributed --ranks 1 --strategy ddp\nimport jupyter_distrib\n{prepared}").result == plain.result
+    assert book.ok("%%distributed --ranks 1 --strategy ddp\ndist.get_world_size()").result == "rank 0: 1"
+
+
 def test_the_head_does_not_claim_what_was_left_to_others(book: Notebook) -> None:
     assert "wrapped" not in book.ok(f"{DDP}\n{BY_HAND[2].code.strip()};").view
 

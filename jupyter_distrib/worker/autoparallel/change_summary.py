@@ -21,6 +21,9 @@ class ChangeSummary:
     def wrapped(self, names: str, place: str) -> None:
         self._add(f"{names} wrapped" + (f" (optimizer of {place})" if place else ""))
 
+    def alone(self) -> None:
+        self._add("one rank trains as without a strategy")
+
     def left(self, names: str) -> None:
         """Drop the report of a model that another wrapper takes over, if it was not reported yet."""
         self._new = {text: None for text in self._new if not text.startswith(f"{names} wrapped")}

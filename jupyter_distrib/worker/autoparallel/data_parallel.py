@@ -5,7 +5,8 @@
     backward pass            gradients are averaged
     optimizer step           buffers (of batch normalization, say) become those of rank 0
 
-The user's models are held as long as their optimizer lives.
+The user's models are held as long as their optimizer lives. A rank that has no others averages and divides nothing: its
+models and batches go to its device, and that is all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class DataParallel:
     """The `Spread` that replicates models; `Spread` describes the calls of its methods."""
 
     def __init__(self, run: StrategyRun) -> None:
-        self._run = run
+        self._run, self._alone = run, identity.world_size() == 1
         part = ShardChoice(
             rank=identity.rank(),
             size=identity.world_size(),
@@ -47,7 +48,7 @@ class DataParallel:
         )
         self._summary = ChangeSummary(part.size)
         self._loaders = Loaders(self, part, run, self._summary)
-        self._hooks = TrainingHooks(run, self, self._loaders)
+        self._hooks = TrainingHooks(run, self, self._loaders, in_steps=not self._alone)
         self._reducers = ReplicaRegistry()
         self._unverified: list[GradientReducer] = []
         self._undo: Callable[[], None] = lambda: None
@@ -55,10 +56,11 @@ class DataParallel:
 
     def begin(self, *, met_again: bool) -> None:
         """Begin the run. `met_again`: whether the ranks have a new group, after a failure or an interrupt, say."""
-        if met_again and self._run.everyone:
+        if met_again and self._run.everyone and not self._alone:
             self._rejoin()
         self._hooks.begin()
-        self._undo = register_optimizer_step_pre_hook(self._about_to_step).remove
+        if not self._alone:
+            self._undo = register_optimizer_step_pre_hook(self._about_to_step).remove
 
     def end(self, *, ok: bool) -> None:
         self._undo()
@@ -89,13 +91,15 @@ class DataParallel:
         if isinstance(item, nn.parallel.DistributedDataParallel):
             return item
         if isinstance(item, nn.Module):
-            if _is_trainable(item):
+            if self._alone:
+                self._move([item], [], None)
+            elif _is_trainable(item):
                 self._reducers.keep(self._replicated([ownership.unwrapped(item)], [], [], fresh=True))
             else:
                 item.to(identity.device())
             return item
         if isinstance(item, DataLoader):
-            return self._loaders.divided(item)
+            return item if self._alone else self._loaders.divided(item)
         if isinstance(item, Optimizer):
             self._hooks.adopt(item, fresh=True)
             return item
@@ -121,6 +125,8 @@ class DataParallel:
 
     def adopt(self, training: OptimizerTraining) -> None:
         self._move(training.roots, training.loose, training.optimizer)
+        if self._alone:
+            return self._summary.alone()
         self._summary.wrapped(ownership.named(training.roots) or type(training.optimizer).__name__, training.place)
         self._reducers.put(
             training.optimizer,

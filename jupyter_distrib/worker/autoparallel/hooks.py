@@ -89,10 +89,14 @@ class TrainingHooks:
 
     Args:
         sees_a_share: Whether every rank is to train with data of its own.
+        in_steps: Whether the spread acts in every step; if not, a step costs what it costs without hooks.
     """
 
-    def __init__(self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True) -> None:
+    def __init__(
+        self, run: StrategyRun, spread: Spread, loaders: Loaders, *, sees_a_share: bool = True, in_steps: bool = True
+    ) -> None:
         self._run, self._spread, self._loaders = run, spread, loaders
+        self._in_steps = in_steps
         self._patches = Patches()
         self._guesses = guesses.made(run.options)
         self.own_device = OwnDevice(identity.device(), run.note, applies="first-device" in self._guesses)
@@ -110,9 +114,11 @@ class TrainingHooks:
         replace(Optimizer, "__init__", self._building)
         replace(Optimizer, "add_param_group", self._adding)
         replace(Optimizer, "__setstate__", self._restoring)
+        self._loaders.install(self._patches, self.look_around)
+        if not self._in_steps:
+            return
         replace(torch.autograd, "backward", self._going_backward)
         replace(DistributedDataParallel, "__init__", self._wrapping)
-        self._loaders.install(self._patches, self.look_around)
         self._loss_averaging.install(self._patches)
         stepped = register_optimizer_step_post_hook(self._stepped)
         self._undo = stepped.remove
@@ -180,7 +186,8 @@ class TrainingHooks:
 
     def tell_if_apart(self) -> None:
         """Add a note if the ranks have not trained together; called when the cell has ended well, which this keeps."""
-        self._checks.end()
+        if self._in_steps:
+            self._checks.end()
 
     # ------------------------------------------------------------------------------------------------ moments
 

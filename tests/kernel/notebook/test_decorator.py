@@ -169,7 +169,7 @@ def train(number):
 """
 
 
-def test_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
+def test_s09_of_two_calls_at_once_one_has_the_ranks_and_the_other_is_told(book: Notebook, tmp_path: Path) -> None:
     book.ok(TRAIN.format(wait_s=None, folder=str(tmp_path)))
     book.ok("calls = [ThreadPoolExecutor(2).submit(train.distributed, None) for _ in range(2)]")
     book.ok("(refused,), (first,) = wait(calls, return_when=FIRST_COMPLETED, timeout=30)")
@@ -265,7 +265,7 @@ def test_an_argument_that_cannot_be_sent_is_named(book: Notebook) -> None:
     assert "lock" in outcome.traceback
 
 
-def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: Notebook) -> None:
+def test_s14_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: Notebook) -> None:
     folder = Path(ast.literal_eval(book.ok("import os\nos.getcwd()").result))
     (folder / "jobs_of_api.py").write_text(
         "import threading\nfrom jupyter_distrib import distributed\nLOCK = threading.Lock()\nSCALE = 3\n"

@@ -187,7 +187,7 @@ UNPICKLABLE = [
 
 
 @pytest.mark.parametrize(("setup", "name", "kind", "path"), UNPICKLABLE)
-def test_what_cannot_be_sent_is_named_with_its_path_and_line(
+def test_s10_what_cannot_be_sent_is_named_with_its_path_and_line(
     book: Notebook, setup: str, name: str, kind: str, path: str
 ) -> None:
     book.ok(setup)
@@ -392,7 +392,7 @@ def test_carriage_returns_are_folded_to_one_line(book: Notebook) -> None:
     assert "48 of 50" not in view
 
 
-def test_gpus_on_a_machine_without_any_are_cpu_ranks_and_the_run_says_so(tmp_path: Path) -> None:
+def test_s03_gpus_on_a_machine_without_any_are_as_many_cpu_ranks_and_the_run_says_so(tmp_path: Path) -> None:
     sentence = "· no GPU here: 2 CPU ranks (gloo)"
     with Notebook(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) as book:
         book.ok("%load_ext jupyter_distrib")
@@ -402,6 +402,8 @@ def test_gpus_on_a_machine_without_any_are_cpu_ranks_and_the_run_says_so(tmp_pat
         assert again.view.count(sentence) == 1
         assert again.result == "ranks 0-1: 'cpu'"
         assert sentence not in book.ok("%%distributed --ranks 2\nprint('hello')").view
+        total = "import torch\ntotal = torch.tensor(rank)\ntorch.distributed.all_reduce(total)\nint(total)"
+        assert book.ok(f"%%distributed --gpus 8 --strategy ddp\n{total}").result == "ranks 0-7: 28"
 
 
 @pytest.mark.slow
