@@ -21,7 +21,7 @@ import pytest
 from tests.notebook import Notebook
 from tests.processes import agents, wait_until_gone
 
-STEPS = 20
+STEPS = 12
 LIMIT_S = 40.0
 ENDLESS = "print('begun', rank, flush=True)\nimport time\nwhile True:\n    time.sleep(0.01)"
 WAITING = (

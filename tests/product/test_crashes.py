@@ -143,22 +143,14 @@ def test_an_exit_handler_that_hangs_or_crashes_does_not_hold_up_anything(book: N
     assert outcome.wall_s < SOON_S
 
 
-def assert_failures_in_a_row(book: Notebook, times: int) -> None:
+def test_failures_in_a_row_do_not_add_up(book: Notebook) -> None:
     """Ranks that come anew meet ranks whose last attempt at a group was cut off half way."""
-    rng = random.Random(times)
-    for turn in range(times):
+    rng = random.Random(0)
+    for turn in range(40):
         how = rng.choice(list(crash_cases.SAYS))
         outcome = book.cell(ddp(crash_cases.cell("while the others are in a collective", how, 1)), timeout_s=30)
         assert crash_cases.SAYS[how].format(rank=1) in outcome.traceback, (turn, outcome.text)
     assert_good(book)
-
-
-def test_failures_in_a_row_do_not_add_up(book: Notebook) -> None:
-    assert_failures_in_a_row(book, 30)
-
-
-def test_200_failures_in_a_row_do_not_add_up(book: Notebook) -> None:
-    assert_failures_in_a_row(book, 200)
 
 
 # ------------------------------------------------------------------------------- F1: who is the cause
@@ -170,28 +162,17 @@ for step in range(100):
     dist.all_reduce(torch.ones(8))"""
 
 
-def assert_right_rank(book: Notebook, times: int) -> list[float]:
-    rng = random.Random(times)
+def test_the_rank_that_raised_is_named_40_times_of_40(book: Notebook) -> None:
+    rng = random.Random(0)
     waits = []
-    for _ in range(times):
+    for _ in range(40):
         rank, step = rng.randrange(RANKS), rng.randrange(30)
         outcome = book.cell(ddp(RANDOM_FAILURE.format(rank=rank, step=step)))
         assert outcome.evalue == f"rank {rank} failed at step {step}", outcome.text
         assert f"(rank {rank} of {RANKS})" in outcome.traceback
         waits.append(outcome.wall_s)
     assert_good(book)
-    return sorted(waits)
-
-
-def test_the_rank_that_raised_is_named_20_times_of_20(book: Notebook) -> None:
-    assert assert_right_rank(book, 20)[-2] < SOON_S
-
-
-def test_the_rank_that_raised_is_named_100_times_of_100(book: Notebook) -> None:
-    waits = assert_right_rank(book, 100)
-
-    print(f"p50 {waits[50]:.3f} s, p95 {waits[95]:.3f} s, most {waits[-1]:.3f} s")
-    assert waits[95] < SOON_S
+    assert sorted(waits)[37] < SOON_S
 
 
 def test_values_of_ranks_that_had_finished_are_on_the_exception(book: Notebook) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,60 +16,67 @@ from tests.processes import wait_until, wait_until_gone
 SLOWLY = "import time\nfor i in range({n}):\n    print('step', i, flush=True)\n    time.sleep(0.05)\n"
 
 
+@pytest.fixture
+def shared(shared_notebook: Notebook) -> Iterator[Notebook]:
+    """The module's kernel, for what neither restarts it nor unloads the extension; without ranks before and after."""
+    yield shared_notebook
+    shared_notebook.ok("%distributed_pool stop")
+
+
 def _wait_done(book: Notebook) -> None:
     """In the kernel: until the run `job` has ended, whatever became of it."""
     assert book.cell("job.wait_ended(30)").result == "True"
 
 
-def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(notebook: Notebook) -> None:
-    outcome = notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=10) + "rank + 1")
+def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(shared: Notebook) -> None:
+    outcome = shared.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=10) + "rank + 1")
 
     assert outcome.result.startswith("Run ")
-    assert notebook.cell("job.done()").result == "False"
-    assert notebook.cell("job.result(timeout_s=30)").result == "rank 0: 1\nrank 1: 2"
-    assert notebook.cell("job.done()").result == "True"
-    assert "step 9" in notebook.cell("print(job.logs(1))").stdout
+    assert shared.cell("job.done()").result == "False"
+    assert shared.cell("job.result(timeout_s=30)").result == "rank 0: 1\nrank 1: 2"
+    assert shared.cell("job.done()").result == "True"
+    assert "step 9" in shared.cell("print(job.logs(1))").stdout
 
 
 @pytest.mark.slow
-def test_waiting_too_short_says_that_the_run_goes_on(notebook: Notebook) -> None:
-    notebook.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=20) + "rank")
-    outcome = notebook.cell("job.result(timeout_s=0.01)")
+def test_waiting_too_short_says_that_the_run_goes_on(shared: Notebook) -> None:
+    shared.cell("%%distributed --ranks 2 --detach --out job\n" + SLOWLY.format(n=20) + "rank")
+    outcome = shared.cell("job.result(timeout_s=0.01)")
 
     assert outcome.ename == "TimeoutError"
     assert "goes on" in outcome.evalue
-    assert notebook.cell("job.result(timeout_s=30)").status == "ok"
+    assert shared.cell("job.result(timeout_s=30)").status == "ok"
 
 
 @pytest.mark.slow
-def test_a_detached_run_can_be_cancelled(notebook: Notebook) -> None:
-    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
-    notebook.cell("job.cancel()")
-    _wait_done(notebook)
+def test_a_detached_run_can_be_cancelled(shared: Notebook) -> None:
+    shared.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    shared.cell("job.cancel()")
+    _wait_done(shared)
 
-    assert notebook.cell("job.result()").ename == "KeyboardInterrupt"
+    assert shared.cell("job.result()").ename == "KeyboardInterrupt"
 
 
 @pytest.mark.slow
-def test_another_cell_runs_meanwhile_on_other_ranks(notebook: Notebook) -> None:
-    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
-    other = notebook.cell("%%distributed --ranks 2\nrank")
-    notebook.cell("job.cancel()")
+def test_another_cell_runs_meanwhile_on_other_ranks(shared: Notebook) -> None:
+    shared.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
+    other = shared.cell("%%distributed --ranks 2\nrank")
+    shared.cell("job.cancel()")
 
     assert other.result == "rank 0: 0\nrank 1: 1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["stop", "restart", "resize 3"])
-def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(notebook: Notebook, action: str) -> None:
-    notebook.ok("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(600)")
-    notebook.ok(f"%distributed_pool {action}")
-    _wait_done(notebook)
+def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(shared: Notebook, action: str) -> None:
+    shared.ok("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(600)")
+    shared.ok(f"%distributed_pool {action}")
+    _wait_done(shared)
 
-    ended = notebook.fails("job.result()")
+    ended = shared.fails("job.result()")
     assert ended.ename == "RankLost"
     assert "because its ranks were stopped from this notebook" in ended.evalue
-    assert notebook.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert shared.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
 
 
 @pytest.mark.slow
@@ -86,17 +94,17 @@ def test_a_run_that_goes_on_is_known_however_many_cells_come_after_it(notebook: 
 
 
 @pytest.mark.slow
-def test_fresh_ranks_are_others_than_those_of_a_detached_run(notebook: Notebook) -> None:
-    notebook.ok(
+def test_fresh_ranks_are_others_than_those_of_a_detached_run(shared: Notebook) -> None:
+    shared.ok(
         "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
         "while not os.path.exists('go'):\n    time.sleep(0.01)\nrank * 10"
     )
-    assert notebook.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
-    assert notebook.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
-    assert notebook.ok("job.done()").result == "False"
-    notebook.ok("open('go', 'w').close()")
+    assert shared.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert shared.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
+    assert shared.ok("job.done()").result == "False"
+    shared.ok("open('go', 'w').close()")
 
-    assert notebook.ok("job.result(timeout_s=30)").result == "rank 0: 0\nrank 1: 10"
+    assert shared.ok("job.result(timeout_s=30)").result == "rank 0: 0\nrank 1: 10"
 
 
 @pytest.mark.slow
@@ -117,9 +125,9 @@ def test_a_detached_run_can_be_waited_for_when_the_extension_is_gone(notebook: N
     assert wait_until_gone(pids, 5.0) == []
 
 
-def test_a_failed_detached_run_raises_the_users_exception_from_result(notebook: Notebook) -> None:
-    notebook.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
-    outcome = notebook.cell("job.result(timeout_s=30)")
+def test_a_failed_detached_run_raises_the_users_exception_from_result(shared: Notebook) -> None:
+    shared.cell("%%distributed --ranks 2 --detach --out job\nraise LookupError('nothing there')")
+    outcome = shared.cell("job.result(timeout_s=30)")
 
     assert outcome.ename == "LookupError"
     assert "Cell In" in outcome.traceback
@@ -226,8 +234,8 @@ def test_a_notebook_attaches_its_own_run_though_another_has_a_newer_one(tmp_path
 
 
 @pytest.mark.slow
-def test_attaching_without_a_detached_run_says_so(notebook: Notebook) -> None:
-    outcome = notebook.cell("%distributed_attach nowhere")
+def test_attaching_without_a_detached_run_says_so(shared: Notebook) -> None:
+    outcome = shared.cell("%distributed_attach nowhere")
 
     assert outcome.ename == "PoolError"
     assert "no detached run" in outcome.evalue

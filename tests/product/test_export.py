@@ -65,11 +65,24 @@ weights
 """
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[Notebook]:
-    with Notebook(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) as notebook:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the kernel of this module runs."""
+    return tmp_path_factory.mktemp("export")
+
+
+@pytest.fixture(scope="module")
+def _book(folder: Path) -> Iterator[Notebook]:
+    with Notebook(folder, {"CUDA_VISIBLE_DEVICES": ""}) as notebook:
         notebook.ok("%load_ext jupyter_distrib")
         yield notebook
+
+
+@pytest.fixture
+def book(_book: Notebook) -> Notebook:
+    """The module's kernel, without the names of other tests."""
+    _book.forget()
+    return _book
 
 
 def torchrun(folder: Path, script: str) -> None:
@@ -80,19 +93,19 @@ def torchrun(folder: Path, script: str) -> None:
 
 @pytest.mark.parametrize(("options", "body"), [("", BY_HAND), ("--strategy ddp", UNCHANGED)], ids=["by hand", "ddp"])
 def test_an_exported_cell_trains_to_the_same_weights_under_torchrun(
-    book: Notebook, tmp_path: Path, options: str, body: str
+    book: Notebook, folder: Path, options: str, body: str
 ) -> None:
     book.ok(SETUP)
     book.ok(f"%%distributed --ranks 2 {options} --out trained\n{body}")
     told = book.ok("import os\nos.remove('weights.pt')\n%distributed_export trained train.py").stdout
     assert told == "train.py and train.pkl written: torchrun --nproc-per-node 2 train.py\n"
 
-    torchrun(tmp_path, "train.py")
+    torchrun(folder, "train.py")
 
     assert book.ok("theirs = torch.load('weights.pt')\ntorch.equal(trained[0], theirs)").result == "True"
 
 
-def test_an_exported_function_is_called_with_its_arguments(book: Notebook, tmp_path: Path) -> None:
+def test_an_exported_function_is_called_with_its_arguments(book: Notebook, folder: Path) -> None:
     book.ok("""
 from jupyter_distrib import distributed
 scale = 3
@@ -105,13 +118,13 @@ run.result()
 """)
     book.ok("work = None\n%distributed_export run job.py")
     for rank in range(2):
-        (tmp_path / f"out{rank}").unlink()
+        (folder / f"out{rank}").unlink()
 
-    torchrun(tmp_path, "job.py")
+    torchrun(folder, "job.py")
 
-    assert [(tmp_path / f"out{rank}").read_text() for rank in range(2)] == ["6", "6"]
-    assert not (tmp_path / "job.pkl").exists()
-    assert "@distributed" not in (tmp_path / "job.py").read_text()
+    assert [(folder / f"out{rank}").read_text() for rank in range(2)] == ["6", "6"]
+    assert not (folder / "job.pkl").exists()
+    assert "@distributed" not in (folder / "job.py").read_text()
 
 
 @pytest.mark.parametrize(
