@@ -16,13 +16,21 @@ thread. Instances can be pickled, because every class takes only its message.
 
 from __future__ import annotations
 
+from jupyter_distrib.pages import page
+
 
 class DistributedError(Exception):
     """The base of all errors that this package raises on its own account."""
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython (>= 7) shows instead of a traceback through our code."""
-        return f"{type(self).__name__}: {self}".splitlines()
+        return [*f"{type(self).__name__}: {self}".splitlines(), f"More: {self.page}"]
+
+    @property
+    def page(self) -> str:
+        """The address of what the documentation says of this error."""
+        public = next(each for each in type(self).__mro__ if globals().get(each.__name__) is each)
+        return page("errors", public.__name__.lower() if public is not DistributedError else "")
 
 
 class OptionsError(DistributedError, ValueError):

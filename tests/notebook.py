@@ -38,7 +38,9 @@ class Outcome:
     ename: str = ""
     evalue: str = ""
     traceback: str = ""
-    """As shown, without colours."""
+    """As shown, without colours, and without the address of a page."""
+    address: str = ""
+    """The page of the documentation that the traceback names."""
     kinds: set[str] = field(default_factory=set)
     """Mime types of the displays."""
     news: list[dict[str, Any]] = field(default_factory=list)
@@ -250,7 +252,8 @@ class Notebook:
             outcome.open_widgets.discard(content["comm_id"])
         elif kind == "error":
             outcome.ename, outcome.evalue = content["ename"], content["evalue"]
-            outcome.traceback = _COLOUR.sub("", "\n".join(content["traceback"]))
+            shown = _COLOUR.sub("", "\n".join(content["traceback"]))
+            outcome.traceback, _, outcome.address = shown.partition("\nMore: ")
         return False
 
 

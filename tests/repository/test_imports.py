@@ -30,7 +30,8 @@ MAY_USE_IPYTHON = ("kernel.notebook", "kernel.sidebar", "worker.displaying")
 
 MAY_IMPORT: dict[str, set[str]] = {
     # at the top: what users, and authors of pools, strategies and observers, import
-    "errors": set(),
+    "pages": set(),
+    "errors": {"pages"},
     "gpu_types": set(),
     "options": {"errors"},
     "runtime": set(),
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernel/views": {"kernel/record", "system", "wire"},
     "kernel/history": {"errors", "kernel/record", "kernel/views", "system", "wire"},
     "kernel/capture": {"errors", "serialization", "system", "wire"},
-    "kernel/settings": {"errors", "options", "pools", "system", "trackers", "wire", "worker"},
+    "kernel/settings": {"errors", "options", "pages", "pools", "system", "trackers", "wire", "worker"},
     "kernel/session": {
         "errors",
         "kernel/capture",
@@ -110,6 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernel/sidebar",
         "kernel/views",
         "options",
+        "pages",
         "serialization",
         "system",
         "wire",

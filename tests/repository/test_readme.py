@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import markdown_table
 from tests.notebook import ROOT, Notebook
@@ -75,21 +76,30 @@ def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
     text = "\n".join(page.read_text("utf-8") for page in (README, *DOCS.glob("*.md")))
     for magic in re.findall(r"`%(distributed_\w+)", text):
         assert magic in LineMagics.magics["line"]
-    for row in re.findall(r"^\| `(\w+(?:Error|Lost|Timeout))` \|", text, re.MULTILINE):
-        assert hasattr(errors, row), row
+    for name in re.findall(r"^## (\w+(?:Error|Lost|Timeout))$", text, re.MULTILINE):
+        assert hasattr(errors, name), name
 
 
-def test_every_public_error_is_in_the_docs() -> None:
-    from jupyter_distrib import errors
+def test_every_address_that_the_product_names_is_a_heading_of_the_docs() -> None:
+    from jupyter_distrib import errors, pages
+    from jupyter_distrib.kernel.notebook import doctor
 
-    text = (DOCS / "errors.md").read_text("utf-8")
-    for name, value in vars(errors).items():
-        if (
-            isinstance(value, type)
-            and issubclass(value, errors.DistributedError)
-            and value is not errors.DistributedError
-        ):
-            assert f"| `{name}` |" in text
+    public = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, DistributedError)]
+    addresses = {each("text").page for each in public} | {pages.page(*each) for each in doctor.EXPLAINED.values()}
+    for address in sorted(addresses):
+        name, _, section = address.removeprefix(pages.SITE).partition(".html")
+        text = (DOCS / f"{name}.md").read_text("utf-8")
+        headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+        assert section.removeprefix("#") in {"", *headings}, address
+
+
+def test_everything_that_can_be_wrong_is_explained() -> None:
+    from jupyter_distrib.kernel.notebook import doctor
+
+    source = Path(doctor.__file__).read_text("utf-8")
+    wrong = re.findall(r'topic="([\w ]+)"[^\n]*advice=', source)
+    assert len(wrong) >= 8
+    assert set(wrong) <= doctor.EXPLAINED.keys()
 
 
 @pytest.mark.parametrize(

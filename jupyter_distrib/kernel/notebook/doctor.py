@@ -22,6 +22,7 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import live_view
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
+from jupyter_distrib.pages import page
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.formatting import duration, size
 from jupyter_distrib.system.process_environment import version
@@ -50,6 +51,18 @@ GRADIENT_BYTES = 400e6
 """The gradients of 100 million parameters."""
 PROBE = "from jupyter_distrib.worker import network_probe\nnetwork_probe.measure()"
 """The source with which ranks measure the network between them."""
+EXPLAINED = {
+    "anywidget": ("install", "what-is-missing"),
+    "ipykernel": ("install", "what-is-missing"),
+    "sidebar": ("install", "the-sidebar"),
+    "settings": ("pools",),
+    "pool": ("errors", "poolerror"),
+    "GPUs": ("gpus",),
+    "GPU driver": ("gpus",),
+    "network": ("performance", "the-network-between-nodes"),
+    "shared memory": ("performance", "shared-memory"),
+}
+"""The page of the documentation, and the section, that explain what is wrong with a topic."""
 _OURS = "JUPYTER_DISTRIB_"
 
 
@@ -61,6 +74,10 @@ class Finding:
     text: str
     advice: str = ""
     """The recommended action; empty if all is well."""
+
+    def __str__(self) -> str:
+        advice = [f"-> {self.advice}", f"   {page(*EXPLAINED[self.topic])}"] if self.advice else []
+        return "\n".join([self.text, *advice])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +105,7 @@ class Report:
         return self._table("❗", "✓").as_html() + text
 
     def _table(self, wrong: str, well: str) -> TextTable:
-        return TextTable(
-            rows=[
-                (wrong, each.topic, f"{each.text}\n-> {each.advice}") if each.advice else (well, each.topic, each.text)
-                for each in self.findings
-            ]
-        )
+        return TextTable(rows=[(wrong if each.advice else well, each.topic, str(each)) for each in self.findings])
 
 
 def _versions() -> Iterator[Finding]:

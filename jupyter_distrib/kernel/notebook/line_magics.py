@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -154,6 +155,14 @@ class LineMagics(Magics):
         from jupyter_distrib.kernel.notebook import runs_magic
 
         return runs_magic.answer(line)
+
+    @line_magic
+    def distributed_tour(self, line: str) -> None:
+        """Write a notebook of five cells that show what the magic does: `%distributed_tour`."""
+        from jupyter_distrib.kernel.notebook import magic_requests, tour
+
+        magic_requests.parse_tour(line)
+        print(f"Open {tour.write(Path.cwd()).name}: it is in the folder of this notebook.")
 
     @line_magic
     def distributed_attach(self, line: str) -> Run:

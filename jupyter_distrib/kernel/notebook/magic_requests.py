@@ -108,6 +108,11 @@ def parse_stack(line: str) -> StackRequest:
     return StackRequest(run=next(iter(_few(line, "%distributed_stack [RUN]", (), 1).positionals), None))
 
 
+def parse_tour(line: str) -> None:
+    """Parse `%distributed_tour`, which takes nothing."""
+    _few(line, "%distributed_tour", (), 0)
+
+
 def parse_debug(line: str) -> DebugRequest:
     """Parse `%distributed_debug [RANK | --done]`."""
     arguments = _few(line, "%distributed_debug [RANK | --done]", DEBUG_OPTIONS, 1)

@@ -199,6 +199,8 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
         for each in record.ranks.values()
         if each.failure is not None or (each.exit is not None and not each.exit.asked)
     }
+    if isinstance(exception, RankLost | RunTimeout):
+        lines = [*lines, f"More: {exception.page}"]
     # Not setattr: the user's class may forbid it (a frozen dataclass does).
     exception.__dict__.update(rank=rank, failures=failures, _render_traceback_=Rendering(lines=tuple(lines)))
     return exception

@@ -15,6 +15,7 @@ from jupyter_distrib.kernel.settings.cell_options import (
     value_after,
 )
 from jupyter_distrib.options import Declared, Option, as_flag, split_words
+from jupyter_distrib.pages import page
 
 _CURSOR = "\0"
 
@@ -29,6 +30,7 @@ def help_text(*, strategies: Declared, pools: Declared) -> str:
         for option in options:
             default = f" (default: {option.default})" if option.default else ""
             lines.append(f"  {_usage(option):{width}}  {_meaning(option)}{default}")
+    lines += ["", f"More: {page('options')}"]
     return "\n".join(lines)
 
 

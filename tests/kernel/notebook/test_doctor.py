@@ -11,6 +11,7 @@ import pytest
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.kernel.notebook.doctor import Finding, Report
+from jupyter_distrib.pages import page
 from tests.notebook import Notebook
 
 
@@ -58,6 +59,7 @@ def test_a_pool_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatc
     report = Report.of(DeadSession(), None)  # type: ignore[arg-type]
     assert not report.ok
     assert "-> the agent did not start: no space left on device." in repr(report)
+    assert page("errors", "poolerror") in repr(report)
     assert "lines as they come" in repr(report)
 
 
@@ -92,6 +94,6 @@ def test_an_ipykernel_that_may_lose_a_cell_is_named(
 
 
 def test_html_of_a_report_is_escaped() -> None:
-    report = Report(findings=(Finding(topic="a", text="<script>", advice="<b>"),))
+    report = Report(findings=(Finding(topic="pool", text="<script>", advice="<b>"),))
     assert "<script>" not in report._repr_html_()
     assert "&lt;b&gt;" in report._repr_html_()
