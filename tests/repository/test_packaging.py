@@ -6,6 +6,7 @@ That the wheel works where the source tree cannot be seen is the job of `.ci/whe
 from __future__ import annotations
 
 import email.parser
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import jupyter_distrib
+from jupyter_distrib import pages
 from jupyter_distrib.libraries import known
 
 TOP = Path(__file__).parent.parent.parent
@@ -121,6 +124,14 @@ def test_modules_that_an_extra_installs_are_asked_for_by_that_extra():
     for module, extra in known.extras().items():
         asked = PROJECT["optional-dependencies"][extra]
         assert module in [re.split(r"[^\w-]", line)[0] for line in asked], module
+
+
+def test_version_and_address_are_the_same_everywhere():
+    sidebar = json.loads((TOP / "labextension/package.json").read_text())
+    citation = dict(re.findall(r"^(version|url): (.*)$", (TOP / "CITATION.cff").read_text(), re.MULTILINE))
+    assert PROJECT["dynamic"] == ["version"]
+    assert sidebar["version"] == citation["version"] == jupyter_distrib.__version__
+    assert PROJECT["urls"]["Documentation"] == sidebar["homepage"] == citation["url"] == pages.SITE
 
 
 def normal(name: str) -> str:
