@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,22 +39,27 @@ def folder() -> Path:
     return paths.private(paths.state_directory() / "history", "XDG_STATE_HOME")
 
 
-def save(saved: SavedRun, record: RunRecord, limits: Limits) -> None:
-    """Write a run with the next number, unless it is there already, and remove what is too old or too much.
+def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
+    """Write runs with the next numbers, unless they are there already, and remove what is too old or too much.
 
     Raises:
-        OSError, PoolError: It cannot be written.
+        OSError, PoolError: They cannot be written.
     """
-    lines = json.dumps(saved.summary()), json.dumps(saved_run.metrics_to(record))
+    texts = {
+        saved.run: f"{json.dumps(saved.summary())}\n{json.dumps(saved_run.metrics_to(record))}\n"
+        for saved, record in runs
+    }
     at = folder()
     with _alone(at):
         names = _names(at)
-        if any(name.endswith(f"_{saved.run}.json") for name in names):
-            return  # a detached run that is attached again
-        number = 1 + (_number(names[-1]) if names else 0)
-        name = f"{number:08}_{saved.run}.json"
-        _write(at / name, "\n".join(lines) + "\n")
-        _remove_old(at, [*names, name], limits)
+        there = {_run(name) for name in names}
+        for run, text in texts.items():
+            if run in there:
+                continue  # a detached run that is attached again
+            number = 1 + (_number(names[-1]) if names else 0)
+            names.append(f"{number:08}_{run}.json")
+            _write(at / names[-1], text)
+        _remove_old(at, names, limits)
 
 
 def _write(path: Path, text: str) -> None:
@@ -112,6 +117,10 @@ def _names(at: Path) -> list[str]:
 
 def _number(name: str) -> int:
     return int(name.partition("_")[0])
+
+
+def _run(name: str) -> str:
+    return name.removesuffix(".json").partition("_")[2]
 
 
 @contextmanager

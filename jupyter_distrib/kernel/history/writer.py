@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -19,14 +19,14 @@ WAIT_S = 0.3
 FLUSH_S = 2.0
 """The most seconds that the end of the kernel waits for the last runs to be written."""
 
-Write = Callable[[ObservedRun, RunRecord], None]
+Write = Callable[[Sequence[tuple[ObservedRun, RunRecord]]], None]
 
 
 class HistoryWriter:
     """The writer of one kernel.
 
     Args:
-        write: Saves a run; called in the writer's thread.
+        write: Saves runs; called in the writer's thread.
     """
 
     def __init__(self, write: Write) -> None:
@@ -70,11 +70,10 @@ class HistoryWriter:
                 if not runs:
                     self._thread = None
                     return
-            for run, record in runs:
-                try:
-                    self._write(run, record)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the run is not to suffer
-                    self.trouble = str(error)
+            try:
+                self._write(runs)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the runs are not to suffer
+                self.trouble = str(error)
 
 
 class _AtEnd(Observer):

@@ -172,7 +172,7 @@ class DistributedFunction(Generic[P, R]):
         label = _call(name, args, kwargs) if submitted else f"{name}()"
         begin = current.submit if submitted else current.start
         run = begin(cell, packed_inputs.packed, self.options, label=label, handles=handles, settings=settings)
-        run.program = Program.of(cell, inputs, settings.filled(self.options))
+        run.program = Program.of(cell, inputs, self.options, settings)
         return run
 
     def _is_importable(self) -> bool:

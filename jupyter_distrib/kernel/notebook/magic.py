@@ -163,7 +163,7 @@ class CellMagics(Magics):
             on_ended=self._taking_over(current, captured, options),
             settings=settings,
         )
-        run.program = Program.of(captured.cell, captured.inputs, settings.filled(options))
+        run.program = Program.of(captured.cell, captured.inputs, options, settings)
         return run
 
     def _taking_over(self, current: session.Session, captured: Captured, options: Options) -> Callable[[Run], None]:

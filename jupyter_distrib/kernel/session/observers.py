@@ -45,9 +45,15 @@ class RunObservers:
 
     def __init__(self) -> None:
         self._observers: tuple[Observer, ...] = ()
+        self._threads: tuple[ObserverThread, ...] = ()
 
     def add(self, observer: Observer) -> None:
         self._observers = (*self._observers, observer)
+
+    def add_thread(self, thread: ObserverThread) -> None:
+        """Add an observer with a thread of its own."""
+        self._threads = (*self._threads, thread)
+        self.add(thread)
 
     def tell(self, event: RunEvent, record: RunRecord) -> None:
         """Pass an event that the record has just folded to all observers. Returns at once."""
@@ -57,9 +63,8 @@ class RunObservers:
     def finish(self, given_up: Callable[[], bool]) -> None:
         """Wait, for a bounded time, until observers with a thread of their own have handled the end of the run."""
         until_s = time.monotonic() + FINISH_S
-        for observer in self._observers:
-            if isinstance(observer, ObserverThread):
-                observer.finish(until_s, given_up)
+        for thread in self._threads:
+            thread.finish(until_s, given_up)
 
 
 class Followed(Protocol):
@@ -89,7 +94,7 @@ class Observers:
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
         threads = [each for name in names if (each := self._thread(name, facts, run.record)) is not None]
         for thread in threads:
-            run.observers.add(thread)
+            run.observers.add_thread(thread)
             thread.start()
         until_s = time.monotonic() + BEGIN_S
         given = [{} if facts.attached else thread.environment(until_s) for thread in threads]

@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.wire.messages import Cell
 
 LITERAL_CHARACTERS = 2000
@@ -29,16 +30,24 @@ class Program:
     """The names that it captured."""
     values: Mapping[str, object]
     """The values of those that are code or short and plain, as they were."""
-    options: Options
+    given: Options
+    """The options as the cell gives them."""
+    settings: Settings
+
+    @property
+    def options(self) -> Options:
+        """The options with all defaults."""
+        return self.settings.filled(self.given)
 
     @classmethod
-    def of(cls, cell: Cell, inputs: tuple[Input, ...], options: Options) -> Program:
+    def of(cls, cell: Cell, inputs: tuple[Input, ...], given: Options, settings: Settings) -> Program:
         kept = {
             each.name: each.value
             for each in inputs
             if isinstance(each.value, (ModuleType, type, FunctionType)) or _is_short(each.value)
         }
-        return cls(source=cell.source, names=tuple(each.name for each in inputs), values=kept, options=options)
+        names = tuple(each.name for each in inputs)
+        return cls(source=cell.source, names=names, values=kept, given=given, settings=settings)
 
 
 def _is_short(value: object) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from jupyter_distrib import trackers
@@ -181,13 +182,14 @@ class Options:
     def given(self) -> dict[str, object]:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
-        own = {name: getattr(self, name) for name in _BY_NAME if name != "env"}
-        given = {name: value for name, value in own.items() if value not in (None, (), False, {})}
+        given = {name: value for name, value in zip(_TOLD, _told(self), strict=True) if value}
         return given | self.strategy_options
 
 
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
 _BY_NAME = {option.name: option for option in OPTIONS}
+_TOLD = tuple(name for name in _BY_NAME if name != "env")
+_told = attrgetter(*_TOLD)
 
 
 # ------------------------------------------------------------------------------------------------ in and out

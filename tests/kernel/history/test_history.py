@@ -52,7 +52,7 @@ def ended(run: str, losses: list[float], *, lost: bool = False) -> RunRecord:
 
 def save(run: str, losses: list[float], *, limits: Limits = ROOMY, lost: bool = False, **facts: object) -> None:
     record = ended(run, losses, lost=lost)
-    store.save(saved_run.of(observed(run, **facts), record, "lab.ipynb"), record, limits)  # type: ignore[arg-type]
+    store.save([(saved_run.of(observed(run, **facts), record, "lab.ipynb"), record)], limits)  # type: ignore[arg-type]
 
 
 def test_a_saved_run_has_its_code_options_versions_end_and_numbers(home: Path) -> None:
@@ -152,11 +152,20 @@ def test_the_code_of_one_run_is_shown_whole() -> None:
     assert "a = 1\nb = 2" in repr(listing.Comparison((store.find("1"),)))
 
 
+def test_runs_that_end_together_are_saved_in_order_and_once(home: Path) -> None:
+    store.save([(saved_run.of(observed(run), ended(run, []), ""), ended(run, [])) for run in ("a-2", "a-1")], ROOMY)
+    store.save([(saved_run.of(observed(run), ended(run, []), ""), ended(run, [])) for run in ("a-1", "b-1")], ROOMY)
+
+    assert [(each.number, each.run) for each in store.load()] == [(1, "a-2"), (2, "a-1"), (3, "b-1")]
+
+
 def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
     home.parent.mkdir(parents=True)
     home.write_text("in the way")
     notes: list[str] = []
-    writer = HistoryWriter(lambda run, record: store.save(saved_run.of(run, record, ""), record, ROOMY))
+    writer = HistoryWriter(
+        lambda runs: store.save([(saved_run.of(run, record, ""), record) for run, record in runs], ROOMY)
+    )
     for number in range(3):
         observer = writer.follow(observed(f"a-{number}", notes=notes))
         observer.observe(Ended(run=f"a-{number}", at_s=1.0), ended(f"a-{number}", []))
@@ -167,7 +176,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
 
 def test_nothing_is_written_in_the_thread_that_tells_the_end() -> None:
     threads: list[threading.Thread] = []
-    writer = HistoryWriter(lambda run, record: threads.append(threading.current_thread()))
+    writer = HistoryWriter(lambda runs: threads.append(threading.current_thread()))
     writer.follow(observed("a-1")).observe(Ended(run="a-1", at_s=1.0), ended("a-1", []))
     writer.flush()
 
