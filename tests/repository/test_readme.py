@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.kernel.settings import config_files
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import markdown_table
 from tests.notebook import ROOT, Notebook
@@ -110,3 +111,18 @@ def test_every_link_leads_to_a_file_that_exists(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_every_environment_variable_is_in_the_docs_and_the_other_way_round() -> None:
+    sources = "\n".join(file.read_text("utf-8") for file in (ROOT / "jupyter_distrib").rglob("*.py"))
+    variable = re.compile(r"\bJUPYTER_DISTRIB_[A-Z_]*[A-Z]\b")
+    assert set(variable.findall((DOCS / "environment-variables.md").read_text("utf-8"))) == set(
+        variable.findall(sources)
+    )
+
+
+def test_every_key_of_the_settings_files_is_in_the_docs() -> None:
+    text = (DOCS / "settings.md").read_text("utf-8")
+    top, _, pool = text.partition("## Keys of a pool")
+    assert set(re.findall(r"^\| `(\w+)` \|", top, re.MULTILINE)) == set(config_files.KEYS)
+    assert {*config_files.KEYS_OF_A_POOL} <= set(re.findall(r"`(\w+)`", pool))

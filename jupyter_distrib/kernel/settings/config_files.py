@@ -46,9 +46,9 @@ from jupyter_distrib.options import (
 )
 from jupyter_distrib.pools.base import capabilities_of
 
-_TOP = ("pool", "remote", "strategy", "track", "compat", "history", "history_days", "pools")
+KEYS = ("pool", "remote", "strategy", "track", "compat", "history", "history_days", "pools")
 _TRACK = next(option for option in OPTIONS if option.name == "track")
-_OWN = ("kind", "fallback")
+KEYS_OF_A_POOL = ("kind", "fallback")
 """Keys of a pool that are no options."""
 _HARMLESS = (at_least_zero, count, rank, seconds)
 """The readers of numbers, which name no program and no machine."""
@@ -72,8 +72,8 @@ def _over(settings: Settings, file: File) -> Settings:
     text, content = _read(file)
     shown = _shown(Path(file.path))
     for key in content:
-        if key not in _TOP:
-            raise _wrong(shown, text, "", key, unknown_option(key, _as_options(_TOP), dict, _as_key))
+        if key not in KEYS:
+            raise _wrong(shown, text, "", key, unknown_option(key, _as_options(KEYS), dict, _as_key))
     pools = dict(settings.pools)
     tables = content.get("pools", {})
     if not isinstance(tables, dict):
@@ -157,11 +157,11 @@ def _pool(name: str, table: object, settings: Settings, shown: str, text: str) -
     known = {option.name: option for option in declared}
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key in _OWN:
+        if key in KEYS_OF_A_POOL:
             continue
         try:
             if key not in known:
-                raise unknown_option(key, (*declared, *_as_options(_OWN)), partial(_owners, kinds), _as_key)
+                raise unknown_option(key, (*declared, *_as_options(KEYS_OF_A_POOL)), partial(_owners, kinds), _as_key)
             read = gather([(known[key], _as_text(known[key], value))] if value is not False else [], _as_key)
         except OptionsError as error:
             raise _wrong(shown, text, header, key, error) from None
