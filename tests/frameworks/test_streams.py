@@ -35,9 +35,43 @@ len(seen), sum(seen)
 """
 
 
-def test_g10_webdataset_that_splits_by_node_is_left_alone(shared_notebook: Notebook) -> None:
+@pytest.fixture(scope="module")
+def book(shared_notebook: Notebook) -> Notebook:
     shared_notebook.ok(SHARDS)
+    return shared_notebook
 
-    read = shared_notebook.ok(READ)
 
-    assert read.result == "rank 0: (16, 184)\nrank 1: (16, 312)"
+def test_g10_webdataset_that_splits_by_node_is_left_alone(book: Notebook) -> None:
+    assert book.ok(READ).result == "rank 0: (16, 184)\nrank 1: (16, 312)"
+
+
+@pytest.mark.parametrize(
+    "loader", ["torch.utils.data.DataLoader(stream, batch_size=4)", "wds.WebLoader(stream, batch_size=4)"]
+)
+def test_webdataset_is_divided_by_its_shards_and_read_whole_for_an_evaluation(book: Notebook, loader: str) -> None:
+    divided = READ.replace("nodesplitter=wds.split_by_node, ", "").replace(
+        "torch.utils.data.DataLoader(stream, batch_size=4)", loader
+    )
+    whole = f"\nwith torch.no_grad():\n    count = sum(len(texts) for (texts,) in {loader})\nseen, count"
+    read = book.ok(divided + whole)
+
+    shards = [[*range(8 * rank, 8 * rank + 8), *range(8 * rank + 16, 8 * rank + 24)] for rank in (0, 1)]
+    assert read.result == "\n".join(f"rank {rank}: ({shards[rank]}, 32)" for rank in (0, 1))
+    assert "shards of WebDataset dealt to 2 ranks" in read.text
+
+
+def test_webdataset_with_fewer_shards_than_ranks_is_refused(book: Notebook) -> None:
+    refused = book.fails(READ.replace("nodesplitter=wds.split_by_node, ", "").replace("{0..3}", "0"))
+
+    assert "WebDataset has 1 of the at least 2 shards that 2 ranks need" in refused.evalue
+
+
+def test_a_stream_that_cannot_be_divided_by_shards_is_named_as_read_by_all(book: Notebook) -> None:
+    stream = READ.replace(
+        'wds.WebDataset("shard-{0..3}.tar", nodesplitter=wds.split_by_node, shardshuffle=False).decode().to_tuple("txt")',
+        "Numbers()",
+    ).replace("for (texts,)", "for texts")
+    numbers = "import torch\nclass Numbers(torch.utils.data.IterableDataset):\n    def __iter__(self): return iter(range(8))\n"
+    read = book.ok(numbers).text + book.ok(stream).text
+
+    assert "samples of Numbers dealt to 2 ranks, each of which reads all of them" in read

@@ -304,6 +304,13 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(0, 32, 8): update(model, optimizer, features[{slice}], targets[{slice}])
 """
+LOOP_OVER_A_LIST = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [(features[i : i + 8], targets[i : i + 8]) for i in range(0, 32, 8)]
+for epoch in range(1):
+    for step, (x, y) in enumerate(batches): update(model, optimizer, x, y)
+"""
 FIT = "\nfit(model, optimizer, loader)"
 SLICED = """
 model = Net()
@@ -331,7 +338,11 @@ SAID = {
     ),
     "batches that are not divided": (
         LOOP_OVER_SLICES.format(slice="i : i + 8"),
-        "the first 3 losses are the same on all ranks, so they train with the same batches and are no faster than one",
+        "the first 3 losses are the same on all ranks, so they train with the same batches and are no faster than one. R",
+    ),
+    "a list that each rank reads whole": (
+        LOOP_OVER_A_LIST,
+        "and are no faster than one: each reads all of `batches` (list) on line 7. Read the data from a DataLoader",
     ),
     "only a group of one's own": (
         GROUP_BY_HAND,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jupyter_distrib.errors import PoolError
@@ -46,6 +46,7 @@ class Submission:
     run: Run
     pool: str
     """The pool in whose queue it stands."""
+    pool_options: Mapping[str, str] = field(default_factory=dict)
     size: GroupSize
     start: Callable[[bool], object]
     """Begins the run, in a thread of its own; with True, waits for busy ranks and GPUs as long as need be."""
@@ -77,11 +78,14 @@ class RunQueue:
     """The queue of one kernel.
 
     Args:
-        capacity_of: Returns what a pool has room for, by its name, and may ask it; in a thread that starts a run.
+        capacity_of: Returns what a pool has room for, by its name and the options with which the run reaches it, and
+            may ask it; in a thread that starts a run.
         on_change: Called when a run has another place or state; from any thread.
     """
 
-    def __init__(self, capacity_of: Callable[[str], Capacity], on_change: Callable[[], object]) -> None:
+    def __init__(
+        self, capacity_of: Callable[[str, Mapping[str, str]], Capacity], on_change: Callable[[], object]
+    ) -> None:
         self._capacity_of, self._on_change = capacity_of, on_change
         self._pools: dict[str, PoolQueue] = {}
         self._lock = threading.RLock()
@@ -129,7 +133,7 @@ class RunQueue:
     def _start(self, submission: Submission, *, here: bool = False) -> None:
         run = submission.run
         try:
-            capacity = self._learn_capacity(submission.pool)
+            capacity = self._learn_capacity(submission.pool, submission.pool_options)
             submission.start(not here and capacity.ranks(submission.size) <= capacity.all_for(submission.size))
             run.start.settle()
         except BaseException as error:  # noqa: BLE001 - `result()` raises it
@@ -137,10 +141,10 @@ class RunQueue:
                 submission.drop()
                 run.end_unplaced(None if run.interrupted else error)
 
-    def _learn_capacity(self, name: str) -> Capacity:
+    def _learn_capacity(self, name: str, options: Mapping[str, str]) -> Capacity:
         pool = self._pools[name]
         if pool.capacity is None:
-            pool.capacity = self._capacity_of(name)
+            pool.capacity = self._capacity_of(name, options)
             self._advance(name)
         return pool.capacity
 

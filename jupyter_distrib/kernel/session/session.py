@@ -165,8 +165,18 @@ class Session:
             wait_s = order.options.wait_s or (PATIENCE_S if patient and not self._fallback(order) else 0.0)
             self._begin(order, run, Beside(wait_s=wait_s, say=run.wait_for))
 
-        size = order.options.size
-        self.queue.submit(Submission(run=run, pool=run.pool, size=size, start=begin, drop=order.drop), here=here)
+        filled = order.options
+        self.queue.submit(
+            Submission(
+                run=run,
+                pool=run.pool,
+                pool_options=filled.pool_options,
+                size=filled.size,
+                start=begin,
+                drop=order.drop,
+            ),
+            here=here,
+        )
         return run
 
     def _order(

@@ -60,7 +60,7 @@ def _how(loader: DataLoader[Any], share: DataLoader[Any], size: int) -> str:
     if isinstance(share.dataset, ShardsOfStream):
         return f"shards of {type(loader.dataset).__name__} dealt to {size} ranks"
     if isinstance(share.dataset, EveryNth):
-        return f"samples of {type(loader.dataset).__name__} dealt to {size} ranks"
+        return f"samples of {type(loader.dataset).__name__} dealt to {size} ranks, each of which reads all of them"
     if isinstance(share.batch_sampler, BatchShare):
         return f"batches of {type(loader.batch_sampler).__name__} dealt to {size} ranks"
     if isinstance(share.sampler, SampleShare):

@@ -25,7 +25,7 @@ from jupyter_distrib.worker.autoparallel.division_by_others import DivisionByOth
 from jupyter_distrib.worker.autoparallel.loader_shares import LoaderShares, Reading
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.shard_samplers import ShardChoice
-from jupyter_distrib.worker.autoparallel.stream_shares import ShardsOfStream, ending_together
+from jupyter_distrib.worker.autoparallel.stream_shares import ShardsOfStream, allow_ranks, ending_together
 from jupyter_distrib.worker.strategy import StrategyRun
 
 
@@ -125,6 +125,7 @@ class Loaders:
             if loader in self._shares:
                 return self._placed(original(loader))
             self._look_around()
+            allow_ranks(loader.dataset)
             how = self._last[loader] = self.read_last = self._decided(loader)
             if how != "whole":
                 share = self._share_read(loader, how, original)

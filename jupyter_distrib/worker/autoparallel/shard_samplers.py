@@ -28,7 +28,7 @@ from jupyter_distrib.worker import by_hand
 from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.autoparallel.data_fingerprint import reads_ranks
 from jupyter_distrib.worker.autoparallel.guesses import Guesses
-from jupyter_distrib.worker.autoparallel.stream_shares import ShardsOfStream, divides_by_shards
+from jupyter_distrib.worker.autoparallel.stream_shares import by_shards
 
 _passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """The number of shuffled readings of each data set, so that a loader made anew for every epoch shuffles anew, too."""
@@ -59,10 +59,9 @@ def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
     if part.exact and part.together:
         return DataLoader(loader.dataset, batch_sampler=EvenBatches(loader, part), **settings)
     if isinstance(loader.dataset, IterableDataset):
-        by_shards = not part.exact and part.size > 1 and divides_by_shards(loader.dataset, part.size)
-        stream: IterableDataset[Any] = (
-            ShardsOfStream(loader.dataset, part.rank, part.size) if by_shards else EveryNth(loader.dataset, part)
-        )
+        divisible = not part.exact and part.size > 1
+        own = by_shards(loader.dataset, part.rank, part.size) if divisible else None
+        stream: IterableDataset[Any] = EveryNth(loader.dataset, part) if own is None else own
         return DataLoader(stream, batch_size=batch_size(loader, part), drop_last=loader.drop_last, **settings)
     if loader.batch_size is None and loader.batch_sampler is not None:
         return DataLoader(loader.dataset, batch_sampler=BatchShare(loader.batch_sampler, part), **settings)

@@ -1,4 +1,5 @@
-"""One rank's share of a stream of Hugging Face's `datasets`, which divides itself by its shards: nobody reads the rest.
+"""One rank's share of a stream that consists of shards, by which it is divided: nobody reads the rest. Streams of
+Hugging Face's `datasets`, and pipelines of `webdataset`.
 
 Shards may differ in length, so ranks ask one another before each batch, and end when the first of them has none.
 Rank's main thread; the stream itself is read by the loader's workers.
@@ -6,26 +7,40 @@ Rank's main thread; the stream itself is read by the loader's workers.
 
 from __future__ import annotations
 
+import copy
 import importlib
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
+from jupyter_distrib.errors import DistributedError
+
+_ONE_NODE = "single_node_only"
+"""The name of the stage by which a pipeline of `webdataset` refuses to be read by several ranks."""
+
 
 class ShardsOfStream(IterableDataset[Any]):
     """The shards of a stream that are this rank's."""
 
-    def __init__(self, stream: Any, rank: int, size: int) -> None:
-        distributed: Any = importlib.import_module("datasets.distributed")
-        self.stream = distributed.split_dataset_by_node(stream, rank=rank, world_size=size)
-        self.num_replicas = size
+    def __init__(self, whole: Any, own: Any, size: int) -> None:
+        self.stream, self.num_replicas = own, size
+        self._whole = whole
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.stream)
+
+    def __len__(self) -> int:
+        return len(self._whole) // self.num_replicas
+
+
+class ShardsOfDatasets(ShardsOfStream):
+    """The share of a stream of `datasets`, which has an epoch and a position."""
 
     def set_epoch(self, epoch: int) -> None:
         self.stream.set_epoch(epoch)
@@ -37,10 +52,47 @@ class ShardsOfStream(IterableDataset[Any]):
         self.stream.load_state_dict(state)
 
 
-def divides_by_shards(stream: Any, size: int) -> bool:
-    """Return whether a stream has as many shards for each rank."""
-    library = sys.modules.get("datasets")
-    return library is not None and isinstance(stream, library.IterableDataset) and stream.num_shards % size == 0
+def by_shards(stream: Any, rank: int, size: int) -> ShardsOfStream | None:
+    """Return a rank's share of a stream that can be divided by its shards; None of any other.
+
+    Raises:
+        DistributedError: It can only be divided by its shards, and has too few.
+    """
+    datasets, webdataset = sys.modules.get("datasets"), sys.modules.get("webdataset")
+    if datasets is not None and isinstance(stream, datasets.IterableDataset) and stream.num_shards % size == 0:
+        distributed: Any = importlib.import_module("datasets.distributed")
+        own = distributed.split_dataset_by_node(stream, rank=rank, world_size=size)
+        return ShardsOfDatasets(stream, own, size)
+    if webdataset is not None and isinstance(stream, webdataset.DataPipeline):
+        return _of_pipeline(stream, rank, size)
+    return None
+
+
+def allow_ranks(stream: Any) -> None:
+    """Take the stage out of a pipeline of `webdataset` by which it refuses to be read by several ranks."""
+    webdataset = sys.modules.get("webdataset")
+    if webdataset is not None and isinstance(stream, webdataset.DataPipeline):
+        stream.pipeline[:] = [each for each in stream.pipeline if getattr(each, "__name__", "") != _ONE_NODE]
+
+
+def _of_pipeline(stream: Any, rank: int, size: int) -> ShardsOfStream | None:
+    """Divide a pipeline behind its first stage, which lists the shards."""
+    shards, *stages = stream.pipeline
+    if isinstance(shards, type(stream)):
+        return None
+    if isinstance(shards, Sized) and len(shards) < size:
+        raise DistributedError(
+            f"{type(stream).__name__} has {len(shards)} of the at least {size} shards that {size} ranks need, each its "
+            "own: write more shards, or take fewer ranks."
+        )
+    own = copy.copy(stream)
+    own.pipeline = [shards, partial(_dealt, rank=rank, size=size), *stages]
+    own.nsamples = stream.nsamples // size if stream.nsamples > 0 else stream.nsamples
+    return ShardsOfStream(stream, own, size)
+
+
+def _dealt(shards: Iterable[Any], *, rank: int, size: int) -> Iterator[Any]:
+    return itertools.islice(shards, rank, None, size)
 
 
 def ending_together(batches: Iterator[Any]) -> Iterator[Any]:

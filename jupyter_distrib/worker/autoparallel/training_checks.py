@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from jupyter_distrib.worker import identity
-from jupyter_distrib.worker.autoparallel import loss_reduction, ownership, source_location
+from jupyter_distrib.worker.autoparallel import loops, loss_reduction, ownership, source_location
 from jupyter_distrib.worker.autoparallel.divergence import DEVICE_ERROR, LOSSES, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.loaders import Loaders
 from jupyter_distrib.worker.pytorch import private, process_group
@@ -67,6 +67,8 @@ class TrainingChecks:
         kept ones, and those that an earlier cell has left somewhere."""
         self._versions: list[tuple[ref[torch.Tensor], int]] = []
         """The tensors with a gradient after the first backward pass without the spread, with their versions then."""
+        self._loop = ""
+        """The loop around the first backward pass, where no loader was divided before it."""
         self._met_before = -1
         """The number of collectives before the cell."""
 
@@ -76,6 +78,8 @@ class TrainingChecks:
 
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
         """Check the losses at which a backward pass begins."""
+        if self._loaders.backwards == 1 and not self._loaders.divides:
+            self._loop = loops.looped_over(self._run.filename)
         if self._loaders.backwards == 1 and not self._spread.active:
             self._old_gradients = [
                 (ref(each), ref(each.grad), private.version_of(each.grad))
@@ -152,10 +156,11 @@ class TrainingChecks:
     def _tell_if_same_losses(self, wait_s: float = 0.0) -> None:
         self._losses.publish(wait_s)
         if self._together and self._sees_a_share and not self._loaders.divides and self._losses.are_the_same():
+            whole = f": each reads all of {self._loop}" if self._loop else ""
             self._run.note(
                 f"the first {LOSSES} losses are the same on all ranks, so they train with the same batches and are no "
-                "faster than one: read the data from a DataLoader, which is divided, or have each rank take a share by "
-                "itself (data[rank::world_size])"
+                f"faster than one{whole}. Read the data from a DataLoader, which is divided, or have each rank take a "
+                "share by itself (data[rank::world_size])"
             )
 
     def _tell_if_summed(self, losses: Sequence[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
 
 import pytest
@@ -33,7 +34,7 @@ class Bed:
         self._room = room
         self.queue = RunQueue(self._capacity_of, lambda: None)
 
-    def _capacity_of(self, pool: str) -> Capacity:
+    def _capacity_of(self, pool: str, options: Mapping[str, str]) -> Capacity:
         self.asked.append(pool)
         return self._room
 

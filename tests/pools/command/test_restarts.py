@@ -24,6 +24,13 @@ def lines(strategy: str = "ddp", restarts: int = 2) -> str:
     return f"%%distributed {POOL} --ranks 2 --strategy {strategy} --max-restarts {restarts}\n{FIRST}"
 
 
+def test_g10_a_detached_run_is_the_first_that_reaches_the_hosts(shared_notebook: Notebook) -> None:
+    line = lines().partition("\n")[0]
+
+    assert shared_notebook.ok(f"{line} --detach\nrank").status == "ok"
+    assert shared_notebook.ok("_.result()").result == "rank 0: 0\nrank 1: 1"
+
+
 def test_g10_a_rank_of_another_host_is_replaced(shared_notebook: Notebook) -> None:
     shared_notebook.ok("import torch\nlarge = torch.arange(3_000_000)")
     ended = shared_notebook.ok(
