@@ -159,6 +159,8 @@ class Option:
     meaning: str
     metavar: str = ""
     """The name of the value in the help; empty for a switch, which takes none."""
+    bare: str = ""
+    """The value that the flag alone stands for, of an option whose value is a number and may be left out."""
     default: str = ""
     """A phrase on the effect of leaving it out."""
     read: Callable[[str, str], Any] = string
@@ -252,10 +254,15 @@ def parse_arguments(line: str, options: Sequence[Option], *, owners: Owners = di
             raise unknown_option(flag, options, owners, as_flag)
         if equals and not known[flag].metavar:
             raise OptionsError(f"{flag} takes no value: write {flag} alone")
-        if known[flag].metavar and not equals and words and not words[-1].startswith("--"):
+        if not equals and words and takes(known[flag], words[-1]):
             text = words.pop()
         pairs.append((known[flag], text))
     return Arguments(values=gather(pairs, as_flag), positionals=tuple(positionals))
+
+
+def takes(option: Option, word: str) -> bool:
+    """Return whether the word behind an option is its value."""
+    return bool(option.metavar) and not word.startswith("--") and (not option.bare or word[:1].isdigit())
 
 
 def split_words(line: str) -> list[str]:
@@ -276,6 +283,7 @@ def gather(pairs: Iterable[tuple[Option, str]], say: Say) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option, text in pairs:
         name, known = say(option, ""), values.get(option.name)
+        text = text or option.bare
         if known is not None and not option.repeatable:
             raise OptionsError(f"{name} is given twice: keep one of them")
         if option.metavar and not text.strip():

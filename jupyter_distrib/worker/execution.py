@@ -43,7 +43,7 @@ from jupyter_distrib.worker.cleanup import Cleanup
 from jupyter_distrib.worker.control_thread import ControlThread
 from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.device_check import DeviceCheck, give_up
-from jupyter_distrib.worker.framework import Framework
+from jupyter_distrib.worker.framework import Framework, Profiler
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.kept_failure import KeptFailure
 from jupyter_distrib.worker.late_output import LateThreads
@@ -129,7 +129,7 @@ class CellRunner:
 
     def _guarded(self, command: Execute, fds: list[int], module: types.ModuleType) -> tuple[Any, BaseException | None]:
         """Run the cell and return its value, or the exception that it raised."""
-        strategy, ok, waits = None, False, False
+        strategy, profiler, ok, waits = None, None, False, False
         try:
             try:
                 self._interrupts.allow()
@@ -141,6 +141,7 @@ class CellRunner:
                 strategy.begin(self._strategy_run(command, module.__dict__))
                 self._prober.begin(command.run, command.cell.filename)  # the cell's own collectives count from here
                 self._debugger.begin(command.run, command.cell.filename, unanswered=command.unanswered, expected=waits)
+                profiler = self._profiler(command) if command.profile else None
                 value = cell.execute(command.cell, module.__dict__, strategy.adapted)
                 forked_child.leave(self._pid)
                 value = None if command.cell.script else value
@@ -151,6 +152,8 @@ class CellRunner:
                 self._interrupts.allowed = False  # first: what comes now would be raised with a traceback of ours
                 self._debugger.finish()
                 forked_child.leave(self._pid, sys.exception())
+                if profiler is not None:
+                    profiler.end(stopped=self._interrupts.stopping)
                 end_of_cell.run(ok=False)
                 if waits:
                     self._groups.wait_endlessly(on=False)
@@ -165,6 +168,16 @@ class CellRunner:
             if reporter is not None:
                 reporter.close()
             displaying.close()
+
+    def _profiler(self, command: Execute) -> Profiler | None:
+        """Return the profiler of a cell, which has begun; None if there is none here."""
+        profiler = self._framework.profiler(command, self._messenger.send)
+        if profiler is None:
+            text = f"--profile records what torch does, and these ranks compute with {self._framework.name}"
+            self._messenger.send(Noted(run=command.run, rank=self._order.rank, text=text))
+            return None
+        profiler.begin()
+        return profiler
 
     def _outcome(
         self,

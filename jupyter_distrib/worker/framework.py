@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jupyter_distrib.wire.messages import GroupSighting, PhaseTimes, WorkerOrder
+from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled, WorkerOrder
 
 TORCH = "jupyter_distrib.worker.pytorch.pytorch:PyTorch"
 """The framework of strategies that name no framework."""
@@ -98,6 +98,16 @@ class Sightings(Protocol):
         """Return the state of each group; may take tens of milliseconds."""
 
 
+class Profiler(Protocol):
+    """The profiler of one cell (`--profile`)."""
+
+    def begin(self) -> None:
+        """Begin with the cell."""
+
+    def end(self, *, stopped: bool) -> None:
+        """End with the cell. `stopped`: the rank has two seconds until it is killed."""
+
+
 class Framework(Protocol):
     """A library in the process of a rank. Methods are called in the rank's main thread unless they say otherwise."""
 
@@ -137,6 +147,9 @@ class Framework(Protocol):
     def phase_times(self) -> PhaseTimes | None:
         """Return the time of the cell's training by phase; None if it does not train, or that is not measured. From any
         thread."""
+
+    def profiler(self, command: Execute, send: Callable[[Profiled], None]) -> Profiler | None:
+        """Return the profiler of a cell, which sends its part of the trace; None if the framework has no profiler."""
 
     def is_of_device(self, error: BaseException) -> bool:
         """Return whether an exception may come from a broken device."""

@@ -50,6 +50,11 @@ def world_size() -> int:
     return order().world_size
 
 
+def several_nodes() -> bool:
+    """Return whether the ranks of this worker group are on more than one node."""
+    return world_size() > order().local_world_size
+
+
 def everyone(command: Execute) -> bool:
     """Return whether all ranks execute this cell, including ranks on other nodes."""
     return (command.run_size or len(command.ranks)) == world_size()

@@ -7,9 +7,9 @@ ranks whose cluster has lost a member are replaced.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from jupyter_distrib.wire.messages import GroupSighting, PhaseTimes, WorkerOrder
+from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled, WorkerOrder
 from jupyter_distrib.worker.address_exchange import PlainGroups
 from jupyter_distrib.worker.framework import DeviceState
 
@@ -77,6 +77,9 @@ class TensorFlow:
         return None
 
     def phase_times(self) -> PhaseTimes | None:
+        return None
+
+    def profiler(self, command: Execute, send: Callable[[Profiled], None]) -> None:
         return None
 
     def is_of_device(self, error: BaseException) -> bool:

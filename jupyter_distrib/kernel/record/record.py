@@ -38,6 +38,7 @@ from jupyter_distrib.wire.messages import (
     Noted,
     Parcel,
     PhaseTimes,
+    Profiled,
     Progressed,
     RanksReduced,
     Restarted,
@@ -221,12 +222,12 @@ class RunRecord:
             case Cleared():
                 rank = self.ranks[event.rank]
                 rank.displays = self._of(rank.rank).called(event, rank.displays)
-            case Stalled():
-                self.stall = event
-            case Moved():
-                self.stall = None
+            case Stalled() | Moved():
+                self.stall = event if isinstance(event, Stalled) else None
             case StackSeen():
                 self.ranks[event.rank].stack = event
+            case Profiled():
+                pass  # `kernel/session/trace_writer.py` writes it into a file
             case DebuggerPrompted():
                 self.ranks[event.rank].prompt = event
             case DebuggerLeft():

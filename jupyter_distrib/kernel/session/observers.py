@@ -36,6 +36,8 @@ BACKGROUND_S = 30.0
 """The most seconds that an observer which `ends_in_background` goes on before it counts as one that hangs."""
 BACKLOG_BYTES = 32_000_000
 """The most bytes of events that may wait for one observer."""
+PROFILE = "profile"
+"""The option whose traces an observer of our own writes, which takes too long for the pool's thread."""
 EVENT_BYTES = 1000
 """The least size that an event counts for, in bytes."""
 
@@ -91,6 +93,7 @@ class Observers:
                 run.observers.add(observer)
         # An attached run has its trackers in the kernel that began it.
         tracking = [] if facts.attached else trackers.wanted(facts.trackers)
+        tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
         threads = [each for name in names if (each := self._thread(name, facts, run.record)) is not None]
         for thread in threads:
@@ -262,6 +265,10 @@ def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
 
 @cache
 def _follow_of(name: str) -> Follow:
+    if name == PROFILE:
+        from jupyter_distrib.kernel.session import trace_writer
+
+        return trace_writer.follow
     follow: Follow = _entry_points()[name].load() if name in _entry_points() else trackers.load(name)
     return follow
 

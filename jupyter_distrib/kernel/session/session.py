@@ -316,6 +316,7 @@ class Session:
             max_restarts=options.max_restarts or 0,
             min_ranks=options.min_ranks or 0,
             restart_on_error=options.restart_on == "error",
+            profile=options.profile or 0,
             unanswered=_unanswered(run, order),
             label=run.record.label,
         )

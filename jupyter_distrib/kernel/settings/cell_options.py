@@ -43,6 +43,7 @@ from jupyter_distrib.options import (
     size_bytes,
     split_words,
     switch,
+    takes,
     unknown_option,
     variable,
 )
@@ -137,6 +138,9 @@ class Options:
     debug: bool = _declared(
         False, "--debug", "", "open the debugger's prompt in the rank that failed first", read=switch,
         synonyms=("pdb", "post-mortem"))
+    profile: int | None = _declared(
+        None, "--profile", "[STEPS]", "record some steps of the training, or the cell, in one trace of all ranks",
+        read=count, bare="8", default="no profile; alone, 8 steps", synonyms=("trace", "profiler"))
     detach: bool = _declared(
         False, "--detach", "", "return a Run at once", read=switch, synonyms=("async", "background"))
     fresh: bool = _declared(False, "--fresh", "", "run in new processes", read=switch, synonyms=("new", "restart"))
@@ -234,10 +238,11 @@ def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[
         str(value_after(words, f"--{name}") or declared.get(name, default)) for name, default in _CHOSEN.items()
     )
     table = possible(declared["strategies"], declared["pools"], strategy, pool, as_flag)
-    taking = {option.flag for option in table.options if option.metavar}
+    known = {option.flag: option for option in table.options}
     end = 0
     while end < len(words) and words[end].startswith("-"):
-        end += 2 if words[end] in taking else 1
+        option = known.get(words[end])
+        end += 2 if option is not None and takes(option, "".join(words[end + 1 : end + 2])) else 1
     if end >= len(words):
         raise OptionsError("there is no script: write its path after the options, and its arguments after that")
     return parse_line(shlex.join(words[:end]), **declared), list(words[end:])
@@ -270,6 +275,8 @@ def from_keywords(
 
 def _texts(option: Option, value: object) -> list[str]:
     """Return a keyword's value as the texts of a line; a repeatable option has one text for each item."""
+    if option.bare and isinstance(value, bool):
+        return [option.bare] * value
     if not option.metavar:
         if not isinstance(value, bool):
             raise OptionsError(f"{option.name} wants True or False; got {shown(str(value))}")

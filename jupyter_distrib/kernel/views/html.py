@@ -29,6 +29,8 @@ _MONOSPACE = "font-family:var(--jp-code-font-family, monospace)"
 """The style of text in columns: what nbconvert makes has no monospace font for it."""
 _DRAWN_BAR = re.compile(" [▓░]+")
 """A bar of block characters, which is ragged in a proportional font."""
+_RUN_FILE = re.compile(r"\b(runs/[\w.-]+/(?:trace\.json\.gz|memory-rank\d+\.pickle))")
+"""A file that belongs to a run, beside the notebook."""
 _ADDRESS = re.compile(r"""(https?://[^\s<>"']*[^\s<>"'.,;:!?)])""")
 """The address of a page, without the punctuation of the sentence around it; `addressed` in `static/state.js` has the
 same."""
@@ -58,10 +60,13 @@ def as_html(
 
 
 def _linked(note: str) -> str:
-    """Return a note as HTML, in which the addresses of pages are links."""
+    """Return a note as HTML, in which the addresses of pages are links, and the files of a run can be downloaded."""
     link = '<a href="{0}" target="_blank" rel="noopener noreferrer">{0}</a>'
     parts = map(escape, _ADDRESS.split(note))
-    return "".join(link.format(part) if place % 2 else part for place, part in enumerate(parts))
+    return "".join(
+        link.format(part) if place % 2 else _RUN_FILE.sub(r'<a href="\1" download>\1</a>', part)
+        for place, part in enumerate(parts)
+    )
 
 
 def _table(rows: Sequence[text_view.Row]) -> str:

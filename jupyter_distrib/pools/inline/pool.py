@@ -33,6 +33,7 @@ class InlinePool:
             "check": "its ranks run one after another, so there are no collectives",
             "min_ranks": "none of its ranks is lost",
             "max_restarts": "its ranks run in this process, and none is lost without it",
+            "profile": "a cell in the notebook's own process can use torch.profiler itself",
             "wait_s": "its ranks are never busy with something else",
         },
     )

@@ -72,6 +72,7 @@ from jupyter_distrib.wire.messages.run_events import (
     Measured,
     Moved,
     Noted,
+    Profiled,
     Progressed,
     RanksReduced,
     Restarted,
@@ -176,6 +177,7 @@ __all__ = [
     "Preload",
     "Probe",
     "ProbeAnswer",
+    "Profiled",
     "Progressed",
     "RankPlace",
     "RankSighting",
@@ -252,6 +254,7 @@ RunEvent = (
     | Stalled
     | Moved
     | StackSeen
+    | Profiled
     | DebuggerPrompted
     | DebuggerLeft
     | Returned

@@ -110,6 +110,8 @@ class Execute:
     """Number of ranks with which it may go on where lost ones cannot be replaced, see `RanksReduced`; 0: with all."""
     attempt: int = 0
     """Number of restarts so far."""
+    profile: int = 0
+    """Number of steps that torch's profiler records, see `Profiled`; 0: none."""
     unanswered: str = ""
     """Reason why nobody can answer the prompt of a debugger while the cell runs; empty if somebody can."""
 

@@ -158,6 +158,33 @@ class StackSeen:
 
 
 @message
+class Profiled:
+    """A rank has recorded its part of the trace for `--profile`, or has none to give."""
+
+    run: str
+    rank: int
+    trace: bytes = b""
+    """Its events as `worker/pytorch/trace_events.py` writes them, compressed by gzip; empty if it has none."""
+    memory: bytes = b""
+    """The history of its GPU's memory, a pickle for pytorch.org/memory_viz, compressed by zlib; empty without one."""
+    began_s: float = 0.0
+    """Time of the first event on the clock of the run's first node: time 0 of `trace`."""
+    first_step: int = 1
+    """Number of the first step that was recorded, counted from 1."""
+    steps: int = 0
+    """Number of steps that were recorded; 0: the cell as a whole."""
+    seconds: float = 0.0
+    """Time that was recorded."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase of the steps, as in `PhaseTimes`."""
+    busiest: dict[str, float] = field(default_factory=dict)
+    """Seconds of the operators, on a GPU of the kernels, that took longest."""
+    note: str = ""
+    """Reason why there is nothing, or less than was asked for."""
+    at_s: float = 0.0
+
+
+@message
 class Returned:
     """A rank reached the end of the cell."""
 

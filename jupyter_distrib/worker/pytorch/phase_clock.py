@@ -40,13 +40,17 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self._thread = threading.main_thread().ident
+        self.on_step: Callable[[], object] | None = None
+        """A function to call after each step of an optimizer."""
+        self.spans: list[tuple[str, float, float]] | None = None
+        """The list to which each phase is added with its beginning and its end; None if nobody wants to know."""
         self.begin()
 
     def begin(self) -> None:
         """Begin a cell."""
         self.phase, self._since_s = _BEFORE, perf_counter()
         self._seconds = dict.fromkeys((_BEFORE, *PHASES), 0.0)
-        self._steps = 0
+        self.steps = 0
         self.reduces_after_backward = False
         """Whether a `DistributedDataParallel` of the user has prepared for the next backward pass."""
 
@@ -59,6 +63,8 @@ class PhaseClock:
         """Begin a phase. Return the one that ends."""
         now_s, ended = perf_counter(), self.phase
         self._seconds[ended] += now_s - self._since_s
+        if self.spans is not None and ended != _BEFORE:
+            self.spans.append((ended, self._since_s, now_s))
         self._since_s, self.phase = now_s, phase
         return ended
 
@@ -74,17 +80,19 @@ class PhaseClock:
             self.enter("collective")
 
     def end_step(self) -> None:
-        self._steps += 1
+        self.steps += 1
+        if self.on_step is not None:
+            self.on_step()
 
     def times(self) -> PhaseTimes | None:
         """Return the times until now; None before the first step of an optimizer. From any thread."""
-        if not self._steps:
+        if not self.steps:
             return None
         now_s, since_s, phase = perf_counter(), self._since_s, self.phase
         seconds = {name: self._seconds[name] for name in PHASES}
         if phase in seconds:
             seconds[phase] += max(0.0, now_s - since_s)
-        return PhaseTimes(steps=self._steps, seconds=seconds)
+        return PhaseTimes(steps=self.steps, seconds=seconds)
 
 
 clock = PhaseClock()

@@ -6,16 +6,19 @@ new version of torch. Loaded in ranks; each function runs in the thread that cal
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from functools import wraps
 from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler as _profiler
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,6 +28,11 @@ TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not e
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 BatchNorm = _BatchNorm
 """The class of all batch normalizations; relies on `_BatchNorm`, from which torch derives each of them."""
+MEMORY_ENTRIES = 100_000
+"""The number of allocations that the history of a GPU's memory keeps."""
+_PROFILER: Any = _profiler
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+"""The variable by which the profiler's library is told not to write to standard error; read at its first use."""
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
 """The flight recorders of CPU and of NVIDIA groups."""
 
@@ -244,3 +252,58 @@ def point_fsdp_to_its_mesh(module: Any) -> None:
     # Before its first forward pass it has nothing to reset, and no attribute for it.
     if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):
         module.reset_iter_state()
+
+
+# ---------------------------------------------------------------------------------------------------------- profiler
+
+
+def start_profiler(*, on_gpu: bool) -> None:
+    """Begin to record operators in this thread, on a GPU also kernels and memory; relies on the functions that
+    `torch.autograd.profiler.profile` calls. Itself it would make an object for each event at the end."""
+    if on_gpu:
+        torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
+    profile: Any = _profiler.profile(use_kineto=True, profile_memory=on_gpu, use_device="cuda" if on_gpu else None)
+    config, quiet = profile.config(), os.environ.setdefault(_LOG_LEVEL, "99")
+    try:
+        _PROFILER._prepare_profiler(config, profile.kineto_activities)
+        _PROFILER._enable_profiler(config, profile.kineto_activities)
+    finally:
+        if quiet == "99":
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+def stop_profiler() -> Any:
+    """End that; relies on `_disable_profiler`, whose result has `save(path)`."""
+    return _PROFILER._disable_profiler()
+
+
+def event_count(result: Any) -> int:
+    """Return the number of events in that result; relies on its `events`."""
+    return len(result.events())
+
+
+def memory_history() -> bytes:
+    """Return what the allocator of the GPU has done since `start_profiler`, as pytorch.org/memory_viz reads it; empty
+    if the device has failed. Relies on `_snapshot` and `_record_memory_history`."""
+    try:
+        snapshot = pickle.dumps(torch.cuda.memory._snapshot())
+        torch.cuda.memory._record_memory_history(enabled=None)
+    except Exception:  # noqa: BLE001 - torch's, of a device that has failed
+        return b""
+    return snapshot
+
+
+def before_profilers(call: Callable[[], None] | None) -> None:
+    """Call a function before any other profiler of torch begins in this process, or no longer; relies on
+    `profile._prepare_trace`, which both of torch's profilers call."""
+    original = getattr(_profiler.profile._prepare_trace, "__wrapped__", _profiler.profile._prepare_trace)
+    if call is None:
+        _profiler.profile._prepare_trace = original  # type: ignore[method-assign]
+        return
+
+    @wraps(original)
+    def prepare(profile: Any) -> Any:
+        call()
+        return original(profile)
+
+    _profiler.profile._prepare_trace = prepare  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib.worker import debugger_channel, identity
-from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.pytorch import private, rank_clock
 from jupyter_distrib.worker.pytorch.ddp_regroup import begin_anew, follow
 from jupyter_distrib.worker.pytorch.patience import PATIENCE, Patience
 from jupyter_distrib.worker.pytorch.rank_store import TIMEOUT, RankStore
@@ -139,6 +139,11 @@ class Rendezvous:
 
     def exchange(self, text: str) -> tuple[str, ...]:
         return self.store.exchange(text)
+
+    def clock_offset_s(self) -> float:
+        """Return the seconds to add to a time of this rank for the time of rank 0. All ranks of the worker group call
+        it."""
+        return rank_clock.offset_s(self.store.of_next_group(), self.store.rank, self.store.world_size)
 
     def board(self) -> StoreBoard | None:
         return self.store.board()

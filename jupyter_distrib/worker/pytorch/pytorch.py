@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
-from jupyter_distrib.wire.messages import PhaseTimes, WorkerOrder
+from jupyter_distrib.wire.messages import Execute, PhaseTimes, Profiled, WorkerOrder
+from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.framework import TORCH, DeviceState
 from jupyter_distrib.worker.pytorch import data_loaders, phase_clock, process_group, randomness, spawn_guard, torch_save
 from jupyter_distrib.worker.pytorch.device import Device
 from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
+
+if TYPE_CHECKING:
+    from jupyter_distrib.worker.pytorch.profiler import CellProfiler
 
 
 class PyTorch:
@@ -65,6 +70,13 @@ class PyTorch:
 
     def phase_times(self) -> PhaseTimes | None:
         return phase_clock.clock.times()
+
+    def profiler(self, command: Execute, send: Callable[[Profiled], None]) -> CellProfiler:
+        from jupyter_distrib.worker.pytorch import profiler  # few cells need it
+
+        several = identity.several_nodes() and identity.everyone(command)
+        offset_s = self.groups.clock_offset_s() if several else 0.0
+        return profiler.of_cell(command, phase_clock.clock, offset_s, send)
 
     def is_of_device(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

@@ -1,0 +1,137 @@
+"""`--profile`: real kernels and ranks, whose traces are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow  # each trains on ranks
+
+TRAINING = """
+import time, torch
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, STEPS + 1):
+    loss = model(torch.full((4, 16), rank + 1.0)).sum()
+    time.sleep(0.03 * (rank == 1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    EXTRA
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def book(folder: Path) -> Iterator[Notebook]:
+    with Notebook(folder) as book:
+        book.ok("%load_ext jupyter_distrib\nimport jupyter_distrib")
+        yield book
+
+
+def training(steps: int = 20, extra: str = "pass") -> str:
+    return TRAINING.replace("STEPS", str(steps)).replace("EXTRA", extra)
+
+
+def trace(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of the newest trace."""
+    newest = max(folder.glob("runs/*/trace.json.gz"), key=lambda path: path.stat().st_mtime_ns)
+    with gzip.open(newest, "rt") as file:
+        return json.load(file)["traceEvents"]  # type: ignore[no-any-return]
+
+
+def steps(events: list[dict[str, Any]], rank: int) -> dict[str, tuple[float, float]]:
+    """Return the beginning and the end of each step of a rank, in milliseconds."""
+    found = [event for event in events if event.get("cat") == "step" and event["name"].startswith("step ")]
+    return {
+        event["name"]: (event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000)
+        for event in found
+        if event["pid"] == 100 * rank
+    }
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_training_leaves_one_trace_of_all_ranks_with_their_clocks_aligned(
+    book: Notebook, folder: Path, strategy: str
+) -> None:
+    shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy} --profile 5\n{training()}")
+
+    assert "trace.json.gz shows steps 4-8 on ranks 0-1; open it at https://ui.perfetto.dev" in shown.text
+    assert "A step takes" in shown.text
+    assert "Rank 1 works" in shown.text
+    assert 'trace.json.gz" download>' in "".join(shown.displays_html.values())
+    events = trace(folder)
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"rank 0", "rank 1"}
+    first, second = steps(events, 0), steps(events, 1)
+    assert list(first) == list(second) == [f"step {number}" for number in range(4, 9)]
+    # Both ranks leave the reduction of the same step, of which rank 1 takes 30 ms.
+    apart = sorted(abs(first[name][1] - second[name][1]) for name in first)
+    assert apart[len(apart) // 2] < 25
+    assert {event["pid"] for event in events if event["name"] == "aten::addmm"} == {0, 100}
+
+
+def test_a_cell_without_steps_is_recorded_as_a_whole_and_its_own_profiler_has_the_way(
+    book: Notebook, folder: Path
+) -> None:
+    shown = book.ok("%%distributed --ranks 2 --profile\nimport torch\nfor _ in range(9):\n    torch.ones(3).cumsum(0)")
+
+    assert "of the cell on ranks 0-1" in shown.text
+    assert [event["pid"] for event in trace(folder) if event["name"] == "aten::cumsum"].count(100) == 9
+
+    own = "with torch.profiler.profile() as found:\n    torch.ones(3).cumsum(0)\nlen(found.events()) > 0"
+    shown = book.ok(f"%%distributed --ranks 2 --profile\nimport torch\n{own}")
+    assert "ranks 0-1: the cell uses torch's profiler itself, so --profile leaves it alone" in shown.text
+    assert shown.result == "ranks 0-1: True"
+
+
+def test_a_trace_holds_what_came_before_an_exception_and_before_a_death(book: Notebook, folder: Path) -> None:
+    failed = book.fails(
+        "%%distributed --ranks 2 --strategy ddp --profile\n"
+        + training(extra="assert rank == 0 or step < 6, 'half way'")
+    )
+    assert "half way" in failed.text
+    assert "shows steps 4-6 on ranks 0-1" in failed.text
+    assert list(steps(trace(folder), 1)) == ["step 4", "step 5", "step 6"]
+
+    lost = book.fails(
+        "%%distributed --ranks 2 --strategy ddp --profile\nimport os\n"
+        + training(extra="rank == 1 and step == 6 and os._exit(3)")
+    )
+    assert "Rank 1: it has ended before it could send its part" in lost.text
+    assert not steps(trace(folder), 1)
+
+
+def test_a_detached_run_and_one_that_is_stopped_leave_a_trace(book: Notebook, folder: Path) -> None:
+    book.ok(f"%%distributed --ranks 2 --strategy ddp --profile --detach --out job\n{training(400)}")
+    # The trace is there while the training goes on.
+    while "shows steps 4-11" not in book.ok("[note.text for note in job.record.notes]").result:
+        assert book.ok("job.done()").result == "False"
+    book.ok("job.cancel()\njob.wait_ended(30)")
+    assert len(steps(trace(folder), 0)) == 8
+
+    book.start(
+        f"%%distributed --ranks 2 --strategy ddp --profile 300\n{training(400, 'step == 20 and print(chr(8226))')}"
+    )
+    book.until("\u2022")
+    book.interrupt()
+    stopped = book.finish()
+    assert "trace.json.gz shows steps 4-" in stopped.text
+
+
+def test_a_script_is_profiled_too(book: Notebook, folder: Path) -> None:
+    (folder / "train.py").write_text(f"import os\nrank = int(os.environ['RANK'])\n{training()}")
+
+    assert (
+        "shows steps 4-11 on ranks 0-1" in book.ok("%distributed_run --ranks 2 --strategy ddp --profile train.py").text
+    )
