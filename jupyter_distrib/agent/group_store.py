@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_table import RankTable
+from jupyter_distrib.agent.settling import Settling
 from jupyter_distrib.server.pending_cell import Tell
+from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import GroupsReset, OpenWorkerGroup, ResetGroups, UseStore
 
 ATTEMPTS = 20
@@ -24,8 +26,9 @@ class GroupStore:
         tell: Sends an event to the kernel, or to the coordinator.
     """
 
-    def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell) -> None:
+    def __init__(self, command: OpenWorkerGroup, ranks: RankTable, tell: Tell, loop: Loop) -> None:
         self._command, self._ranks, self._tell = command, ranks, tell
+        self.settling = Settling(loop)
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
 
@@ -64,11 +67,12 @@ class GroupStore:
         """Use the store of another node."""
         for rank in self._ranks:
             self._send(rank, ResetGroups(host=command.host, port=command.port))
+        self._tell(GroupsReset(group=command.group, host=command.host, port=command.port), ())
 
     def _send(self, rank: Rank, command: ResetGroups, fds: Sequence[int] = ()) -> None:
         rank.post(command, fds)
         if rank.settles and rank.state == "idle":
-            rank.state = "starting"  # until it says `DeviceSettled`
+            self.settling.begin(rank)
 
 
 def _server(host: str) -> tuple[socket.socket, socket.socket | None]:

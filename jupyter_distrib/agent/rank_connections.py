@@ -33,18 +33,21 @@ class RankConnections:
         """Cut the connections of these ranks, which are being stopped."""
         inodes, ranks = reap.sockets_between(self._pids), list(running)
         self.cut_any |= bool(ranks)
-        if any(rank.has_device for rank in ranks):
+        if abort := any(rank.has_device for rank in ranks):
             ranks = list(self._ranks.values())  # NCCL is aborted on all ranks or on none
         for rank in ranks:
-            rank.post(CutSockets(run=self._run, inodes=inodes))
+            rank.post(CutSockets(run=self._run, inodes=inodes, abort=abort))
         self._tell_far_ends(self._pids)
 
-    def cut_remote(self, running: Iterable[Rank], command: CutRemoteSockets) -> None:
-        """Cut the connections of these ranks towards ranks of another node, which are gone or about to go."""
-        if inodes := reap.sockets_towards(self._pids, command.ends):
+    def cut_remote(self, command: CutRemoteSockets) -> None:
+        """Cut the connections of all ranks towards ranks of another node, where the run is being stopped. Those that
+        have ended the cell are what a rank there may wait for."""
+        ranks = self._ranks.values()
+        inodes, abort = reap.sockets_towards(self._pids, command.ends), any(rank.has_device for rank in ranks)
+        if inodes or abort:
             self.cut_any = True
-            for rank in running:
-                rank.post(CutSockets(run=self._run, inodes=inodes, stop=False))
+            for rank in ranks:
+                rank.post(CutSockets(run=self._run, inodes=inodes, stop=False, abort=abort))
 
     def hang_up(self, rank: Rank) -> None:
         """Cut all connections of a rank that has left the cell, as the end of its process would."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.devices import Gpu
-from jupyter_distrib.agent.drain_reports import DrainReports
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_connections import RankConnections
 from jupyter_distrib.agent.stack_requests import StackRequests
 from jupyter_distrib.agent.stop_ladder import StopLadder
 from jupyter_distrib.agent.watch import Watch
+from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.server.time_limit import TimeLimit
@@ -85,10 +85,14 @@ class NodeRun:
         self._time_limit = TimeLimit(command.timeout_s, later=self.later, on_over=self._time_out)
 
     @property
-    def groups_can_stay(self) -> bool:
-        """Return whether ranks with devices can go on with their process groups, once all have reported."""
-        on_all = set(self.command.ranks) == self._ranks.keys()
-        return on_all and not self._connections.cut_any and self.drains.equal(self.health.sequences)
+    def is_on_all(self) -> bool:
+        """Return whether all ranks execute the cell."""
+        return set(self.command.ranks) == self._ranks.keys()
+
+    @property
+    def cut_any(self) -> bool:
+        """Return whether connections of its ranks were cut, or process groups aborted."""
+        return self._connections.cut_any
 
     def running(self) -> list[Rank]:
         """Return the ranks that still execute the cell."""
@@ -177,8 +181,8 @@ class NodeRun:
         self._ladder.climb()
 
     def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
-        """Free ranks of this node that wait for ranks of another node, which are gone or about to go."""
-        self._connections.cut_remote(self.running(), command)
+        """Cut the ranks of this node off from ranks of another node, which are being stopped, have left or are gone."""
+        self._connections.cut_remote(command)
 
     def hang_up(self, rank: Rank) -> None:
         """Shut the connections of a rank that has left with `sys.exit()`, as the end of its process would: only ranks

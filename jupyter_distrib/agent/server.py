@@ -39,6 +39,7 @@ from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.launch import Launched
 from jupyter_distrib.wire.messages import (
     CutRemoteSockets,
+    KeepNodeGroups,
     MakeStore,
     Message,
     NodeStatus,
@@ -146,10 +147,12 @@ class Agent:
                     group.store.use(command)
                 elif command.group in self._opening:
                     self._early_stores[command.group] = command
+            case KeepNodeGroups():
+                if (group := client.groups.get(command.group)) is not None:
+                    group.keep_groups(command)
             case CutRemoteSockets():
                 for group in client.groups.values():
-                    if group.is_for(command.run):
-                        group.cut_remote_sockets(command)
+                    group.cut_remote_sockets(command)
             case Probe():
                 for group in client.groups.values():
                     if group.run is not None and group.is_for(command.run):

@@ -45,6 +45,7 @@ from jupyter_distrib.wire.messages import (
     Failed,
     Forget,
     Interrupted,
+    KeepNodeGroups,
     Message,
     OpenWorkerGroup,
     Ready,
@@ -91,8 +92,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.on_unstarted: Callable[[], None] = lambda: None
         """Callback for ranks of a closed worker group that will not have a process after all."""
         self.ranks = RankTable()
-        self.store = GroupStore(command, self.ranks, tell)
-        self._group_repair = GroupRepair(self.ranks, self.store, self._go_on_if_ready)
+        self.store = GroupStore(command, self.ranks, tell, loop)
+        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._go_on_if_ready)
         self._loop, self._forkservers = loop, forkservers
         self._told_starting: WorkerGroupStarting | None = None
         self._starter = RankStarter(
@@ -233,6 +234,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._go_on_if_ready()
 
     def _take_settled(self, rank: Rank) -> None:
+        self.store.settling.over(rank)
         if rank.state == "starting":
             rank.state = "idle"
             self._go_on_if_ready()
@@ -302,9 +304,14 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.debuggers.obey(command)
 
     def cut_remote_sockets(self, command: CutRemoteSockets) -> None:
-        """Cut sockets, see `NodeRun.cut_remote_sockets`."""
-        if self.run is not None:
-            self.run.cut_remote_sockets(command)
+        """Cut sockets for the current run or the last one, see `NodeRun.cut_remote_sockets`."""
+        run = self.run or self._group_repair.last
+        if run is not None and run.command.run == command.run:
+            run.cut_remote_sockets(command)
+
+    def keep_groups(self, command: KeepNodeGroups) -> None:
+        """Keep groups, see `GroupRepair.keep`."""
+        self._group_repair.keep(command)
 
     # ------------------------------------------------------------------------------------------------ what ranks say
 
@@ -349,7 +356,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if rank.process.killed:
             return  # its death is on the way, and must meet this run: the next one is not to begin before it
         run = self.run
-        rank.state = "starting" if not isinstance(event, Returned) and event.settles else "idle"
+        rank.state = "idle"
+        if not isinstance(event, Returned) and event.settles:
+            self.store.settling.begin(rank)
         rank.streams.end_run()
         if run is None or rank.number not in run.pending:
             return
@@ -378,10 +387,11 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def _repair(self, run: NodeRun) -> None:
         """Make the worker group fit for the next run: replace ranks that are gone, and the store if groups may be
         broken."""
+        self._group_repair.last = run
         gone = [rank.order.local_rank for rank in self.ranks if rank.state == "gone"]
         if gone:
             self._start(gone)
-        elif not self.store.spans_nodes and not run.health.fit:
+        else:
             self._group_repair.begin(run)
 
     # ------------------------------------------------------------------------------------------------ ending
@@ -396,6 +406,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _lost(self, rank: Rank, code: int | None, peak_rss_bytes: int) -> None:
         rank.process.reaped = True
+        self.store.settling.over(rank)
         self.ranks.remove_replaced(rank)
         if not rank.process.ended:
             rank.read_rest()
@@ -435,6 +446,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
         self.closed = True
         self.store.close()
+        self.store.settling.close()
+        self._group_repair.cancel()
         if self.pending is not None:
             self.pending.cancel()
         if self.run is not None:

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from jupyter_distrib.coordinator.log_collection import LogCollection, LogSource
 from jupyter_distrib.coordinator.watch import SpreadWatch
+from jupyter_distrib.server.drain_reports import DrainReports
 from jupyter_distrib.server.group_health import GroupHealth
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.server.time_limit import TimeLimit
@@ -92,10 +93,13 @@ class SpreadRun:
         self.command, self.tell, self.ranks = command, tell, ranks
         self.started_s = time.monotonic()
         self.health = GroupHealth()
+        self.drains = DrainReports()
         self.logs = LogCollection(command.run, nodes, logs / command.run, self._finish_if_over)
-        self._nodes, self._on_over, self._on_gpus = nodes, on_over, on_gpus
+        self._nodes, self._on_over, self.on_gpus = nodes, on_over, on_gpus
         self._going = set(ranks)
         """Nodes that have not reported their end of the run."""
+        self._executing = frozenset(ranks)
+        """All nodes that execute it or have executed it."""
         self._timers = Timers(loop)
         self._watch = SpreadWatch(
             command,
@@ -138,7 +142,7 @@ class SpreadRun:
         event = _on_our_clock(event)
         match event:
             case Connected():
-                for other in self._going - {node}:
+                for other in self._executing - {node}:  # ranks may wait for one that has ended the cell
                     self._nodes[other].send(CutRemoteSockets(run=event.run, ends=event.ends))
             case NodeSawRanks():
                 self._watch.handle_event(event)
@@ -156,16 +160,19 @@ class SpreadRun:
     def _follow(self, node: int, event: Returned | Failed | Interrupted | Exited) -> None:
         """Stop other nodes as the end of one rank demands. NCCL does not notice that a rank has left."""
         match event:
-            case Returned() if event.exited_early and self._on_gpus:
+            case Returned() if event.exited_early and self.on_gpus:
                 self._watch.stop_at_a_stall()
             case Failed():
                 self._timers.later(FAILURE_GRACE_S, lambda: self.stop(but=node))
             case Exited():
+                self.drains.all_finished = False
                 self.stop(but=node)
 
     def _ended(self, node: int, event: Ended) -> None:
         self._going.discard(node)
         self.health.clean &= event.clean
+        if self.on_gpus and not event.clean:
+            self.drains.expect(node)
         self.health.sequences |= set(event.sequences)
         if event.log_directory:
             self.logs.fetch(node)

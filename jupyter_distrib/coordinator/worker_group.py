@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 from jupyter_distrib.coordinator.allocation_end import AllocationEnd
+from jupyter_distrib.coordinator.group_repair import SpreadGroupRepair
 from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
-from jupyter_distrib.system.event_loop import Loop, Timer
+from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     CloseWorkerGroup,
@@ -32,11 +33,10 @@ from jupyter_distrib.wire.messages import (
     Execute,
     Forget,
     GroupsReset,
-    MakeStore,
+    NodeDrained,
     Noted,
     OpenWorkerGroup,
     Returned,
-    UseStore,
     WorkerGroupChanged,
     WorkerGroupClosed,
     WorkerGroupOpened,
@@ -45,8 +45,6 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupStarting,
     WorkerInfo,
 )
-
-MAKE_STORE_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +90,13 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """Reason why there are no nodes for as many ranks as there were."""
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
-        self._store_timer: Timer | None = None
+        self._group_repair = SpreadGroupRepair(
+            self.name,
+            loop=loop,
+            nodes=lambda: [share.node for share in self._shares],
+            lose=self.lost,
+            on_ready=self._execute_pending,
+        )
         self._ending = ""
         """Reason why the worker group closes as soon as its run is over."""
         self._useless = False
@@ -170,9 +174,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def _replace_nodes(self, find: Callable[[], NodeSource]) -> None:
         """Look for other nodes, since one was lost; the run that is started again waits for their ranks."""
         self.place.give_back(useless=True, killed=True)
-        if self._store_timer is not None:
-            self._store_timer.cancel()
-            self._store_timer = None
+        self._group_repair.cancel()
         self._shares, self._infos, self._ending, self._replaces_nodes = [], {}, "", True
         self.kept.clear()
         self._find(find, self.command.size)
@@ -215,9 +217,11 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             case WorkerGroupChanged() if not self._ending:
                 self._infos[node] = event.workers
                 self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
-                self._make_store()
+                self._ranks_changed()
+            case NodeDrained():
+                self._group_repair.take_report(node, event, self.run)
             case GroupsReset():
-                self._groups_reset(event)
+                self._group_repair.take_store(node, event)
             case DebuggerPrompted() | DebuggerLeft() if self.run is None:
                 self.tell(event, ())  # of the failure of a run that has ended
             case _:
@@ -256,25 +260,12 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             )
             self.tell(opened, ())
 
-    # ------------------------------------------------------------------------------------------------ the store
-
-    def _make_store(self) -> None:
-        """Make a new store for all nodes, because process groups of some node are unfit. The next cell waits for it."""
+    def _ranks_changed(self) -> None:
+        """Make a new store, because ranks were replaced; when the run is over, since its ranks still use the store."""
         if self.run is not None:
-            self.run.health.clean = False  # when it is over: its ranks still use the store
-        elif len(self._shares) > 1 and self._store_timer is None:
-            self._store_timer = self._loop.later(
-                MAKE_STORE_LIMIT_S, lambda: self.lost(0, "it made no new store in time")
-            )
-            self._shares[0].node.send(MakeStore(group=self.name))
-
-    def _groups_reset(self, event: GroupsReset) -> None:
-        for share in self._shares[1:]:
-            share.node.send(UseStore(group=self.name, host=event.host, port=event.port))
-        if self._store_timer is not None:
-            self._store_timer.cancel()
-            self._store_timer = None
-        self._execute_pending()
+            self.run.health.clean = self.run.drains.all_finished = False
+        else:
+            self._group_repair.make_store()
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -284,7 +275,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks."""
-        if self._store_timer is not None or self._replaces_nodes or self._ending:
+        if self._group_repair.under_way or self._replaces_nodes or self._ending:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             if self._ending and self.find_again is not None:
                 self._replace_nodes(self.find_again)
@@ -339,7 +330,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self.run = None
         self.ran_s += time.monotonic() - run.started_s
         if not self._ending and not run.health.fit:
-            self._make_store()
+            on_all = len(run.command.ranks) == sum(len(infos) for infos in self._infos.values())
+            self._group_repair.begin(run, on_all=on_all)
         run.tell(Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
         if run.command.max_restarts:
@@ -371,7 +363,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._ending = self._ending or reason
         self._left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
         if (pending := self.take_pending()) is not None:
-            pending.cancel()
+            pending.fail(f"the cell has not begun, because {reason}. Run it again: it will have other ranks.")
         if self.run is None:
             return self._close()
         self.run.lose(reason, dead, self._pids())
@@ -399,8 +391,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if self.run is not None:
             self.run.give_up(self._pids(), self._ending)
         self._allocation_end.cancel()
-        if self._store_timer is not None:
-            self._store_timer.cancel()
+        self._group_repair.cancel()
         if not self._useless:
             for share in self._shares:
                 share.node.send(CloseWorkerGroup(group=self.name, force=force))

@@ -136,7 +136,7 @@ class ControlThread:
         if command.stop and command.run == self._running:
             self._interrupts.stop()
             self._debugger.end()
-        self._groups.apart = self._groups.apart or self._interrupts.stopping or bool(command.inodes)
-        if command.inodes:
+        self._groups.apart = self._groups.apart or self._interrupts.stopping or bool(command.inodes) or command.abort
+        if command.inodes or command.abort:
             self.cut = True
             self._groups.abort(then=lambda: process.shut_sockets(frozenset(command.inodes)))

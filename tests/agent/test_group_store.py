@@ -14,13 +14,16 @@ import torch.distributed as dist
 from jupyter_distrib.agent.group_store import GroupStore
 from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.wire.messages import OpenWorkerGroup
+from tests.coordinator.test_worker_group import Later
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let two sockets share a port")
 
 
 @pytest.fixture
 def store() -> Iterator[GroupStore]:
-    made = GroupStore(OpenWorkerGroup(group="g", size=2, gpus=False), RankTable(), lambda event, fds: None)
+    loop = Later()  # there are no ranks, so nothing is waited for
+    command = OpenWorkerGroup(group="g", size=2, gpus=False)
+    made = GroupStore(command, RankTable(), lambda event, fds: None, loop)  # type: ignore[arg-type]
     made.renew()
     yield made
     made.close()

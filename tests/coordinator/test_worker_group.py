@@ -122,19 +122,19 @@ class FakePlace:
 class Gathering:
     """A worker group of two nodes with two ranks each, opened."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, gpus: bool = False) -> None:
         self.logs = logs
         self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
         self.nodes = [FakeNode("node a"), FakeNode("node b", host="10.0.0.2")]
         self.group = SpreadWorkerGroup(
-            OpenWorkerGroup(group="c", size=4, gpus=False),
+            OpenWorkerGroup(group="c", size=4, gpus=gpus),
             loop=self.loop,  # type: ignore[arg-type]
             place=self.place,
             logs=logs,
             tell=lambda event, fds: self.told.append(event),
         )
         self.group.open()
-        self.group.placed([Share(node=node, size=2, gpus=False) for node in self.nodes])
+        self.group.placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes])
         for number in range(2):
             infos = tuple(WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
             self.group.handle_event(number, WorkerGroupOpened(group="c", workers=infos, gpus=False))
@@ -221,8 +221,9 @@ def test_the_others_are_stopped_a_moment_after_the_first_exception(gathering: Ga
     assert not any(isinstance(command, Stop) for command in gathering.nodes[1].got), "it stops its own"
 
 
-def test_the_far_ends_of_cut_connections_are_cut(gathering: Gathering) -> None:
+def test_the_far_ends_of_cut_connections_are_cut_on_nodes_that_have_ended_the_run_too(gathering: Gathering) -> None:
     gathering.run()
+    gathering.end(1, clean=False)
     ends = (("10.0.0.1:1", "10.0.0.2:2"),)
     gathering.group.handle_event(0, Connected(run="r", ends=ends))
     assert gathering.nodes[1].last(CutRemoteSockets) == CutRemoteSockets(run="r", ends=ends)
@@ -246,6 +247,7 @@ def test_after_an_unclean_end_the_next_cell_waits_for_a_new_store(gathering: Gat
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [1, 1]
     gathering.group.handle_event(0, GroupsReset(group="c", host="10.0.0.1", port=7))
     assert gathering.nodes[1].last(UseStore) == UseStore(group="c", host="10.0.0.1", port=7)
+    gathering.group.handle_event(1, GroupsReset(group="c", host="10.0.0.1", port=7))
     assert [sum(isinstance(command, Execute) for command in node.got) for node in gathering.nodes] == [2, 2]
 
 

@@ -48,7 +48,9 @@ from jupyter_distrib.wire.messages.node import (
     Connected,
     CutRemoteSockets,
     GroupsReset,
+    KeepNodeGroups,
     MakeStore,
+    NodeDrained,
     NodeSawRanks,
     RankSighting,
     UseStore,
@@ -159,12 +161,14 @@ __all__ = [
     "Hello",
     "Interrupted",
     "KeepGroups",
+    "KeepNodeGroups",
     "Leave",
     "Leaving",
     "MakeStore",
     "Measured",
     "Message",
     "Moved",
+    "NodeDrained",
     "NodeSawRanks",
     "NodeStatus",
     "NotAttached",
@@ -230,6 +234,7 @@ Command = (
     | CloseWorkerGroup
     | MakeStore
     | UseStore
+    | KeepNodeGroups
     | CutRemoteSockets
     | Ask
     | Attach
@@ -284,6 +289,7 @@ Event = (
     | WorkerGroupQueued
     | GroupsReset
     | Connected
+    | NodeDrained
     | NodeSawRanks
     | WorkerGroupClosed
     | WorkerGroupChanged

@@ -15,7 +15,7 @@ class MakeStore:
 
 @message
 class UseStore:
-    """Use the store at this address; sent to the other nodes of such a worker group."""
+    """Use the store at this address; sent to the other nodes of such a worker group. Answered by `GroupsReset`."""
 
     group: str
     host: str
@@ -23,8 +23,17 @@ class UseStore:
 
 
 @message
+class KeepNodeGroups:
+    """The process groups stay, although this run on GPUs did not end well; sent to all nodes of such a worker group."""
+
+    group: str
+    run: str
+
+
+@message
 class CutRemoteSockets:
-    """Shut the connections with these far ends; sent to the other nodes of such a worker group."""
+    """Shut the connections with these far ends, and abort groups of GPUs; sent to the other nodes of such a worker
+    group, those too that have ended the run."""
 
     run: str
     ends: tuple[tuple[str, str], ...]
@@ -56,8 +65,21 @@ class NodeSawRanks:
 
 
 @message
+class NodeDrained:
+    """Agent to coordinator, after a run on GPUs that did not end well on its node: how far its ranks came.
+    `KeepNodeGroups` or a new store follows."""
+
+    group: str
+    run: str
+    finished: bool
+    """Whether the devices of all ranks have done all work of the cell, and nothing was cut."""
+    sequences: tuple[int, ...]
+    """Numbers of collectives, as in `Ended`."""
+
+
+@message
 class GroupsReset:
-    """A new store of a worker group that spans nodes is ready; sent by the node of rank 0."""
+    """A new store of a worker group that spans nodes is ready, on the node of rank 0, or is used, on the others."""
 
     group: str
     host: str

@@ -82,6 +82,8 @@ class CutSockets:
     inodes: tuple[int, ...]
     stop: bool = True
     """Whether the run is being stopped; False: only the far ends have gone."""
+    abort: bool = False
+    """Whether groups whose collectives are work of a device are aborted, even if there is no socket to shut."""
 
 
 @message

@@ -1,0 +1,39 @@
+"""Collects how far ranks with devices came in a run that did not end well. Runs in the loop of an agent, to which ranks
+report, or of the coordinator, to which nodes do; pure.
+
+If the devices of all ranks have finished after equally many collectives, and none was cut, the process groups stay:
+NCCL's take seconds to make. Else all ranks abort theirs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+
+class DrainReports:
+    """The reports of one run."""
+
+    def __init__(self) -> None:
+        self.awaited: set[int] = set()
+        """The ranks, or nodes, that have not reported yet."""
+        self.all_finished = True
+        """Whether the devices of all that have reported had finished."""
+        self.sequences: set[int] = set()
+
+    def expect(self, source: int) -> None:
+        """Wait for a report of this rank, or node, which has ended the cell and has devices."""
+        self.awaited.add(source)
+
+    def take(self, source: int, *, finished: bool, sequences: Collection[int]) -> None:
+        self.awaited.discard(source)
+        self.all_finished &= finished
+        self.sequences.update(sequences)
+
+    def take_silence(self) -> None:
+        """Wait no longer: what those do that have not reported is unknown."""
+        self.all_finished &= not self.awaited
+        self.awaited.clear()
+
+    def equal(self, sequences: set[int]) -> bool:
+        """Return whether all so far came to the same point, those that returned with these sequences included."""
+        return self.all_finished and len(self.sequences | sequences) <= 1
