@@ -201,6 +201,7 @@ class Relay:
             self._link.sock.shutdown(socket.SHUT_RDWR)
         with suppress(ProcessLookupError):
             os.kill(self._welcomed.pid, signal.SIGTERM)
+            os.kill(self._welcomed.pid, signal.SIGCONT)  # one that was stopped would keep its ranks and their GPUs
 
 
 def stamp(directory: str) -> tuple[int, int] | None:

@@ -47,6 +47,8 @@ FAILURE_GRACE_S = 0.1
 own."""
 LOGS_S = 5.0
 """Seconds for which the end of a run waits for the other nodes and their logs after one node was lost."""
+STOP_LIMIT_S = 20.0
+"""Seconds after a stop until every node has ended the run; its agent kills ranks much sooner."""
 LOST_LOGS_S = 1.0
 """Seconds for which the end of a run waits for the lost node itself, which may have lost only its agent and still
 answer."""
@@ -76,6 +78,7 @@ class SpreadRun:
         nodes: All nodes of the worker group.
         logs: Folder of the logs of all runs.
         on_over: Called once, when every node has ended it and its logs have arrived.
+        lose_node: Called with a node that does not answer, and why it matters.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class SpreadRun:
         loop: Loop,
         logs: Path,
         on_over: Callable[[SpreadRun], None],
+        lose_node: Callable[[int, str], None],
     ) -> None:
         self.command, self.tell, self.ranks = command, tell, ranks
         self.started_s = time.monotonic()
@@ -98,6 +102,7 @@ class SpreadRun:
         self._nodes, self._on_over, self.on_gpus = nodes, on_over, on_gpus
         self._going = set(ranks)
         """Nodes that have not reported their end of the run."""
+        self._lose_node, self._stopped = lose_node, False
         self._executing = frozenset(ranks)
         """All nodes that execute it or have executed it."""
         self._timers = Timers(loop)
@@ -129,8 +134,15 @@ class SpreadRun:
     def stop(self, *, force: bool = False, but: int = -1) -> None:
         """Stop its ranks on all nodes but one."""
         self._watch.close()  # where ranks were before they were stopped is what helps
+        if not self._stopped:
+            self._stopped = True
+            self._timers.later(STOP_LIMIT_S, self._lose_silent)
         for node in self._going - {but}:
             self._nodes[node].send(Stop(run=self.command.run, force=force))
+
+    def _lose_silent(self) -> None:
+        if self._going:
+            self._lose_node(min(self._going), f"it did not end the cell within {STOP_LIMIT_S:.0f} s of the stop")
 
     def ask_stacks(self) -> None:
         """Ask the ranks of all nodes for their Python stacks."""

@@ -294,6 +294,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             loop=self._loop,
             logs=self._logs,
             on_over=self._over,
+            lose_node=self.lost,
         )
         with descriptors:
             self.run.start(tuple(descriptors))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.coordinator import allocation_end
+from jupyter_distrib.coordinator.run import STOP_LIMIT_S
 from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
@@ -428,6 +429,16 @@ def test_a_hang_timeout_is_told_once_and_stops_all_nodes(gathering: Gathering) -
     assert [(event.limit_s, event.stalled) for event in gathering.told if isinstance(event, TimedOut)] == [(10.0, True)]
     assert [sum(isinstance(command, Stop) for command in node.got) for node in gathering.nodes] == [1, 1]
     assert stalls(gathering) == [WAITS]
+
+
+def test_a_node_that_does_not_end_a_stopped_run_is_lost(gathering: Gathering) -> None:
+    gathering.run()
+    gathering.group.stop()
+    gathering.end(0, clean=False)
+    gathering.loop.pass_s(STOP_LIMIT_S)
+    assert gone(gathering) == [(2, 102, False), (3, 103, False)]
+    told = next(event for event in gathering.told if isinstance(event, Exited))
+    assert told.reason == "node b was lost: it did not end the cell within 20 s of the stop"
 
 
 def test_logs_that_come_after_the_loss_of_a_node_end_nothing_twice(gathering: Gathering) -> None:
