@@ -62,14 +62,25 @@ class DeepspeedTorchDistributor:
         return None
 
 
+_NONE = "is no configuration of DeepSpeed:"
+
+
 def _as_text(given: str | Mapping[str, Any]) -> str:
-    """Return the configuration as JSON. Raises `ValueError` if the file holds none."""
+    """Return the configuration as JSON. Raises `ValueError` if it is none, or the file cannot be read."""
+    if isinstance(given, Mapping):
+        return json.dumps(dict(given))
     if not isinstance(given, str):
-        return json.dumps(given)
-    with open(given, encoding="utf-8") as file:
-        text = file.read()
+        raise ValueError(f"{given} {_NONE} a dict or the path of a JSON file is one")
     try:
-        json.loads(text)
+        with open(given, encoding="utf-8") as file:
+            text = file.read()
+        found = json.loads(text)
+    except OSError as error:
+        problem = f"it cannot be read ({error.strerror or error})"
     except ValueError as error:
-        raise ValueError(f"{given} is no configuration of DeepSpeed: {error}") from None
-    return text
+        problem = str(error)
+    else:
+        if isinstance(found, dict):
+            return text
+        problem = f"it holds a {type(found).__name__}, not an object"
+    raise ValueError(f"{given} {_NONE} {problem}")

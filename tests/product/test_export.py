@@ -157,9 +157,14 @@ def test_a_cell_of_another_library_than_torch_is_no_script_for_torchrun(book: No
         ("got train", "train is no name of a script: write NAME.py"),
         ("nothing train.py", "there is no run nothing in this notebook"),
         ("got /nowhere/train.py", "/nowhere/train.py cannot be written: No such file or directory"),
+        ("got folder.py", "folder.py is a folder: write the name of a script in it"),
+        ("got full.py", "full.py cannot be written: No space left on device"),
     ],
 )
 def test_a_wrong_export_is_refused(book: Notebook, line: str, message: str) -> None:
     book.ok("%%distributed --ranks 1 --out got\nrank")
+    book.ok(
+        "import os\nos.makedirs('folder.py', exist_ok=True)\nos.path.lexists('full.py') or os.symlink('/dev/full', 'full.py')"
+    )
 
     assert message in book.fails(f"%distributed_export {line}").evalue
