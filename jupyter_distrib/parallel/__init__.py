@@ -1,10 +1,11 @@
 """Helpers for models that a cell spreads over the ranks itself, along a dimension of `mesh` (`--strategy tp --mesh
-pp=2,data=2`): torch's pipeline schedules, and its context parallelism. Ranks only."""
+pp=2,data=2`): torch's pipeline schedules, its context parallelism, and experts. Ranks only."""
 
 from __future__ import annotations
 
 from jupyter_distrib.parallel.context import context_parallel
+from jupyter_distrib.parallel.experts import Experts, average_expert_gradients
 from jupyter_distrib.parallel.gradients import average_gradients
 from jupyter_distrib.parallel.pipeline import Pipeline
 
-__all__ = ["Pipeline", "average_gradients", "context_parallel"]
+__all__ = ["Experts", "Pipeline", "average_expert_gradients", "average_gradients", "context_parallel"]

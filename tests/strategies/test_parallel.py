@@ -1,4 +1,4 @@
-"""`jupyter_distrib.parallel`: a model in stages, and long sequences in parts, train as the whole on one device."""
+"""`jupyter_distrib.parallel`: models in stages, sequences in parts and experts elsewhere train as on one device."""
 
 from __future__ import annotations
 
@@ -96,6 +96,54 @@ tuple(inputs.shape), (grads - whole).abs().max().item() < 1e-6""")
     assert shared_notebook.ok("list(found)").result == "[((3, 4, 4), True), ((3, 4, 4), True)]"
 
 
+MIXTURE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Mixture(nn.Module):
+    def __init__(self, experts_of):
+        super().__init__()
+        torch.manual_seed(3)
+        self.choose = nn.Linear(6, 4)
+        self.experts = experts_of([nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6)) for _ in range(4)])
+    def forward(self, x):
+        weights, chosen = self.choose(x).softmax(-1).topk(2)
+        return self.experts(x, chosen, weights)
+
+class Alone(nn.ModuleList):
+    def forward(self, x, chosen, weights):
+        made = torch.stack([expert(x) for expert in self], 1)
+        return (made.gather(1, chosen[..., None].expand(-1, -1, 6)) * weights[..., None]).sum(1)
+
+torch.manual_seed(0)
+x, y = torch.randn(5, 16, 6), torch.randn(5, 16, 6)
+
+def trained(model, rows, between=lambda: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for inputs, target in zip(x, y):
+        F.mse_loss(model(inputs[rows]), target[rows]).backward()
+        between()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name.replace("experts.experts", "experts"): each.detach() for name, each in model.named_parameters()}
+
+whole = trained(Mixture(Alone), slice(None))
+"""
+
+
+@pytest.mark.parametrize(("ranks", "mesh"), [(2, "ep=2"), (4, "data=2,ep=2")])
+def test_experts_on_other_ranks_train_as_on_one_device(shared_notebook: Notebook, ranks: int, mesh: str) -> None:
+    shared_notebook.ok(MIXTURE)
+    shared_notebook.ok(f"""%%distributed --ranks {ranks} --strategy tp --mesh {mesh} --out found
+from jupyter_distrib.parallel import Experts, average_expert_gradients
+model = Mixture(lambda experts: Experts(mesh, experts))
+ours = trained(model, slice(rank, None, world_size), lambda: average_expert_gradients(model, mesh))
+sorted({{name.split(".")[1] for name in ours if "experts" in name}}), max((ours[n] - whole[n]).abs().max().item() for n in ours)""")
+    assert shared_notebook.ok("all(difference < 1e-6 for _, difference in found)").result == "True"
+    assert shared_notebook.ok("[names for names, _ in found]").result == str([["0", "1"], ["2", "3"]] * (ranks // 2))
+
+
 @pytest.mark.parametrize(
     ("mesh", "code", "sentence"),
     [
@@ -103,6 +151,10 @@ tuple(inputs.shape), (grads - whole).abs().max().item() < 1e-6""")
         ("pp=2", "Pipeline(mesh, [torch.nn.Linear(1, 1)], loss=None, microbatches=2)", "Pipeline was given 1 stages, and the mesh has 2 ranks along pp"),
         ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=1)", "Pipeline wants at least as many microbatches as stages, 2; got 1."),
         ("pp=2", "Pipeline(mesh, [None, None], loss=None, microbatches=2, schedule='dual')", "Pipeline has the schedules 1f1b and gpipe; got 'dual'."),
+        ("cp=2", "Experts(mesh, [])", "Experts wants a mesh with a dimension ep, such as --mesh ep=2; this one has cp."),
+        ("ep=2", "Experts(mesh, [torch.nn.Identity()] * 3)", "Experts was given 3 experts, which 2 ranks along ep cannot divide evenly: give a multiple."),
+        ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(torch.ones(3, 1), i.long(), i)", "there are 3 tokens, and the shapes are (2, 1) and (2, 1)."),
+        ("ep=2", "i = torch.ones(2, 1)\nExperts(mesh, [torch.nn.Identity()] * 2)(i, 2 * i.long(), i)", "Experts has 2 experts, and number 2 was chosen."),
         ("cp=2", "with context_parallel(mesh['cp'], torch.ones(1, 3)): pass", "context_parallel divides a sequence into 2 parts, and one has 3 places: pad it."),
         ("cp=2", "q = torch.ones(1, 1, 2, 4)\nwith context_parallel(mesh['cp']):\n    torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)",
          "attention over a divided sequence takes neither attn_mask nor dropout_p"),
@@ -118,6 +170,6 @@ def test_what_does_not_fit_is_said_in_a_sentence(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["pipeline.ipynb", "context_parallel.ipynb"])
+@pytest.mark.parametrize("name", ["pipeline.ipynb", "context_parallel.ipynb", "expert_parallel.ipynb"])
 def test_the_notebook_trains(tmp_path: Path, name: str) -> None:
     assert outputs(executed(name, tmp_path)[-1]).splitlines()[-1] == "learned: True"
