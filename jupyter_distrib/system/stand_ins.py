@@ -45,6 +45,10 @@ PLATFORMS: dict[str, dict[str, str]] = {
         "horovod": "horovod_run",
         "horovod.torch": "horovod.torch",
         "horovod.torch.elastic": "horovod.elastic",
+        "horovod.spark": "horovod_spark",
+        "horovod.spark.torch": "horovod_estimators",
+        "horovod.spark.keras": "horovod_estimators",
+        "horovod.spark.lightning": "horovod_estimators",
     },
 }
 """The names that each platform has, with the module of `compat/` behind each."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.notebook import Notebook
+from tests.pools.command.test_restarts import POOL as TWO_NODES
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +46,26 @@ def test_h02_ranks_have_their_places(book: Notebook) -> None:
     assert ranks(book, code) == ["(0, 2, 0, 2, 0, 1)", "(1, 2, 1, 2, 0, 1)"]
     code = "hvd.is_homogeneous(), hvd.gloo_enabled(), hvd.mpi_enabled(), hvd.mpi_threads_supported(), hvd.nccl_built()"
     assert ranks(book, code) == ["(True, True, False, False, 0)"] * 2
+
+
+def test_h02_h03_ranks_of_two_nodes_have_their_places_and_train_together(book: Notebook) -> None:
+    code = f"""%%distributed {TWO_NODES} --ranks 4 --out places
+import os
+{START}
+places = hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), os.environ["HOST"]
+model = torch.nn.Linear(2, 1)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+model(torch.full((1, 2), float(r))).sum().backward()
+optimizer.step()
+[tuple(place) for place in hvd.allgather_object(places)], hvd.allgather(model.weight).unique(dim=0).shape[0]"""
+    book.ok(code)
+    places = [(0, 2, 0, 2), (1, 2, 0, 2), (0, 2, 1, 2), (1, 2, 1, 2)]
+    assert book.ok(f"[[each[:4] for each in found] == {places} for found, _ in places]").result == str([True] * 4)
+    assert (
+        book.ok("[len({place[4] for place in found}) for found, _ in places], {same for _, same in places}").result
+        == "([2, 2, 2, 2], {1})"
+    )
 
 
 def test_h02_each_cell_begins_without_it(book: Notebook) -> None:

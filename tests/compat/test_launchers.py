@@ -314,6 +314,34 @@ def test_h08_arguments_that_have_no_counterpart_are_refused(book: Notebook, argu
     assert (failed.ename, failed.evalue.startswith(why)) == ("ValueError", True), failed.evalue
 
 
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (
+            "run(lambda: 1, num_proc=2)",
+            "PoolError: the spark pool needs pyspark, which is not installed here: pip install",
+        ),
+        ("run(lambda: 1, use_mpi=True, use_gloo=True)", "ValueError: use_gloo and use_mpi exclude each other"),
+        ("run(lambda: 1, stdout=open('/dev/null', 'w'))", "ValueError: stdout has no counterpart: what ranks print"),
+        ("run_elastic(lambda: 1, num_proc=2, max_num_proc=4)", "ValueError: max_num_proc has no counterpart"),
+    ],
+)
+def test_h09_without_spark_and_with_what_has_no_counterpart_it_is_refused(book: Notebook, call: str, why: str) -> None:
+    failed = book.fails(f"import horovod.spark\nhorovod.spark.{call}")
+    assert f"{failed.ename}: {failed.evalue}".startswith(why), failed.evalue
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("torch.Torch", "horovod.spark.run"), ("keras.Keras", "MirroredStrategy")]
+)
+def test_h12_an_estimator_says_what_takes_its_place(book: Notebook, name: str, instead: str) -> None:
+    module, kind = name.split(".")
+    failed = book.fails(f"from horovod.spark.{module} import {kind}Estimator\n{kind}Estimator(num_proc=2, epochs=1)")
+    assert failed.ename == "NotImplementedError"
+    assert f"{kind}Estimator of horovod.spark is not there" in failed.evalue
+    assert instead in failed.evalue
+
+
 def test_h11_only_what_the_driver_is_told_is_shown_unless_all_is_asked_for(book: Notebook) -> None:
     code = (
         "from sparkdl.horovod import log_to_driver\ndef main():\n    print('from a rank')\n"

@@ -66,7 +66,8 @@ except AttributeError as error:
         "jupyter_distrib.compat.horovod.differentiable True",
         (
             "No module named 'horovod.tensorflow': horovod is not installed, and jupyter_distrib stands in for horovod, "
-            "horovod.torch, horovod.torch.elastic only (%distributed_compat)"
+            "horovod.torch, horovod.torch.elastic, horovod.spark, horovod.spark.torch, horovod.spark.keras, "
+            "horovod.spark.lightning only (%distributed_compat)"
         ),
         "horovod.spark is not there: jupyter_distrib stands in for horovod (%distributed_compat) and has run of it",
     ]

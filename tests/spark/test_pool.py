@@ -52,6 +52,25 @@ def test_r06_a_cell_meets_over_both_executors_of_a_local_cluster(book: Notebook)
 
 @slow
 @patient
+def test_h09_horovod_s_function_runs_in_the_executors(book: Notebook) -> None:
+    code = """
+%distributed_compat horovod
+import horovod.spark
+def work(x, y=0):
+    import os
+    import horovod.torch as hvd
+    hvd.init()
+    return hvd.cross_rank(), hvd.allgather_object(hvd.rank()), os.environ["MARK"], x + y
+"""
+    book.ok(code)
+    call = "horovod.spark.run(work, (1,), {'y': 2}, num_proc=4, env={'MARK': 'here'})"
+    found = book.cell(call, timeout_s=START_S)
+    assert found.result == str([(rank // 2, [0, 1, 2, 3], "here", 3) for rank in range(4)]), found.text
+    assert book.cell("len(horovod.spark.run(lambda: 1))", timeout_s=START_S).result == "4"
+
+
+@slow
+@patient
 def test_r06_the_kernel_loads_neither_ray_nor_spark(book: Notebook) -> None:
     loaded = "[name for name in ('ray', 'pyspark', 'py4j') if name in sys.modules]"
     assert book.ok(f"import sys\n{loaded}").result == "[]"
