@@ -36,3 +36,11 @@ def drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -
         same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
         depth = next(same, 0)
     return (bars[:depth] + ((bar,) if bar else ()))[-NESTED_BARS:]
+
+
+def position(bars: tuple[Progress, ...]) -> float:
+    """Return one number for nested loops: the steps of the innermost one since the beginning."""
+    at = 0.0
+    for bar in bars:
+        at = at * (bar.total or 0) + bar.step
+    return at

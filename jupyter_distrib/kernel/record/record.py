@@ -21,6 +21,7 @@ from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.output_lines import Line, Lines
 from jupyter_distrib.kernel.record.terminal_stream import Progress, Stream
 from jupyter_distrib.kernel.record.terminal_styles import StyledText
+from jupyter_distrib.kernel.record.timeline import Course
 from jupyter_distrib.system.formatting import short
 from jupyter_distrib.wire.messages import (
     Cleared,
@@ -126,6 +127,7 @@ class RankRecord:
     """The time of its training by phase; None if it does not train."""
     gpu_memory_of_all: bool = False
     """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
+    course: Course = field(default_factory=Course)
     displays: Displays = field(default_factory=Displays)
     started_at_s: float | None = None
     ended_at_s: float | None = None
@@ -360,8 +362,19 @@ class RunRecord:
         rank.gpu_memory_bytes, rank.gpu_memory_of_all = event.gpu_memory_bytes, event.gpu_memory_of_all
         rank.gpu_tensor_bytes, rank.gpu_reserved_bytes = event.gpu_tensor_bytes, event.gpu_reserved_bytes
         rank.times = event.times or rank.times
+        self._follow_course(rank, event)
         if event.gpu_memory_bytes is not None:
             rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
+
+    def _follow_course(self, rank: RankRecord, event: Sampled) -> None:
+        on_gpu = event.gpu_memory_bytes is not None
+        rank.course.use(
+            (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent, event.gpu_memory_bytes or event.rss_bytes
+        )
+        if rank.progress:
+            rank.course.come_to(nested_progress.position(rank.progress), "progress", event.at_s)
+        elif rank.times is not None:
+            rank.course.come_to(rank.times.steps, "optimizer", event.at_s)
 
     def _return(self, rank: RankRecord, event: Returned) -> None:
         if rank.started_at_s is None:

@@ -15,7 +15,7 @@ from jupyter_distrib.kernel.record.displays import Display
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
 from jupyter_distrib.kernel.record.terminal_styles import css
-from jupyter_distrib.kernel.views import chart, markup, sanitize_html, shares
+from jupyter_distrib.kernel.views import chart, markup, sanitize_html, shares, timeline
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
@@ -53,6 +53,8 @@ def as_html(
         parts.append(f"<div>{drawing.as_html()}</div>" if with_chart else drawing.remark)
     if bars := shares.picture(record):
         parts.append(f"<div>{bars}</div>")
+    if course := timeline.picture(record):
+        parts.append(f"<div>{course}</div>")
     if lines := text_view.output_lines(record):
         parts.append(_output(lines))
     parts += _displays(record)

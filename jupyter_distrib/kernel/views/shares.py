@@ -4,7 +4,7 @@ functions of a `RunRecord`.
     time: forward 41% · backward 35% · waiting 12% · moving 6% · optimizer 4% · rest 2%
 
 The picture is one stacked bar for each rank, an SVG as in `chart.py`. The live view draws its bars itself
-(`static/shares.js`).
+(`static/strips.js`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def state(record: RunRecord) -> dict[str, Any]:
     if not shares.tells:
         return {}
     ranks = [[rank, [round(1000 * share) for share in shares[rank].values()]] for rank in drawn_ranks(shares)]
-    return {"shares": {"parts": list(PARTS), "ranks": ranks}}
+    return {"shares": {"colors": COLORS, "ranks": ranks}}
 
 
 def drawn_ranks(shares: Shares) -> list[int]:

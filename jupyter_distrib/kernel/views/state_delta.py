@@ -6,6 +6,7 @@ are the result of `state.state_of`, with thinned histories:
     head            the run as a whole
     rank_3          one rank: state, progress, metrics, memory, last line, lines that are not finished
     history_3       its reported numbers, column by column, thinned to what a small chart can show
+    course          how far ranks were behind over time
     display_3_0     its displays, one by one
     lines_7         output: a ring of `RING` chunks; only the newest of them grows
 
@@ -21,6 +22,7 @@ from jupyter_distrib.kernel.record.failures import is_consequence
 from jupyter_distrib.kernel.record.output_lines import Line
 from jupyter_distrib.kernel.record.record import RankRecord, RunRecord, Sample
 from jupyter_distrib.kernel.views import state as run_state
+from jupyter_distrib.kernel.views import timeline
 from jupyter_distrib.system.formatting import clipped
 
 CHUNK = 50
@@ -37,6 +39,7 @@ POINTS = 12_000
 FEWEST_POINTS = 30
 """The least number of points of a line."""
 HISTORY_EVERY_S = 1.0
+COURSE_EVERY_S = 4.0
 DISPLAY_BYTES = 2_000_000
 """The most bytes of displays in one update; further displays wait for the next."""
 
@@ -56,6 +59,7 @@ class StateDelta:
         self._histories: dict[int, tuple[Sample, float]] = {}
         """The newest sample that was sent of each rank, with the time."""
         self._displays: dict[str, Display] = {}
+        self._course_at_s = float("-inf")
 
     def changed(self, record: RunRecord, now_s: float, *, stopping: str = "") -> dict[str, Piece]:
         """Return the pieces that differ from the pieces sent before."""
@@ -68,6 +72,7 @@ class StateDelta:
         for rank in record.ranks.values():
             pieces[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
             pieces |= self._history(rank, now_s, len(record.ranks))
+        pieces |= self._course(record, now_s)
         pieces |= self._shown(record)
         pieces |= self._lines(record)
         new = {key: piece for key, piece in pieces.items() if key not in self.now or self.now[key] != piece}
@@ -80,6 +85,14 @@ class StateDelta:
             return {}
         self._histories[rank.rank] = rank.history[-1], now_s
         return {f"history_{rank.rank}": columns(rank, POINTS // ranks)}
+
+    def _course(self, record: RunRecord, now_s: float) -> dict[str, Piece]:
+        """Return the course of the run, now and then: it is drawn over the whole run."""
+        if len(record.ranks) < 2 or (now_s - self._course_at_s < COURSE_EVERY_S and not record.ended):
+            return {}
+        self._course_at_s = now_s
+        course = timeline.state(record)
+        return {} if course is None else {"course": course}
 
     def _shown(self, record: RunRecord) -> dict[str, Piece]:
         pieces, left = {}, DISPLAY_BYTES
@@ -116,6 +129,7 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
         "unsent_metrics": len(row["metrics"]) - len(metrics),
         "last_line": clipped(rank.last_line, LAST_LINE_CHARACTERS),
         "shown": shown,
+        "strips": timeline.strips(rank),
         "consequence": rank.failure is not None and is_consequence(rank),
     }
 

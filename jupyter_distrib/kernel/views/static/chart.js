@@ -1,10 +1,9 @@
 // Charts of reported numbers over steps: one small SVG for each metric, every rank a line, the first one marked.
 // `chartOf` is pure; `Chart` draws.
 
-import { element, set } from "./dom.js";
+import { drawing, element, set } from "./dom.js";
 import { digits } from "./words.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 export const BOX = { width: 300, height: 96, top: 6, bottom: 6, left: 4, right: 4 };
 
 /** The names of numbers that change, in the order in which they were first reported. */
@@ -126,10 +125,4 @@ export class Chart {
     this.cross.setAttribute("visibility", this.pointed === null ? "hidden" : "visible");
     if (this.pointed !== null) for (const key of ["x1", "x2"]) this.cross.setAttribute(key, this.pointed * BOX.width);
   }
-}
-
-function drawing(tag, attributes) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
 }

@@ -6,6 +6,15 @@ export function element(tag, className = "") {
   return node;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+/** A node of a drawing. */
+export function drawing(tag, attributes) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
 /** Write a text only if it is another one: what is not touched is not laid out again. */
 export function set(node, text) {
   if (node.textContent !== text) node.textContent = text;

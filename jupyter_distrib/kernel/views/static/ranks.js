@@ -3,6 +3,7 @@
 import { element, fill, set } from "./dom.js";
 import { Output } from "./output.js";
 import { GLYPHS, firstMetrics } from "./state.js";
+import { Strip } from "./strips.js";
 
 /** One rank: a line, or a tile among many. */
 export class Row {
@@ -15,6 +16,8 @@ export class Row {
     const part = (name) => this.root.appendChild(element("span", `jd-${name}`));
     this.state = part("state");
     this.usage = part("usage");
+    this.strip = new Strip();
+    this.root.append(this.strip.root);
     this.outer = part("outer");
     this.bars = part("bars");
     this.metrics = part("metrics");
@@ -44,6 +47,7 @@ export class Row {
     this.state.firstChild?.setAttribute("aria-hidden", "true");
     fill(this.usage, said.memory ? [said.device, said.memory, said.busy] : [said.device], () => element("span"), set);
     this.usage.title = said.usage;
+    this.strip.paint(said.strips, said.usage);
     set(this.outer, said.outer.join(" · "));
     fill(this.bars, said.bars, newBar, paintBar);
     fill(this.metrics, firstMetrics(said, this.open ? Infinity : 4), newMetric, paintMetric);

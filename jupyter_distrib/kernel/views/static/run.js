@@ -6,6 +6,7 @@ import { clock } from "./words.js";
 import { Logs } from "./lines.js";
 import { Row } from "./ranks.js";
 import { Chart, chartNames, undrawn } from "./chart.js";
+import { Course, Shares } from "./strips.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set, setLinked } from "./dom.js";
 import { Output, noteSelection } from "./output.js";
@@ -87,6 +88,8 @@ class View {
     this.stacks = root.appendChild(section("jd-stacks", "Where the ranks are"));
     this.list = root.appendChild(element("ul", "jd-ranks"));
     this.list.setAttribute("aria-label", "Ranks");
+    this.shares = new Shares(root.appendChild(section("jd-shares", "Where the time goes")));
+    this.course = new Course(root.appendChild(section("jd-timeline", "Steps behind over time")));
     this.chartArea = root.appendChild(section("jd-charts", "Metrics over steps"));
     this.allCharts = false;
     this.moreCharts = this.chartArea.appendChild(element("div", "jd-more-charts"));
@@ -111,6 +114,8 @@ class View {
     this.paintHead(state);
     const late = behind(state);
     this.paintRanks(state, late);
+    this.shares.paint(state.shares ?? null);
+    this.course.paint(state.course);
     this.paintCharts(state);
     this.paintDisplays(state);
     this.output.paint(this.store.logs.all, state.ranks.flatMap((rank) => rank.unfinished), state);

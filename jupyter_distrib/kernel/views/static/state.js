@@ -26,7 +26,7 @@ export function assemble(get) {
     }
     return { ...row, displays, skipped_displays: first, unfinished: row.unfinished ?? [], columns: get(`history_${number}`) ?? null };
   });
-  return { ...head, ranks };
+  return { ...head, ranks, course: get("course") ?? null };
 }
 
 // ------------------------------------------------------------------------------------------------ the run
@@ -207,6 +207,7 @@ export function row(rank, late, cause = null) {
     state: rank.state,
     device: rank.gpu_memory_bytes !== null || rank.device.startsWith("cuda") ? rank.device.replace("cuda:", "GPU ") : rank.device,
     ...usage(rank),
+    strips: rank.strips ?? ["", ""],
     outer: rank.progress.slice(0, -1).map((bar) => barOf(bar, false)).map(({ label, steps }) => `${label} ${steps}`.trim()),
     bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running")),
     metrics: Object.entries(rank.metrics).map(([name, value]) => [name, aligned(value)]),

@@ -1,0 +1,123 @@
+"""The course of a run over time: what each rank used, and how far it had come, once a second. Kernel side; no clock.
+
+Kept from the samples that a record folds anyway. Of a long run every second point is dropped when the list is full, so
+that it always spans the whole run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+RECENT_S = 60
+"""The seconds of the last usage, one point for each."""
+POINTS = 240
+COLUMNS = 100
+NOTICEABLE_S = 0.4
+"""The time within which samples of ranks that are at the same step may differ: they are not taken at one moment."""
+FEWEST_S = 5.0
+"""The length from which a run has a course worth drawing."""
+LEVELS = 9
+NONE = "."
+"""The level where a rank was not running."""
+
+
+class Use(NamedTuple):
+    """The use of a rank in a second: percent of its GPU, or of a core without one, and bytes of memory."""
+
+    percent: float
+    memory_bytes: int
+
+
+class Place(NamedTuple):
+    """The number of steps that a rank had done at a time."""
+
+    at_s: float
+    step: float
+
+
+@dataclass(slots=True)
+class Course:
+    """The course of one rank."""
+
+    uses: list[Use] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    counted: str = ""
+    """The unit of the places: the steps of `progress` bars, or of an `optimizer`."""
+
+    def use(self, percent: float, memory_bytes: int) -> None:
+        """Add what the rank has used in the last second."""
+        self.uses = [*self.uses[1 - RECENT_S :], Use(percent, memory_bytes)]
+
+    def come_to(self, step: float, counted: str, at_s: float) -> None:
+        """Add how far the rank has come."""
+        if counted != self.counted:
+            self.counted, self.places = counted, []
+        self.places.append(Place(at_s, step))
+        if len(self.places) > POINTS:
+            del self.places[-2::-2]
+
+
+class Levels(NamedTuple):
+    """The distance of each rank from the front one, over a run: one text for each rank, with a character for each part
+    of the time. `0` is none, and each level is up to twice as many steps as the one before; `.` is no running rank."""
+
+    seconds: float
+    rows: Mapping[int, str]
+
+    @property
+    def tells(self) -> bool:
+        """Return whether some rank was behind by more than a step or two for some time."""
+        return any(sum(level not in ".01" for level in row) >= 2 for row in self.rows.values())
+
+
+def levels(courses: Mapping[int, Sequence[Place]], ended_s: Mapping[int, float]) -> Levels | None:
+    """Return the levels of all ranks; None for a run of one rank, or of a few seconds.
+
+    Args:
+        courses: The places of each rank.
+        ended_s: The end of ranks that have ended.
+    """
+    courses = {rank: places for rank, places in courses.items() if len(places) > 1}
+    if len(courses) < 2:
+        return None
+    began_s = min(places[0].at_s for places in courses.values())
+    last_s = max(places[-1].at_s for places in courses.values())
+    if last_s - began_s < FEWEST_S:
+        return None
+    count = max(2, min(COLUMNS, int(last_s - began_s)))
+    length_s = (last_s - began_s) / count
+    times = [began_s + length_s * (column + 1) for column in range(count)]
+    steps = {rank: [_step(places, at_s, ended_s.get(rank)) for at_s in times] for rank, places in courses.items()}
+    front = [
+        max((each for each in column if each is not None), default=0.0) for column in zip(*steps.values(), strict=True)
+    ]
+    noise = [NOTICEABLE_S * (now - before) / length_s for before, now in zip([front[0], *front], front, strict=False)]
+    noise[0] = noise[1]
+    rows = {
+        rank: "".join(_level(at, ahead, least) for at, ahead, least in zip(each, front, noise, strict=True))
+        for rank, each in steps.items()
+    }
+    return Levels(last_s - began_s, rows)
+
+
+def _step(places: Sequence[Place], at_s: float, ended_s: float | None) -> float | None:
+    """Return the step of a rank at a time, between those of the samples around it; None if it was not running."""
+    if at_s < places[0].at_s or (ended_s is not None and at_s > ended_s):
+        return None
+    index = bisect_right(places, at_s, key=lambda place: place.at_s)
+    before = places[index - 1]
+    if index == len(places):
+        return before.step
+    after = places[index]
+    share = (at_s - before.at_s) / ((after.at_s - before.at_s) or 1.0)
+    return before.step + share * (after.step - before.step)
+
+
+def _level(step: float | None, front: float, noise: float) -> str:
+    if step is None:
+        return NONE
+    steps = front - step
+    return "0" if steps < max(1.0, noise) else str(min(LEVELS, int(steps).bit_length()))

@@ -1,0 +1,112 @@
+"""The course of a run as a part of the widget's state, and as a picture. Kernel side; pure functions of a `RunRecord`.
+
+The picture has a row for each rank and time from left to right, coloured by the steps that the rank was behind the
+front one; an SVG as in `shares.py`. The live view draws it itself (`static/strips.js`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from jupyter_distrib.kernel.record import timeline
+from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.timeline import NONE, Levels, Use
+from jupyter_distrib.system.formatting import duration
+
+COLORS = ("#5b8db8", "#7fa3a8", "#a8a468", "#d6a84e", "#e08a3c", "#dd6b38", "#d04a3a", "#b5323f", "#93224a", "#6d1a52")
+"""The color of each level; a front rank is blue, one that is far behind dark red."""
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+TEXT = "#808080"
+WIDTH, LEFT, LEGEND = 620, 60, 22
+TALL, SMALL, TALL_UNTIL = 14, 5, 16
+"""The height of a row, up to so many ranks, and of each among more."""
+
+
+def levels(record: RunRecord) -> Levels | None:
+    """Return how far the ranks were behind over the run; None if that cannot be said."""
+    ranks = record.ranks.values()
+    ended_s = {rank.rank: rank.ended_at_s for rank in ranks if rank.ended_at_s is not None}
+    counted = {rank.course.counted for rank in ranks if rank.course.places}
+    return timeline.levels({rank.rank: rank.course.places for rank in ranks}, ended_s) if len(counted) == 1 else None
+
+
+def state(record: RunRecord) -> dict[str, Any] | None:
+    """Return the course as the widget gets it; None if there is nothing to be seen."""
+    found = levels(record)
+    if found is None or not found.tells:
+        return None
+    return {"seconds": round(found.seconds, 1), "rows": list(found.rows.items()), "colors": list(COLORS)}
+
+
+def strips(rank: RankRecord) -> list[str]:
+    """Return the use of the last seconds, and the memory, as texts with a digit (`DIGITS`) for each second."""
+    uses: list[Use] = rank.course.uses
+    most = max((use.percent for use in uses), default=0.0)
+    memory = rank.gpu_memory_total_bytes or max((use.memory_bytes for use in uses), default=0)
+    return [
+        _digits([use.percent for use in uses], max(100.0, most)),
+        _digits([use.memory_bytes for use in uses], memory),
+    ]
+
+
+def _digits(values: Sequence[float], most: float) -> str:
+    top = len(DIGITS) - 1
+    return "".join(DIGITS[min(top, max(0, round(top * value / (most or 1))))] for value in values)
+
+
+def picture(record: RunRecord) -> str:
+    """Return an `<img>` of the course; empty if no rank was behind, or that cannot be said."""
+    found = levels(record)
+    if found is None or not found.tells:
+        return ""
+    row = TALL if len(found.rows) <= TALL_UNTIL else SMALL
+    height = row * len(found.rows) + LEGEND
+    parts = [part for place, each in enumerate(found.rows.items()) for part in _row(place, *each, row)]
+    parts += _legend(found, row * len(found.rows))
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="system-ui,sans-serif" font-size="11">{"".join(parts)}</svg>'
+    )
+    data = base64.b64encode(svg.encode()).decode()
+    alt = f"Steps behind the front rank over {duration(found.seconds)}: {spoken(found)}"
+    return f'<img alt="{escape(alt)}" width="{WIDTH}" height="{height}" src="data:image/svg+xml;base64,{data}">'
+
+
+def spoken(found: Levels) -> str:
+    """Return the ranks that were behind, each with the most steps."""
+    worst = {rank: max((int(level) for level in row if level != NONE), default=0) for rank, row in found.rows.items()}
+    late = sorted((rank for rank, level in worst.items() if level > 1), key=lambda rank: (-worst[rank], rank))
+    return "; ".join(f"rank {rank} up to {steps_of(worst[rank])}" for rank in late[:8])
+
+
+def steps_of(level: int) -> str:
+    """Return the steps that a level stands for: `4-7`."""
+    low, high = 1 << (level - 1) if level else 0, (1 << level) - 1
+    return f"{low} and more" if level == timeline.LEVELS else f"{low}-{high}" if high > low else str(low)
+
+
+def _row(place: int, rank: int, row: str, height: int) -> Iterator[str]:
+    top, at, width = place * height, float(LEFT), (WIDTH - LEFT) / len(row)
+    if height == TALL or place % 8 == 0:
+        yield f'<text x="0" y="{top + 10}" fill="{TEXT}">rank {rank}</text>'
+    for level, group in groupby(row):
+        length = width * len(list(group))
+        if level != NONE:
+            yield (
+                f'<rect x="{at:.1f}" y="{top}" width="{length:.1f}" height="{height - 1}" fill="{COLORS[int(level)]}"/>'
+            )
+        at += length
+
+
+def _legend(found: Levels, top: int) -> Iterator[str]:
+    at = LEFT
+    for level in sorted(set("".join(found.rows.values())) - {NONE}):
+        text = steps_of(int(level))
+        yield f'<rect x="{at}" y="{top + 7}" width="9" height="9" fill="{COLORS[int(level)]}"/>'
+        yield f'<text x="{at + 13}" y="{top + 15}" fill="{TEXT}">{text}</text>'
+        at += 28 + 7 * len(text)
+    yield f'<text x="{at}" y="{top + 15}" fill="{TEXT}">steps behind, over {duration(found.seconds)}</text>'

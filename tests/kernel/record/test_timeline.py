@@ -1,0 +1,75 @@
+"""The course of a run over time: how far ranks were behind."""
+
+from __future__ import annotations
+
+from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.record.timeline import POINTS, RECENT_S, Course, Place, levels
+from jupyter_distrib.kernel.views import timeline as view
+from jupyter_distrib.wire.messages import PhaseTimes, Progressed, Sampled
+
+
+def places(*steps: float) -> list[Place]:
+    return [Place(float(second), step) for second, step in enumerate(steps)]
+
+
+def test_a_rank_that_falls_behind_gets_higher_levels() -> None:
+    found = levels({0: places(*range(0, 110, 10)), 1: places(*range(0, 60, 10), 52, 54, 56, 58, 60)}, {})
+
+    assert found is not None
+    assert found.rows[0] == "0" * 10
+    # 8, 16, 24, 32 and 40 steps behind: 8-15, 16-31, 16-31, 32-63, 32-63
+    assert found.rows[1] == "0000045566"
+    assert found.tells
+    assert view.spoken(found) == "rank 1 up to 32-63"
+
+
+def test_ranks_at_the_same_step_differ_by_the_moments_of_their_samples_only() -> None:
+    late = [Place(second + 0.1, 100.0 * second) for second in range(11)]
+    found = levels({0: places(*range(0, 1100, 100)), 1: late}, {})
+
+    assert found is not None
+    assert not found.tells
+
+
+def test_a_rank_that_has_ended_is_not_behind() -> None:
+    found = levels({0: places(*range(11)), 1: places(*range(6))}, {1: 5.0})
+
+    assert found is not None
+    assert found.rows[1] == "00000....."
+
+
+def test_one_rank_and_a_run_of_seconds_have_no_course() -> None:
+    assert levels({0: places(*range(11))}, {}) is None
+    assert levels({0: places(0, 1, 2), 1: places(0, 1, 2)}, {}) is None
+
+
+def test_memory_is_bounded_and_spans_the_whole_run() -> None:
+    course = Course()
+    for second in range(5000):
+        course.use(50.0, 1000)
+        course.come_to(second, "optimizer", float(second))
+
+    assert len(course.uses) == RECENT_S
+    assert len(course.places) <= POINTS
+    assert (course.places[0].step < 200, course.places[-1].step) == (True, 4999)
+
+
+def test_steps_are_those_of_bars_else_of_optimizers() -> None:
+    record = RunRecord(run="r", label="c", ranks=[0], world_size=1)
+    times = PhaseTimes(
+        steps=7, seconds=dict.fromkeys(("data", "forward", "backward", "collective", "optimizer", "other"), 1.0)
+    )
+
+    def sample(at_s: float) -> None:
+        record.apply(
+            Sampled(run="r", rank=0, rss_bytes=500, cpu_percent=40.0, gpu_memory_bytes=None,
+                    gpu_memory_total_bytes=None, gpu_percent=None, times=times, at_s=at_s)
+        )  # fmt: skip
+
+    sample(1.0)
+    assert record.ranks[0].course.places == [Place(1.0, 7)]
+    record.apply(Progressed(run="r", rank=0, label="epoch", step=2, total=5, at_s=1.5))
+    record.apply(Progressed(run="r", rank=0, label="step", step=3, total=10, at_s=1.5))
+    sample(2.0)
+    assert record.ranks[0].course.places == [Place(2.0, 23)]
+    assert view.strips(record.ranks[0]) == ["ee", "zz"]
