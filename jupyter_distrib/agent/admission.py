@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system.event_loop import Loop, Timer
-from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupQueued
+from jupyter_distrib.wire.messages import OpenWorkerGroup, WaitingStatus, WorkerGroupQueued
 
 LOOK_AGAIN_S = 1.0
 """Seconds between attempts: nothing reports when another agent frees a GPU."""
@@ -56,6 +56,18 @@ class WaitingGroups:
             self._timer.cancel()
         soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
         self._timer = self._loop.later(max(0.0, min(LOOK_AGAIN_S, soonest_s)), self.look_again)
+
+    def statuses(self) -> tuple[WaitingStatus, ...]:
+        """Return the status of each."""
+        return tuple(
+            WaitingStatus(
+                holder=each.client.hello.label if each.client.hello else "",
+                ranks=each.command.ranks(),
+                gpus=each.command.gpus,
+                reason=self._told.get(each.command.group, ""),
+            )
+            for each in self._waiting
+        )
 
     def over(self, group: str) -> None:
         """Remove a worker group from the queue."""

@@ -179,6 +179,7 @@ class Agent:
             name=node.name,
             nodes=(node,),
             gpus=gpus,
+            waiting=self._waiting.statuses(),
             gpu_problem=gpu_choice.troubles(inventory, torch_build()),
         )
 

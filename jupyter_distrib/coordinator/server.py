@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from jupyter_distrib.coordinator.node_report import NodeReport, Tell
 from jupyter_distrib.coordinator.run import SpreadRun
 from jupyter_distrib.coordinator.worker_group import NodeSource, SpreadWorkerGroup
 from jupyter_distrib.server.client import Client
@@ -26,17 +27,16 @@ from jupyter_distrib.wire.messages import (
     Event,
     Leaving,
     Message,
-    NodeStatus,
     OpenWorkerGroup,
     ServerStatus,
+    WaitingStatus,
     WorkerGroupOpened,
+    fields_of,
 )
 
 KernelClient = Client[SpreadWorkerGroup]
 FindNodes = Callable[[KernelClient, OpenWorkerGroup], NodeSource]
-NodeStatuses = tuple[NodeStatus, ...] | None
-"""The nodes that ranks can have; None before it is known which there are."""
-AskNodes = Callable[[Callable[[NodeStatuses], None]], None]
+AskNodes = Callable[[Tell], None]
 
 
 class Coordinator:
@@ -54,7 +54,7 @@ class Coordinator:
         self.loop = self.server.loop
         self.find_nodes: FindNodes
         """Function that gives a new worker group its nodes."""
-        self.ask_nodes: AskNodes = lambda tell: tell(None)
+        self.ask_nodes: AskNodes = lambda tell: tell(NodeReport())
         """Function that reports the nodes in the loop, soon."""
         self.title = "not connected"
         self.idle_s = idle_s
@@ -105,7 +105,21 @@ class Coordinator:
         group.open()
 
     def answer(self, tell: Callable[[ServerStatus], None]) -> None:
-        self.ask_nodes(lambda nodes: tell(ServerStatus(state=self.title, name=self.title, nodes=nodes)))
+        self.ask_nodes(lambda report: tell(self._status(report)))
+
+    def _status(self, report: NodeReport) -> ServerStatus:
+        waiting = tuple(
+            WaitingStatus(
+                holder=client.hello.label if client.hello else "",
+                ranks=group.command.size,
+                gpus=group.command.gpus,
+                reason=group.waits_for,
+            )
+            for client in self.server.clients
+            for group in client.groups.values()
+            if group.waits_for
+        )
+        return ServerStatus(state=self.title, name=self.title, waiting=waiting, **fields_of(report))
 
     def close_waiting(self, group: str) -> None:
         """Do nothing: a kernel that waits has a worker group, which looks for nodes."""

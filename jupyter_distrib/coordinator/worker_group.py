@@ -82,6 +82,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """The source of the present nodes; what others report is of nodes that were given back."""
         self.find_again: Callable[[], NodeSource] | None = None
         """Callback that looks for nodes in place of those of which one was lost, for a run that is started again."""
+        self.waits_for = ""
+        """Sentence on what it waits for, if it has no nodes yet."""
         self._loop, self._logs = loop, logs
         self._replaces_nodes = False
         self._left = 0
@@ -127,6 +129,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def queued(self, reason: str) -> None:
         if not self.closed:
+            self.waits_for = reason
             self.tell(WorkerGroupQueued(group=self.name, reason=reason), ())
 
     def placed(self, shares: Sequence[Share], *, has_gpus: bool = False, ends_at_s: float | None = None) -> None:
@@ -139,6 +142,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """
         if self.closed:
             return
+        self.waits_for = ""
         self._allocation_end.start(ends_at_s)
         self._shares, self._place_has_gpus = list(shares), has_gpus
         size, first = sum(share.size for share in shares), self.command.first_rank

@@ -277,7 +277,7 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
         <span className="jp-Distributed-quiet">{used ? t('in use') : pool.kind === pool.name ? '' : pool.kind}</span>
       </div>
       {node && <div className="jp-Distributed-quiet">{view.nodeText(pool, t)}</div>}
-      {view.machineTexts(pool, t).map(text => (
+      {[...view.machineTexts(pool, t), ...view.roomTexts(pool, t)].map(text => (
         <div key={text} className="jp-Distributed-quiet">
           {text}
         </div>

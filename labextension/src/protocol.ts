@@ -104,6 +104,9 @@ export interface Node {
   /** Of which machines it is made; a kernel with an older version does not tell. */
   nodes?: Machine[];
   others: { holder: string; ranks: number; running: string }[];
+  /** What the next rank takes; empty if nobody knows. */
+  next_rank?: string;
+  waiting?: { holder: string; ranks: number; gpus: boolean; reason: string }[];
 }
 
 export interface Machine {
@@ -117,6 +120,9 @@ export interface Machine {
   gpu_type: string;
   /** Those of this notebook. */
   ranks: number[];
+  /** Why nobody can have ranks there now; empty if they can. */
+  state?: string;
+  holders?: string[];
 }
 
 export interface Gpu {

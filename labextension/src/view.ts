@@ -167,14 +167,22 @@ export function machineTexts(pool: Pool, t: Say): string[] {
     .map(machine =>
       [
         machine.name,
-        free(t('%1 CPU cores', machine.cpus), machine.free_cpus),
-        size(machine.memory_bytes),
+        machine.state ?? '',
+        machine.cpus ? free(t('%1 CPU cores', machine.cpus), machine.free_cpus) : '',
+        machine.memory_bytes ? size(machine.memory_bytes) : '',
         machine.gpus ? free(`${machine.gpus} ${machine.gpu_type || 'GPU'}`, machine.free_gpus) : '',
-        machine.ranks.length ? t('ranks %1', rankList(machine.ranks)) : ''
+        machine.ranks.length ? t('ranks %1', rankList(machine.ranks)) : '',
+        ...(machine.holders ?? [])
       ]
         .filter(Boolean)
         .join(' · ')
     );
+}
+
+/** What the next rank takes, and who waits for room: `Next rank: at once, on the CPU`. */
+export function roomTexts(pool: Pool, t: Say): string[] {
+  const next = pool.node?.next_rank ? [t('Next rank: %1', pool.node.next_rank)] : [];
+  return [...next, ...(pool.node?.waiting ?? []).map(each => t('%1 waits: %2', each.holder, each.reason))];
 }
 
 /** Whether it is known that there is none. */

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from jupyter_distrib.pools.slurm import command
+from jupyter_distrib.pools.slurm import command, report
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,45 @@ def test_a_controller_that_is_away_is_no_refusal() -> None:
     )
     expired = command.Srun(job="17", python="python3").failure("n1", 1, "srun: error: Expired or invalid job 17")
     assert expired == "Slurm starts nothing on node n1: job 17 has ended, or Slurm's controller does not answer."
+
+
+SINFO = """\
+n1 mixed~ 3/1/0/4 2048 gpu:a100:4(S:0-1) gpu:a100:3(IDX:0-2)
+n1 mixed~ 3/1/0/4 2048 gpu:a100:4(S:0-1) gpu:a100:3(IDX:0-2)
+n02 drained* 0/0/4/4 1024 (null) gpu:0
+what another version says
+"""
+JOBS = """\
+17|ada|RUNNING|n[1-2,05],n02|train|a
+18|bob|PENDING||later
+19|bob|RUNNING|n1|eval
+"""
+
+
+def test_nodes_are_told_with_their_jobs() -> None:
+    one, other = report.nodes(SINFO, JOBS)
+    assert (one.name, one.cpus, one.free_cpus, one.memory_bytes, one.state) == ("n1", 4.0, 1.0, 2 << 30, "")
+    assert (one.gpus, one.free_gpus, one.gpu_type) == (4, 1, "a100")
+    assert one.holders == ("ada: job 17 (train|a)", "bob: job 19 (eval)")
+    assert (other.state, other.free_gpus, other.holders) == ("drained*", 0, ("ada: job 17 (train|a)",))
+
+
+def test_names_of_nodes() -> None:
+    assert [*report.expanded("a[1-2,05],b,c[08-10]-x")] == ["a1", "a2", "a05", "b", "c08-x", "c09-x", "c10-x"]
+    assert [*report.expanded("r[1-2]n[1-2]")] == ["r[1-2]n[1-2]"]
+    assert [*report.expanded("")] == []
+
+
+@pytest.mark.parametrize(
+    ("after_s", "waiting", "told"),
+    [
+        (30, 0, "at once, on n1"),
+        (3600, 0, "in 60 min at the latest, on n1, as Slurm estimates"),
+        (3600, 2, "in 60 min at the latest, on n1, as Slurm estimates; 2 jobs wait"),
+    ],
+)
+def test_when_the_next_rank_could_start(after_s: int, waiting: int, told: str) -> None:
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(1_800_000_000 + after_s))
+    said = f"sbatch: Job 3 to start at {start} using 1 processors on nodes n1 in partition main"
+    assert report.estimate(said, waiting, 1_800_000_000) == told
+    assert report.estimate("what another version says", waiting, 1_800_000_000) == ""

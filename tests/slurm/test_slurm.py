@@ -14,8 +14,11 @@ from jupyter_distrib import testing
 from jupyter_distrib.pools.slurm.pool import SlurmPool
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.messages import (
+    Answered,
+    Ask,
     Noted,
     OpenWorkerGroup,
+    ServerStatus,
     Started,
     WorkerGroupClosed,
     WorkerGroupOpened,
@@ -89,6 +92,35 @@ def test_options_that_slurm_does_not_take(bed: SlurmBed, options: dict[str, str]
         assert isinstance(refused, WorkerGroupRefused)
         assert re.match(said, refused.reason), refused.reason
     assert wait_until(lambda: not bed.jobs(), 10), "nothing waits on"
+
+
+def status(one: PoolClient) -> ServerStatus:
+    one.send(Ask(question=7))
+    return one.wait(Answered).status
+
+
+def test_the_status_tells_nodes_holders_queue_and_the_next_rank(bed: SlurmBed) -> None:
+    assert wait_until(lambda: not bed.jobs(), 30)
+    with client() as one:
+        told = status(one)
+        assert [(node.name, node.cpus, node.free_cpus) for node in told.nodes or ()] == [
+            ("n1", 4.0, 4.0),
+            ("n2", 4.0, 4.0),
+        ]
+        assert told.next_rank == "at once, on n1"
+    command = ["salloc", "-N2", "--exclusive", "--job-name=theirs", "sh", "-c", "cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as other, client(salloc="--comment=x") as one:
+        assert wait_until(lambda: bed.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"], 20)
+        one.send(OpenWorkerGroup(group="waits", size=2, gpus=False, wait_s=60.0))
+        one.wait(WorkerGroupQueued)
+        told = status(one)
+        assert [node.free_cpus for node in told.nodes or ()] == [0.0, 0.0]
+        assert re.fullmatch(r"root: job \d+ \(theirs\)", (told.nodes or ())[0].holders[0])
+        assert re.fullmatch(r"in .* at the latest, on n1, as Slurm estimates; 1 job waits", told.next_rank), (
+            told.next_rank
+        )
+        assert [(each.ranks, "is queued in Slurm" in each.reason) for each in told.waiting] == [(2, True)]
+        other.communicate(b"")
 
 
 def test_a_queue_is_told_and_waited_for(bed: SlurmBed) -> None:

@@ -43,6 +43,9 @@ def test_ranks_are_on_both_hosts_and_meet(book: Notebook) -> None:
     assert "rank 2: (2, 0, 'host2')" in outcome.result, outcome.result
     status = book.ok("%distributed_status").result
     assert "SSH to host1, host2" in status, status
+    assert "next rank: at once, on the CPU" in status, status
+    assert re.search(r"^host1 +\d+ +[\d.]+ GB +none +0-1 ", status, re.MULTILINE), status
+    assert re.search(r"next rank +at once, on the CPU", book.ok("%distributed_status --doctor").result)
 
 
 def test_the_store_listens_on_the_address_by_which_the_host_was_reached(book: Notebook) -> None:

@@ -20,13 +20,14 @@ from typing import Any
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.notebook import live_view
+from jupyter_distrib.kernel.session.next_rank import next_rank
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.pages import page
 from jupyter_distrib.system import control_groups, paths
 from jupyter_distrib.system.formatting import duration, size
 from jupyter_distrib.system.process_environment import version
-from jupyter_distrib.wire.messages import ServerStatus
+from jupyter_distrib.wire.messages import NodeStatus, ServerStatus
 
 PACKAGES = (
     "torch",
@@ -192,11 +193,26 @@ def _pool(session: Session) -> Iterator[Finding]:
     took_ms = 1000 * (time.monotonic() - began_s)
     text = f"{pool} answers in {took_ms:.0f} ms: agent {status.pid}, up {duration(status.up_s)}"
     yield Finding(topic="pool", text=f"{text}, {status.state}")
+    if takes := next_rank(status):
+        yield Finding(topic="next rank", text=takes)
+    for node in status.nodes or ():
+        if len(status.nodes or ()) > 1 or node.state:
+            yield Finding(topic="node", text=_node_text(node))
+    for each in status.waiting:
+        yield Finding(topic="queue", text=f"{each.holder} waits: {each.reason}")
     for group in status.groups:
         holder = "this notebook" if group.session == session.identity.name else group.holder
         yield Finding(topic="ranks", text=f"{len(group.workers)} of {holder}, {group.label or 'idle'}")
     yield from _devices(status)
     yield from _network(session)
+
+
+def _node_text(node: NodeStatus) -> str:
+    """Describe a node: `n1: 4 CPUs, 1 free; 2 a100, 0 free; root: job 17`."""
+    parts = [(f"{node.cpus:g} CPUs", node.free_cpus)] if node.cpus else []
+    parts += [(f"{node.gpus} {node.gpu_type or 'GPUs'}", node.free_gpus)] if node.gpus else []
+    told = [text if free is None else f"{text}, {free:g} free" for text, free in parts]
+    return f"{node.name}: {'; '.join(filter(None, (node.state, *told, *node.holders)))}"
 
 
 def _devices(status: ServerStatus) -> Iterator[Finding]:

@@ -19,10 +19,11 @@ from jupyter_distrib.kernel.session.status import (
 )
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import duration, rank_list, size
-from jupyter_distrib.wire.messages import GpuStatus, NodeStatus
+from jupyter_distrib.wire.messages import GpuStatus, NodeStatus, WaitingStatus
 
 _RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
-_NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "pool")
+_NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "held by", "pool")
+_WAITING = ("who waits", "ranks", "for", "pool")
 _GPUS = ("GPU", "name", "memory", "mode", "held by")
 _OTHERS = ("other notebook", "ranks", "runs", "keeps")
 _RUNS = ("run", "cell", "state", "time", "ranks", "peak memory")
@@ -79,11 +80,13 @@ class Status:
     def _tables(self) -> list[TextTable]:
         gpus = [gpu for pool in self.pools for gpu in pool.server.gpus]
         nodes = [_node_row(pool, node) for pool in self.pools for node in pool.nodes]
+        waiting = [_waiting_row(pool, each) for pool in self.pools for each in pool.server.waiting]
         others = [(o.holder, str(o.ranks), o.running or "idle", ", ".join(o.kept)) for o in self.others]
         tables = (
             TextTable(head=_RANKS, rows=[_rank_row(rank) for rank in self.ranks]).without_empty("node"),
-            TextTable(head=_NODES, rows=nodes),
+            TextTable(head=_NODES, rows=nodes).without_empty("held by"),
             TextTable(head=_GPUS, rows=[_gpu_row(gpu) for gpu in gpus]).without_empty("mode"),
+            TextTable(head=_WAITING, rows=waiting),
             TextTable(head=_OTHERS, rows=others),
             TextTable(head=_RUNS, rows=[_run_row(run) for run in reversed(self.runs)]),
             TextTable(head=_DETACHED, rows=[_detached_row(run) for run in self.detached]),
@@ -93,6 +96,10 @@ class Status:
     def _head(self) -> list[str]:
         head = [f"pool {self.pool}, strategy {self.strategy}; {self.agent}"]
         head += [f"GPUs: {pool.server.gpu_problem}" for pool in self.pools if pool.server.gpu_problem]
+        alone = len(self.pools) == 1
+        head += [
+            f"next rank{'' if alone else f' of {each.name}'}: {each.next_rank}" for each in self.pools if each.next_rank
+        ]
         if not self.ranks:
             head.append("No ranks are up; the next %%distributed cell starts them.")
         stalls = [f"{run.label}: {run.stall}" for run in self.runs if run.state == "running" and run.stall]
@@ -173,13 +180,19 @@ def _node_row(pool: PoolStatus, node: NodeStatus) -> tuple[str, ...]:
 
     ranks = pool.ranks_on(node)
     return (
-        node.name,
-        amount(node.cpus, node.free_cpus),
-        size(node.memory_bytes),
-        amount(node.gpus, node.free_gpus, node.gpu_type) if node.gpus else "none",
+        f"{node.name} ({node.state})" if node.state else node.name,
+        amount(node.cpus, node.free_cpus) if node.cpus else "",
+        size(node.memory_bytes) if node.memory_bytes else "",
+        amount(node.gpus, node.free_gpus, node.gpu_type) if node.gpus else "none" if node.cpus else "",
         rank_list(ranks).partition(" ")[2] if ranks else "",
+        "; ".join(pool.holders_on(node)),
         pool.name,
     )
+
+
+def _waiting_row(pool: PoolStatus, each: WaitingStatus) -> tuple[str, ...]:
+    ranks = f"{each.ranks or ''} {'GPU' if each.gpus else 'CPU'}".strip()
+    return (each.holder, ranks, each.reason, pool.name)
 
 
 def _gpu_row(gpu: GpuStatus) -> tuple[str, ...]:

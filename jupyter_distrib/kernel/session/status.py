@@ -7,12 +7,14 @@ itself is in `wire/messages/status.py`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jupyter_distrib.kernel.record.record import RankRecord
 from jupyter_distrib.kernel.session import detached
 from jupyter_distrib.kernel.session.connection import Connection
+from jupyter_distrib.kernel.session.next_rank import next_rank
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.wire.messages import GroupStatus, NodeStatus, ServerStatus, WorkerInfo, fields_of
@@ -80,6 +82,8 @@ class PoolStatus:
     server: ServerStatus
     ranks: tuple[RankStatus, ...]
     """The ranks of this notebook."""
+    session: str
+    """The name by which this kernel knows its own worker groups."""
 
     @classmethod
     def of(cls, name: str, server: ServerStatus, session: Session) -> PoolStatus:
@@ -90,12 +94,31 @@ class PoolStatus:
             if group.session == session.identity.name
             for info in group.workers
         ]
-        return cls(name=name, at_s=time.time(), server=server, ranks=tuple(ranks))
+        return cls(name=name, at_s=time.time(), server=server, ranks=tuple(ranks), session=session.identity.name)
 
     @property
     def nodes(self) -> tuple[NodeStatus, ...]:
         """Return the machines of the pool, as far as they are known."""
         return self.server.nodes or ()
+
+    @property
+    def next_rank(self) -> str:
+        """Return what the next rank takes; empty if nobody knows."""
+        return next_rank(self.server)
+
+    def holders_on(self, node: NodeStatus) -> list[str]:
+        """Return those who have a part of a machine, as far as it is known, besides this notebook."""
+        if node.holders:
+            return list(node.holders)
+        counts: Counter[str] = Counter()
+        for group in self.server.groups:
+            counts[group.holder] += sum(worker.node in ("", node.name) for worker in group.workers)
+        own = {group.holder for group in self.server.groups if group.session == self.session}
+        return [
+            f"{holder}, {count} rank{'s' * (count > 1)}"
+            for holder, count in counts.items()
+            if count and holder not in own
+        ]
 
     def ranks_on(self, node: NodeStatus) -> list[int]:
         """Return the ranks of this notebook on a machine of the pool."""

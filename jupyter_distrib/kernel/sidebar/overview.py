@@ -96,7 +96,11 @@ def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:
         "cpus": sum(node.cpus for node in pool.nodes),
         "memory_bytes": sum(node.memory_bytes for node in pool.nodes),
         "gpus": [fields_of(gpu) for gpu in server.gpus],
-        "nodes": [{**fields_of(node), "ranks": pool.ranks_on(node)} for node in pool.nodes],
+        "nodes": [
+            {**fields_of(node), "ranks": pool.ranks_on(node), "holders": pool.holders_on(node)} for node in pool.nodes
+        ],
+        "next_rank": pool.next_rank,
+        "waiting": [fields_of(each) for each in server.waiting],
         "others": [fields_of(other) for other in other_groups([pool], session)],
     }
 

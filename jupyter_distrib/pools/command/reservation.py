@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.command import host_report
 from jupyter_distrib.pools.command.channel import PipeChannel, RaisedOnHost
 from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.connect import connect
@@ -23,7 +25,7 @@ from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
 from jupyter_distrib.pools.command.transfer import Pipes
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Hello, NodeStatus, OpenWorkerGroup
+from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
 CONNECTING = 64
 """Number of hosts that are connected to at a time."""
@@ -62,14 +64,17 @@ class Hosts:
         self.command, self.options, self.loop, self.calls, self.archive = command, options, loop, calls, archive
         self.facts: dict[str, Facts] = {}
         """Facts that hosts have reported of themselves, by name."""
+        self.channels: dict[str, PipeChannel] = {}
+        """The hosts of worker groups, by name."""
+        self.ask = NodeReporter(loop, calls, self._look).ask
+        """See `Coordinator.ask_nodes`."""
 
     def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> HostsReservation:
         """See `coordinator.engine.Reserve`."""
         return HostsReservation(self, command, hello, say)
 
-    def ask(self, tell: Callable[[tuple[NodeStatus, ...] | None], None]) -> None:
-        """Report the hosts that have been connected to; see `Coordinator.ask_nodes`."""
-        tell(tuple(_status(name, facts) for name, facts in tuple(self.facts.items())))
+    def _look(self, tell: Tell) -> NodeReport:
+        return host_report.report(self.options.hosts, dict(self.facts), dict(self.channels))
 
 
 class HostsReservation:
@@ -112,6 +117,7 @@ class HostsReservation:
 
     def _reserved(self, chosen: Sequence[tuple[_Candidate, int]], **more: Any) -> ReservedNodes:
         self._channels = [each.channel for each, _ in chosen]
+        self._of.channels.update((each.host.name, each.channel) for each, _ in chosen)
         addresses = _addresses([channel.connection.facts for channel in self._channels])
         for channel, address in zip(self._channels, addresses, strict=True):
             channel.order("use_address", address)
@@ -128,6 +134,9 @@ class HostsReservation:
 
     def release(self) -> None:
         self._given_up.set()
+        for name, channel in [*self._of.channels.items()]:
+            if channel in self._channels:
+                del self._of.channels[name]
         _end_all(self._channels)
 
     def is_room_wanted(self) -> bool:
@@ -294,13 +303,3 @@ def _end(channel: PipeChannel) -> None:
     channel.order("end")
     channel.close()
     channel.connection.end()
-
-
-def _status(name: str, facts: Facts) -> NodeStatus:
-    return NodeStatus(
-        name=name,
-        cpus=float(facts["cpus"]),
-        memory_bytes=int(facts["memory_bytes"]),
-        gpus=len(facts["gpus"]),
-        gpu_type=", ".join(dict.fromkeys(facts["gpus"])),
-    )

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.coordinator.engine import Reservation
+from jupyter_distrib.coordinator.node_report import Tell
 from jupyter_distrib.coordinator.placement import Placements
-from jupyter_distrib.coordinator.server import Coordinator, NodeStatuses
+from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.hosts import read_hosts
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts
@@ -34,7 +35,7 @@ class Engine(Protocol):
     def reserve(self, command: OpenWorkerGroup, hello: Hello, say: Callable[[str], None], /) -> Reservation:
         """See `coordinator.engine.Reserve`."""
 
-    def ask(self, tell: Callable[[NodeStatuses], None]) -> None:
+    def ask(self, tell: Tell, /) -> None:
         """See `Coordinator.ask_nodes`."""
 
 

@@ -141,6 +141,7 @@ class InlineNode:
     def _status(self) -> ServerStatus:
         return ServerStatus(
             state="no forkserver needed",
+            next_rank="at once, in the kernel's own process",
             pid=os.getpid(),
             up_s=time.monotonic() - self._started_s,
             groups=tuple(self._group_status(name, group) for name, group in self._groups.items()),

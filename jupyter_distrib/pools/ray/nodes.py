@@ -1,73 +1,34 @@
-"""Lists the nodes of a Ray cluster, and how much of each is free. Used in the coordinator's loop; Ray is asked in a
-thread of its own, since it may take its time or hang."""
+"""Lists the nodes of a Ray cluster, and how much of each is free."""
 
 from __future__ import annotations
 
-import threading
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
 from jupyter_distrib.pools.ray.cluster import Address
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import NodeStatus
 
-ANSWER_S = 2.0
-"""Seconds after which the last state is reported if Ray does not answer."""
 _TYPE = "accelerator_type:"
 """Prefix of Ray's names of GPU types."""
-Tell = Callable[[tuple[NodeStatus, ...] | None], None]
 
 
-class Nodes:
-    """The cluster's nodes, as `statuses` returns them.
+def reporter(loop: Loop, calls: CallSoon, joined: Future[Address]) -> NodeReporter:
+    """Return what reports the nodes of the cluster, once it has been joined."""
 
-    Args:
-        joined: The cluster, once it has been joined.
-    """
+    def look(tell: Tell) -> NodeReport:
+        if not joined.done() or joined.exception() is not None:
+            return NodeReport()
+        import ray  # as the join has set it up
 
-    def __init__(self, loop: Loop, calls: CallSoon, joined: Future[Address]) -> None:
-        self._loop, self._calls, self._joined = loop, calls, joined
-        self._latest: tuple[NodeStatus, ...] | None = None
-        self._waiting: list[Tell] = []
-        self._asking = False
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        tell(NodeReport(nodes=statuses(nodes, {})))
+        return NodeReport(nodes=statuses(nodes, _free()))
 
-    def ask(self, tell: Tell) -> None:
-        """Have `tell` called soon: with None before the cluster has been joined."""
-        if not self._joined.done() or self._joined.exception() is not None:
-            return tell(None)
-        self._waiting.append(tell)
-        self._loop.later(ANSWER_S, self._tell)
-        if not self._asking:
-            self._asking = True
-            threading.Thread(target=self._ask, name="jupyter_distrib-nodes", daemon=True).start()
-
-    def _ask(self) -> None:
-        """Ask Ray; in a thread of its own."""
-        import ray
-
-        try:
-            nodes = [node for node in ray.nodes() if node["Alive"]]
-            self._calls.put(lambda: self._know(nodes, {}))
-            free = _free()
-            self._calls.put(lambda: self._know(nodes, free))
-        except Exception:  # noqa: BLE001 - Ray raises all kinds: what is known is told
-            traceback.print_exc()  # into the coordinator's log
-        self._calls.put(self._asked)
-
-    def _know(self, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> None:
-        self._latest = statuses(nodes, free)
-
-    def _asked(self) -> None:
-        self._asking = False
-        self._tell()
-
-    def _tell(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for tell in waiting:
-            tell(self._latest)
+    return NodeReporter(loop, calls, look)
 
 
 def statuses(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[NodeStatus, ...]:

@@ -15,7 +15,7 @@ from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.coordinator.placement import Placements
 from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.pools.ray.cluster import Address
-from jupyter_distrib.pools.ray.nodes import Nodes
+from jupyter_distrib.pools.ray.nodes import reporter
 from jupyter_distrib.pools.ray.placement_plan import Wanted
 from jupyter_distrib.pools.ray.reservation import RayCluster
 from jupyter_distrib.system.call_soon import CallSoon
@@ -70,7 +70,7 @@ def serve(arguments: Sequence[str], options: Mapping[str, str], make: Callable[[
     )
     reserve, copy_files = make(serving).reserve, serving.wanted.copy_files
     coordinator.find_nodes = Placements(serving.calls, reserve, copy_files=copy_files).find
-    coordinator.ask_nodes = Nodes(coordinator.loop, serving.calls, serving.joined).ask
+    coordinator.ask_nodes = reporter(coordinator.loop, serving.calls, serving.joined).ask
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
     coordinator.run()
 

@@ -101,13 +101,13 @@ class Allocation:
 
 def node_names(nodes: str) -> list[str]:
     """Return the names of `n[1-3]`. Raises `PoolError`."""
-    return _output("scontrol", "show", "hostnames", nodes).split()
+    return output("scontrol", "show", "hostnames", nodes).split()
 
 
 def seconds_left(job: str) -> float | None:
     """Return how long a job may still last; None if there is no limit, or Slurm does not tell."""
     with suppress(PoolError):
-        return command.seconds_left(_output("squeue", "--noheader", f"--jobs={job}", "--format=%L"))
+        return command.seconds_left(output("squeue", "--noheader", f"--jobs={job}", "--format=%L"))
     return None
 
 
@@ -117,7 +117,7 @@ def end_of(job: str) -> str:
     until_s = time.monotonic() + SETTLE_S
     while time.monotonic() < until_s:
         try:
-            state = command.state(_output("scontrol", "show", "job", "--oneliner", job, limit_s=SETTLE_S))
+            state = command.state(output("scontrol", "show", "job", "--oneliner", job, limit_s=SETTLE_S))
         except PoolError as error:
             return f"job {job} has ended" if command.NO_JOB in str(error) else ""
         if state not in ("COMPLETING", "RUNNING"):
@@ -129,17 +129,18 @@ def end_of(job: str) -> str:
 def _reason(job: str) -> str:
     """Return why a job waits, and until when, as far as Slurm tells."""
     with suppress(PoolError):
-        reason, _, start = _output("squeue", "--noheader", f"--jobs={job}", "--format=%r|%S").strip().partition("|")
+        reason, _, start = output("squeue", "--noheader", f"--jobs={job}", "--format=%r|%S").strip().partition("|")
         expected = f", expected start {start}" if start not in ("", "N/A") else ""
         return f" ({reason}{expected})" if reason and reason != "None" else ""
     return ""
 
 
-def _output(*words: str, limit_s: float = ANSWER_S) -> str:
+def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
+    """Return what a command of Slurm writes; with `says`, what it says beside. Raises `PoolError`."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
     if done.returncode:
         raise PoolError(f"{words[0]} failed: {command.refused(done.stderr)}.")
-    return done.stdout
+    return done.stderr if says else done.stdout

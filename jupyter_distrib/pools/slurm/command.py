@@ -23,7 +23,7 @@ _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
 _NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
-_GRANTED = "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; exec cat >/dev/null"
+HOLDS = ("sh", "-c", "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; exec cat >/dev/null")
 """Program in an allocation, which lasts as long as its input."""
 
 
@@ -57,7 +57,7 @@ def salloc(options: Mapping[str, str], size: int, *, gpus: bool, name: str) -> l
     if gpus and "gres" not in options:
         wanted += [f"--gpus={size}", "--gpus-per-task=1"]
     more = shlex.split(options.get("salloc", ""))
-    return ["salloc", f"--job-name={name}", *own, *wanted, *more, "sh", "-c", _GRANTED]
+    return ["salloc", f"--job-name={name}", *own, *wanted, *more, *HOLDS]
 
 
 def granted(line: str) -> tuple[str, str, str] | None:

@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
+from jupyter_distrib.coordinator.node_report import NodeReporter
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
 from jupyter_distrib.pools.command.transfer import Pipes
-from jupyter_distrib.pools.slurm import command, requests
+from jupyter_distrib.pools.slurm import command, report, requests
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.messages import Hello, NodeStatus, OpenWorkerGroup
+from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
 
 class SlurmCluster:
@@ -32,6 +34,8 @@ class SlurmCluster:
     def __init__(self, options: Mapping[str, str], loop: Loop, calls: CallSoon, archive: Future[bytes]) -> None:
         self.options, self.loop, self.calls, self.archive = options, loop, calls, archive
         self.facts: dict[str, Mapping[str, Any]] = {}
+        self.ask = NodeReporter(loop, calls, partial(report.look, options), fresh_s=report.FRESH_S).ask
+        """See `Coordinator.ask_nodes`."""
         threading.Thread(target=requests.cancel_left, name="jupyter_distrib-cancel", daemon=True).start()
 
     def reserve(self, opening: OpenWorkerGroup, hello: Hello, say: Callable[[str], None]) -> SlurmReservation:
@@ -45,10 +49,6 @@ class SlurmCluster:
         found = Hosts(command.Srun(job=job, python=self.options["python"]), own, self.loop, self.calls, self.archive)
         found.facts = self.facts
         return found
-
-    def ask(self, tell: Callable[[tuple[NodeStatus, ...] | None], None]) -> None:
-        """Report the nodes that have been used; see `Coordinator.ask_nodes`."""
-        self.hosts("", ()).ask(tell)
 
 
 class SlurmReservation:

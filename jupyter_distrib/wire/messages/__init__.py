@@ -100,7 +100,7 @@ from jupyter_distrib.wire.messages.shared import (
     WorkerInfo,
     fields_of,
 )
-from jupyter_distrib.wire.messages.status import GpuStatus, GroupStatus, NodeStatus, ServerStatus
+from jupyter_distrib.wire.messages.status import GpuStatus, GroupStatus, NodeStatus, ServerStatus, WaitingStatus
 from jupyter_distrib.wire.messages.worker import (
     CutSockets,
     DeviceDrained,
@@ -209,6 +209,7 @@ __all__ = [
     "StreamsReplaced",
     "TimedOut",
     "UseStore",
+    "WaitingStatus",
     "Welcomed",
     "WorkerGroupChanged",
     "WorkerGroupClosed",

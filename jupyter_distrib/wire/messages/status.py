@@ -25,6 +25,10 @@ class NodeStatus:
     free_gpus: int | None = None
     gpu_type: str = ""
     """The names of its types of GPUs, with commas between them."""
+    state: str = ""
+    """Its state in a few words, if nobody can have ranks there now: `not reached`, `drained`."""
+    holders: tuple[str, ...] = ()
+    """Those who have a part of it, as far as its engine tells: `user ada: job 17, 4 CPUs`."""
 
 
 @message
@@ -64,6 +68,19 @@ class GroupStatus:
 
 
 @message
+class WaitingStatus:
+    """One worker group that has no ranks yet, since it waits for room."""
+
+    holder: str
+    """The label of the kernel."""
+    ranks: int
+    """The number of ranks that it asks for; 0 if that depends on what is free."""
+    gpus: bool
+    reason: str
+    """The sentence on what it waits for."""
+
+
+@message
 class ServerStatus:
     """The process that serves a pool: an agent, a coordinator, or the kernel itself with an inline pool."""
 
@@ -81,3 +98,7 @@ class ServerStatus:
     up_s: float = 0.0
     groups: tuple[GroupStatus, ...] = ()
     """The worker groups of all kernels that it serves."""
+    waiting: tuple[WaitingStatus, ...] = ()
+    """The worker groups that wait for room, in their order."""
+    next_rank: str = ""
+    """What the next rank takes, by the engine: `at once, on node n1`; empty if its nodes tell."""

@@ -88,6 +88,12 @@ test('a pool of several machines tells of each, and has a GPU if one of them has
     '10.0.0.7 · 4 CPU cores, 2 free · 8.0 GB · ranks 0-1',
     '10.0.0.8 · 4 CPU cores, 2 free · 8.0 GB · 2 A10, 1 free · ranks 2-3'
   ]);
+  const held = pool(0);
+  Object.assign(held.node?.nodes?.[0] ?? {}, { state: 'drained', holders: ['ada: job 17 (train)'] });
+  assert.match(view.machineTexts(held, t)[0] ?? '', /^10.0.0.7 · drained · .* · ada: job 17 \(train\)$/);
+  Object.assign(held.node ?? {}, { next_rank: 'at once, on n1', waiting: [{ holder: 'b.ipynb', ranks: 2, gpus: true, reason: 'no GPU is free.' }] });
+  assert.deepEqual(view.roomTexts(held, t), ['Next rank: at once, on n1', 'b.ipynb waits: no GPU is free.']);
+  assert.deepEqual(view.roomTexts(pool(0), t), []);
   assert.equal(view.hasNoGpu(pool(0, 2)), false);
   assert.equal(view.hasNoGpu(pool(0, 0)), true);
   assert.equal(view.hasNoGpu({ ...pool(0), node: null }), false);

@@ -82,8 +82,8 @@ def test_nodes_of_a_cluster_are_told_with_the_ranks_on_them(tmp_path: Path) -> N
         return next(pool["node"] for pool in pools if pool["name"] == "lab")
 
     assert told(server)["nodes"] == [
-        {"name": "10.0.0.7", **node, "ranks": [0, 1]},
-        {"name": "10.0.0.8", **node, "ranks": []},
+        {"name": "10.0.0.7", **node, "ranks": [0, 1], "state": "", "holders": []},
+        {"name": "10.0.0.8", **node, "ranks": [], "state": "", "holders": []},
     ]
     assert told(replace(server, nodes=None)) is None, "it is not known yet what there is"
 

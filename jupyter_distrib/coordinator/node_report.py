@@ -1,0 +1,77 @@
+"""Reports the nodes of an engine. It may take its time or hang, so it is asked in a thread of its own, and the last
+report is given when it does not answer soon. Used in the coordinator's loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jupyter_distrib.system.call_soon import CallSoon
+from jupyter_distrib.system.event_loop import Loop
+from jupyter_distrib.wire.messages import NodeStatus
+
+ANSWER_S = 2.0
+"""Seconds after which the last report is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """The nodes that ranks can have."""
+
+    nodes: tuple[NodeStatus, ...] | None = None
+    """The nodes; None before it is known which there are."""
+    next_rank: str = ""
+    """See `ServerStatus.next_rank`."""
+
+
+Tell = Callable[[NodeReport], None]
+
+
+class NodeReporter:
+    """Asks one engine.
+
+    Args:
+        look: Asks the engine, and may report a first part before it returns all; blocks. May raise anything.
+        fresh_s: Seconds for which a report is not asked for again, to spare an engine that others use.
+    """
+
+    def __init__(self, loop: Loop, calls: CallSoon, look: Callable[[Tell], NodeReport], fresh_s: float = 0.0) -> None:
+        self._loop, self._calls, self._look, self._fresh_s = loop, calls, look, fresh_s
+        self._latest = NodeReport()
+        self._at_s: float | None = None
+        self._waiting: list[Tell] = []
+        self._asking = False
+
+    def ask(self, tell: Tell) -> None:
+        """Have `tell` called soon."""
+        if self._at_s is not None and time.monotonic() < self._at_s + self._fresh_s:
+            return tell(self._latest)
+        self._waiting.append(tell)
+        self._loop.later(ANSWER_S, self._tell)
+        if not self._asking:
+            self._asking = True
+            threading.Thread(target=self._ask, name="jupyter_distrib-nodes", daemon=True).start()
+
+    def _ask(self) -> None:
+        """Ask the engine; in a thread of its own."""
+        try:
+            report = self._look(lambda part: self._calls.put(lambda: self._know(part)))
+            self._calls.put(lambda: self._know(report))
+        except Exception:  # noqa: BLE001 - engines raise all kinds: what is known is told
+            traceback.print_exc()  # into the coordinator's log
+        self._calls.put(self._asked)
+
+    def _know(self, report: NodeReport) -> None:
+        self._latest = report
+
+    def _asked(self) -> None:
+        self._asking, self._at_s = False, time.monotonic()
+        self._tell()
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for tell in waiting:
+            tell(self._latest)

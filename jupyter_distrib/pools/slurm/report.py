@@ -1,0 +1,113 @@
+"""Reports Slurm's nodes, the jobs on them, and when the next rank could start. Blocks, in a thread of its own. Slurm
+22.05; what a newer one writes otherwise is left out."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+from jupyter_distrib.coordinator.node_report import NodeReport, Tell
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.pools.slurm import command
+from jupyter_distrib.pools.slurm.allocation import output
+from jupyter_distrib.system.formatting import duration
+from jupyter_distrib.wire.messages import NodeStatus
+
+FRESH_S = 15.0
+"""Seconds for which a report stays: the controller is asked by many."""
+ANSWER_S = 5.0
+SOON_S = 60.0
+"""Seconds by which an estimated start may lie ahead and the nodes still be free: Slurm plans in whole minutes."""
+_NODES = ("NodeList:128", "StateLong:32", "CPUsState:32", "Memory:16", "Gres:256", "GresUsed:256")
+_JOBS = "%i|%u|%T|%N|%j"
+_USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
+_MOST = 3
+"""The most jobs that are named for one node."""
+
+
+def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
+    """Return the report for a pool with these options. Raises `PoolError`."""
+    own = [f"--partition={options['partition']}"] if "partition" in options else []
+    inside = [f"--nodes={options['job_nodes']}"] if options.get("job") else []
+    shown = output("sinfo", "--Node", "--noheader", f"--Format={','.join(_NODES)}", *own, *inside, limit_s=ANSWER_S)
+    jobs = output("squeue", "--noheader", f"--format={_JOBS}", *own, limit_s=ANSWER_S)
+    found = nodes(shown, jobs)
+    tell(NodeReport(nodes=found))
+    if job := options.get("job"):
+        return NodeReport(nodes=found, next_rank=f"at once, in job {job}")
+    waiting = sum(line.split("|")[2:3] == ["PENDING"] for line in jobs.splitlines())
+    return NodeReport(nodes=found, next_rank=_next_rank(options, waiting, gpus=any(node.gpus for node in found)))
+
+
+def nodes(shown: str, jobs: str) -> tuple[NodeStatus, ...]:
+    """Return the status of each node from what sinfo and squeue show."""
+    holders: dict[str, list[str]] = {}
+    for job, user, state, on, name in (line.split("|", 4) for line in jobs.splitlines() if line.count("|") >= 4):
+        for node in expanded(on) if state in ("RUNNING", "COMPLETING") else ():
+            holders.setdefault(node, []).append(f"{user}: job {job} ({name})")
+    found = {status.name: status for line in shown.splitlines() if (status := _node(line.split(), holders))}
+    return tuple(found.values())  # a node is shown once for each of its partitions
+
+
+def _node(words: list[str], holders: Mapping[str, list[str]]) -> NodeStatus | None:
+    if len(words) < 6 or not re.fullmatch(r"\d+/\d+/\d+/\d+", words[2]):
+        return None
+    name, state, cpus, memory_mb, gres, used = words[:6]
+    idle, total = int(cpus.split("/")[1]), int(cpus.split("/")[3])
+    usable = state.rstrip("*~#!%$@^-+").lower() in _USABLE
+    gpus, kinds = _gpus(gres)
+    jobs = holders.get(name, [])
+    more = (f"{len(jobs) - _MOST} more jobs",) if len(jobs) > _MOST else ()
+    return NodeStatus(
+        name=name,
+        cpus=float(total),
+        free_cpus=float(idle),
+        memory_bytes=int(memory_mb) << 20 if memory_mb.isdecimal() else 0,
+        gpus=gpus,
+        free_gpus=gpus - _gpus(used)[0] if usable else 0,
+        gpu_type=kinds,
+        state="" if usable else state,
+        holders=(*jobs[:_MOST], *more),
+    )
+
+
+def _gpus(gres: str) -> tuple[int, str]:
+    """Return number and types of the GPUs in `gpu:a100:4(S:0-1),gpu:2`."""
+    found = re.findall(r"\bgpu:(?:([\w.-]+):)?(\d+)\b", gres)
+    return sum(int(count) for _, count in found), ", ".join(dict.fromkeys(kind for kind, _ in found if kind))
+
+
+def expanded(text: str) -> Iterator[str]:
+    """Yield the names of `a[1-2,5],b`; a name of several ranges is yielded as it stands."""
+    for name in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\]([^\[]*)", name)
+        for part in match[2].split(",") if match else ():
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                yield f"{match[1]}{number:0{len(first)}d}{match[3]}" if match else ""
+        if match is None:
+            yield name
+
+
+def _next_rank(options: Mapping[str, str], waiting: int, *, gpus: bool) -> str:
+    """Return Slurm's own estimate for one rank."""
+    asked = command.salloc({**options, "nodes": "1"}, 1, gpus=gpus, name="")
+    words = [word for word in asked[1 : -len(command.HOLDS)] if not word.startswith("--job-name")]
+    try:
+        said = output("sbatch", "--test-only", *words, "--wrap=true", limit_s=ANSWER_S, says=True)
+    except PoolError as error:
+        return f"is refused: {error}"
+    return estimate(said, waiting, time.time())
+
+
+def estimate(said: str, waiting: int, now_s: float) -> str:
+    """Return what `sbatch --test-only` says: `at once, on n1`."""
+    match = re.search(r"to start at (\S+) using .* on nodes (\S+)", said)
+    if match is None:
+        return ""
+    left_s = time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) - now_s
+    if left_s <= SOON_S:
+        return f"at once, on {match[2]}"
+    queue = f"; {waiting} job{'s wait' if waiting > 1 else ' waits'}" if waiting else ""
+    return f"in {duration(left_s)} at the latest, on {match[2]}, as Slurm estimates{queue}"
