@@ -61,7 +61,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def torch_keeps_descriptors() -> None:
-    """For tests of device meshes: torch keeps the store of their groups for as long as the process lives."""
+    """For tests of device meshes, and on a GPU: torch keeps the store of their groups, or the context, for as long as
+    the process lives."""
 
 
 def held() -> set[str]:

@@ -14,6 +14,8 @@ from typing import Any
 from benchmarks.gpu_kit import report
 
 ROOT = Path(__file__).resolve().parents[2]
+IMPORT_LIMIT_S = 240.0
+"""Seconds for the first import of torch, from a disk that may be slow."""
 ASK_TORCH = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -50,11 +52,7 @@ class Machine:
 
 def look() -> Machine:
     """Look at this machine."""
-    done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False, timeout=120)
-    try:
-        torch: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        torch = {"torch": "", "cuda": "", "gpus": [], "why": done.stderr.strip()[-500:] or "torch printed nothing"}
+    torch = _torch()
     seen = tuple(Gpu(**gpu) for gpu in torch["gpus"])
     names = [gpu.name for gpu in seen]
     about = {
@@ -68,6 +66,18 @@ def look() -> Machine:
         "commit": commit(),
     }
     return Machine(gpus=seen, about=about, why_no_gpu="" if seen else torch["why"])
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        command = [sys.executable, "-c", ASK_TORCH]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=IMPORT_LIMIT_S)
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"gpus": [], "why": f"torch did not look at the GPUs within {IMPORT_LIMIT_S:.0f} s"}
+    except (IndexError, ValueError):
+        return {"gpus": [], "why": done.stderr.strip()[-500:] or "torch printed nothing"}
+    return told
 
 
 def commit() -> str:

@@ -12,9 +12,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 CLOSE_AFTER_S = 60.0
+DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +83,22 @@ def _opened() -> Driver:
     try:
         pynvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 - also what is no NVMLError, from a library that is broken
-        absent = getattr(error, "value", None) in (
-            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        )
-        return NoDriver() if absent else NoDriver(text=str(error))
+        value = getattr(error, "value", None)
+        if value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return NoDriver(text=_without_library())
+        return NoDriver() if value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED else NoDriver(text=str(error))
     return pynvml
+
+
+def _without_library() -> str:
+    """Return why the driver cannot be asked although it is there, as in a container; empty if there is none."""
+    device = min(DEVICES.glob("nvidia[0-9]*"), default=None)
+    if device is None:
+        return ""
+    return (
+        f"{device} is there, but not its library libnvidia-ml.so.1; containers have it with "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    )
 
 
 def _shut(driver: Driver) -> NoDriver:

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from jupyter_distrib.agent.devices import Gpu, Inventory
+from jupyter_distrib.agent.devices import Gpu, Inventory, types
 from jupyter_distrib.agent.torch_build import TorchBuild
 
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -23,6 +23,10 @@ DRM = Path("/sys/class/drm")
 _ON_BOARD = ("1", "2")
 """Kinds of memory banks that are the GPU's own."""
 _INTEL = "0x8086"
+_INTEGRATED = "0000:00:02.0"
+"""Address of a GPU in Intel's processors; torch leaves it out beside cards."""
+LARGE_BYTES = 4 << 30
+"""Memory of its own from which a GPU is worth telling to somebody whose torch cannot use it."""
 
 
 def inventory(build: TorchBuild) -> Inventory:
@@ -31,16 +35,27 @@ def inventory(build: TorchBuild) -> Inventory:
         return Inventory(gpus=tuple(amd_gpus()), maker="AMD")
     if build.xpu:
         return Inventory(gpus=tuple(intel_gpus()), maker="Intel")
-    return Inventory(remark=unused())
+    return Inventory(remark=unused(build))
 
 
-def unused() -> str:
+def unused(build: TorchBuild) -> str:
     """Say that the machine has a GPU which ranks do not use; empty if it has none."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return (
             "ranks compute on the CPU, since torch has no collectives between tensors on Apple's GPU; a cell can use "
             "it as torch.device('mps')."
         )
+    cards = [gpu for gpu in intel_gpus() if not gpu.uuid.endswith(_INTEGRATED)]
+    for kind, gpus in (
+        ("ROCm", [gpu for gpu in amd_gpus() if (gpu.memory_bytes or 0) >= LARGE_BYTES]),
+        ("XPU", cards),
+    ):
+        if gpus and build.known:
+            own = f"CUDA {build.cuda}" if build.cuda else "the CPU"
+            return (
+                f"this machine has {types(gpus)}, and the torch of these ranks is built for {own}; install a torch for "
+                f"{kind} to use it."
+            )
     return ""
 
 
@@ -48,6 +63,7 @@ def intel_gpus() -> list[Gpu]:
     """List Intel's GPUs in the order of the PCI bus."""
     found = [path / "device" for path in DRM.glob("renderD*") if _line(path / "device" / "vendor") == _INTEL]
     addresses = sorted(path.resolve().name for path in found)
+    cards = [address for address in addresses if address != _INTEGRATED]
     names = {path.resolve().name: _line(path / "device") for path in found}
     return [
         Gpu(
@@ -61,6 +77,7 @@ def intel_gpus() -> list[Gpu]:
             kind="xpu",
         )
         for index, address in enumerate(addresses)
+        if address in (cards or addresses)
     ]
 
 

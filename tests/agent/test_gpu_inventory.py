@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import pynvml
 import pytest
 
 from jupyter_distrib.agent import gpu_inventory, nvml
@@ -140,3 +142,20 @@ def test_a_machine_whose_driver_lists_nothing_has_no_gpus() -> None:
     assert gpu_inventory.read(Broken()).problem == "the GPU driver does not list its GPUs (no luck)"
     found = gpu_inventory.read_now()
     assert found.problem or all(isinstance(gpu, Gpu) for gpu in found.gpus)
+
+
+def test_a_driver_whose_library_is_missing_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with NVIDIA_DRIVER_CAPABILITIES=compute."""
+
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    monkeypatch.setattr(nvml, "DEVICES", tmp_path)
+    assert gpu_inventory.read_now().problem == ""
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "nvidia0").touch()
+    assert gpu_inventory.read_now().problem == (
+        f"the GPU driver does not work ({tmp_path}/nvidia0 is there, but not its library libnvidia-ml.so.1; containers "
+        "have it with NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    )

@@ -64,8 +64,16 @@ def test_its_ranks_are_on_cuda_devices_by_their_numbers() -> None:
 
 
 @pytest.mark.usefixtures("two_amd_gpus")
-def test_a_torch_for_cuda_has_none_of_them() -> None:
-    assert other_gpus.inventory(TorchBuild(cuda="12.8")).gpus == ()
+@pytest.mark.parametrize(("build", "kind"), [(TorchBuild(cuda="12.8"), "CUDA 12.8"), (TorchBuild(), "the CPU")])
+def test_a_torch_for_others_has_none_of_them_and_says_so(build: TorchBuild, kind: str) -> None:
+    found = other_gpus.inventory(build)
+    assert found.gpus == ()
+    choice = gpu_choice.choose(OpenWorkerGroup(group="c1", size=0, gpus=True), found, build)
+    (note,) = choice.notes
+    assert note == (
+        "CPU ranks: this machine has 1 AMD Instinct MI250X, 1 AMD aldebaran, and the torch of these ranks is built for "
+        f"{kind}; install a torch for ROCm to use it."
+    )
 
 
 @pytest.fixture
@@ -102,8 +110,26 @@ def test_a_torch_for_xpu_has_intels_gpus_in_the_order_of_the_bus(size: int) -> N
 
 
 @pytest.mark.usefixtures("two_intel_gpus")
-def test_without_a_torch_for_xpu_they_are_not_told() -> None:
+def test_without_a_torch_for_xpu_cards_are_told() -> None:
+    remark = other_gpus.inventory(TorchBuild()).remark
+    assert remark.endswith("is built for the CPU; install a torch for XPU to use it.")
+
+
+def test_a_gpu_in_the_processor_is_left_out_beside_cards_and_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(*addresses: str) -> list[tuple[str, str]]:
+        drm = tmp_path / f"drm{len(addresses)}"
+        for minor, address in enumerate(addresses):
+            write(tmp_path / "pci" / address / "vendor", "0x8086\n")
+            (drm / f"renderD{minor}").mkdir(parents=True)
+            (drm / f"renderD{minor}" / "device").symlink_to(tmp_path / "pci" / address)
+        monkeypatch.setattr(other_gpus, "DRM", drm)
+        return [(gpu.uuid, gpu.cuda_word) for gpu in other_gpus.intel_gpus()]
+
+    assert seen("0000:00:02.0") == [("GPU-intel-0000:00:02.0", "0")]
     assert other_gpus.inventory(TorchBuild()) == Inventory()
+    assert seen("0000:00:02.0", "0000:03:00.0") == [("GPU-intel-0000:03:00.0", "1")], "Level Zero counts both"
 
 
 def test_ranks_on_intels_gpus_see_those_of_their_worker_group(monkeypatch: pytest.MonkeyPatch) -> None:

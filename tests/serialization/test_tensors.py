@@ -184,6 +184,7 @@ def test_captured_tensors_of_an_accelerator_go_to_the_ranks_device(monkeypatch: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.usefixtures("torch_keeps_descriptors")
 def test_cuda_tensors_are_rebuilt_on_the_ranks_device_and_return_to_the_cpu() -> None:
     given = torch.arange(10, device="cuda")
     packed = payload.pack_inputs({"a": given, "b": given[2:]}, {})
