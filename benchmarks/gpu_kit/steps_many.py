@@ -159,3 +159,51 @@ def sharded(place: Place, find: Findings) -> None:
             find.that(f"stop {number}: all weights are finite", "False" not in kept and outcome.status == "ok", kept)
         now = book.values(group.options, PID)
         find.figure("ranks that stayed", f"{len(set(pids) & set(now))} of {group.count}")
+
+
+PIPELINE = """
+import torch
+from jupyter_distrib.parallel import Pipeline
+torch.manual_seed(2)
+stages = [torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh()), torch.nn.Linear(8, 2)]
+torch.manual_seed(0)
+x, y = torch.randn(5, 16, 6), torch.randn(5, 16, 2)
+{make}
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+losses = []
+for inputs, target in zip(x, y):
+    losses.append(float(step(inputs, target)))
+    optimizer.step()
+    optimizer.zero_grad()
+losses
+"""
+IN_STAGES = """
+pipeline = Pipeline(mesh, stages, loss=torch.nn.functional.mse_loss, microbatches=4, schedule="1f1b")
+parameters, step = pipeline.parameters(), pipeline.step
+"""
+WHOLE = """
+whole = torch.nn.Sequential(*stages)
+parameters = whole.parameters()
+def step(inputs, target):
+    loss = torch.nn.functional.mse_loss(whole(inputs), target)
+    loss.backward()
+    return loss
+"""
+
+
+@step("D8", "a model in two stages trains as the whole", limit_s=60, without_gpu="cpu", gpus=2)
+def pipeline(place: Place, find: Findings) -> None:
+    options = place.ranks(2)
+    with place.notebook(all_gpus=True) as book:
+        wanted = book.values("--ranks 1", PIPELINE.format(make=WHOLE))[0]
+        got = book.values(f"{options} --strategy tp --mesh pp=2", PIPELINE.format(make=IN_STAGES))
+        apart = max(abs(a - b) for mine in got for a, b in zip(mine, wanted, strict=True))
+        find.that("every loss is that of the whole", apart < 1e-3, f"apart by at most {apart:.1e}")
+        pids = book.settled(f"{options} --strategy ddp")
+        flags = place.flags("stages", 2)
+        endless = f"{place.flag_line('stages')}\nwhile True:\n    step(x[0], y[0])"
+        code = PIPELINE.format(make=IN_STAGES).replace("losses = []", endless)
+        took_s, outcome = book.stopped(f"%%distributed {options} --strategy tp --mesh pp=2\n{code}", flags, 0.3)
+        find.that("Stop ends it", outcome.ename == "KeyboardInterrupt", outcome.text[-300:])
+        find.within("Stop", took_s, 3.0)
+        find.that("the ranks stay", book.values(f"{options} --strategy ddp", PID) == pids)

@@ -315,3 +315,33 @@ def check_kept(group: Group, find: Findings) -> None:
             find.that(f"stop {number}: the ranks have the same", all(apart == 0.0 for _, apart in states), states)
             noted = [line for line in (outcome.text + trained.text).splitlines() if "step" in line]
             find.figure(f"stop {number}: it was said", "; ".join(noted)[:200] or "nothing")
+
+
+WAITS = """
+import datetime, torch
+torch.distributed.init_process_group({backend!r}, timeout=datetime.timedelta(seconds=4))
+t = torch.ones(1, device=device)
+if rank == 0: breakpoint()
+torch.distributed.all_reduce(t)
+t.item()
+"""
+
+
+@step(
+    "K20", "a rank at a breakpoint keeps the others waiting, whatever the group's limit", limit_s=50, without_gpu="cpu"
+)
+def breakpoint_in_rank(place: Place, find: Findings) -> None:
+    group = Group(place=place)
+    with place.notebook(**group.environment()) as book:  # type: ignore[arg-type]
+        group.check_nccl(book)
+        options = place.ranks(group.count)
+        pids = book.settled(options)
+        backend = "cpu:gloo,cuda:nccl" if place.on_gpu else "gloo"
+        book.start(f"%%distributed {options} --out met\n{WAITS.format(backend=backend)}", keyboard=True)
+        book.asked("rank 0 (Pdb)", 20.0)
+        time.sleep(7.0)  # torch's own limit is 4 s
+        book.client.input("c")
+        outcome = book.finish(15.0)
+        met = book.cell("print(list(met))").stdout.strip()
+        find.that("the others have waited", met == "[2.0, 2.0]", met or outcome.text[-400:])
+        find.that("the ranks are the same", book.values(options, PID) == pids)

@@ -100,7 +100,7 @@ class Coordinator:
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
         group.find_again = lambda: self.find_nodes(client, group.command)
-        group.on_closed = lambda: self.server.close(group, force=True)
+        group.on_closed = lambda reason: self.server.close(group, force=True, reason=reason)
         self.server.add(client, group)
         group.open()
 

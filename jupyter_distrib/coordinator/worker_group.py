@@ -77,7 +77,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def __init__(self, command: OpenWorkerGroup, *, loop: Loop, place: NodeSource, logs: Path, tell: Tell) -> None:
         super().__init__(command, tell)
-        self.on_closed: Callable[[], None] = lambda: None
+        self.on_closed: Callable[[str], None] = lambda reason: None
         self.place = place
         """The source of the present nodes; what others report is of nodes that were given back."""
         self.find_again: Callable[[], NodeSource] | None = None
@@ -171,7 +171,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._useless = True
         if (pending := self.take_pending()) is not None:
             pending.fail(f"the run cannot go on: {reason}")
-        self.on_closed()
+        self.on_closed(reason)
         cls = WorkerGroupClosed if self._replaces_nodes else WorkerGroupRefused
         self.tell(cls(group=self.name, reason=reason), ())
 
@@ -375,7 +375,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def _close(self) -> None:
         self._useless = True
-        self.on_closed()
+        self.on_closed(self._ending)
         self.tell(WorkerGroupClosed(group=self.name, reason=self._ending), ())
 
     def _pids(self) -> dict[int, int]:

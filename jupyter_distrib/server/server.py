@@ -105,6 +105,8 @@ class Server(Generic[G]):
         self.loop = Loop(on_error=traceback.print_exception)  # into the process's log
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
+        self._closed: dict[str, str] = {}
+        """Reasons why worker groups were closed, for cells that were on their way to them."""
         self._attempts: dict[str, Attempts] = {}
         """The runs that may be started again, by id."""
         self._detached = DetachedRuns(self.tell, directory, name)
@@ -286,6 +288,7 @@ class Server(Generic[G]):
             traceback.print_exc()  # into the process's log
             group.closed = True
         self.groups.remove(group)
+        self._closed[group.name] = reason
         for client in self.clients:
             client.groups.pop(group.name, None)
         self._service.closed(group, force=force)
@@ -297,7 +300,8 @@ class Server(Generic[G]):
         self._service.before_cell()
         group = client.groups.get(command.group)
         if group is None:  # it went away while the cell was on its way
-            for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
+            reason = self._closed.get(command.group, "")
+            for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0), reason):
                 self.tell(client, event)
             return
         frame = client.link.frame

@@ -29,7 +29,7 @@ READY = "print('ready', rank, flush=True)\n"
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[GpuBed]:
-    with GpuBed(count=4) as machine:
+    with GpuBed(count=8) as machine:  # both hosts see the GPUs of ranks that are leaving as free
         yield machine
 
 
@@ -140,5 +140,5 @@ def test_a_host_that_dies_before_it_has_reported_is_named_and_the_next_cell_has_
     dies = f"import time\nif rank == 1: torch.cuda.synchronize = lambda *_: (os.kill({agent}, 9), time.sleep(60))\n"
     far.fails(on(2, f"{dies}raise ValueError('of all')", ""))
     lost = far.cell(on(2, "rank", ""))
-    assert lost.status == "ok" or "the cell has not begun, because node b was lost: its agent has ended" in lost.text
+    assert lost.status == "ok" or "because node b was lost: its agent has ended" in lost.text
     assert far.ok(on(2, "rank", "")).result == "rank 0: 0\nrank 1: 1"
