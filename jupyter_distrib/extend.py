@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.options import Option, at_least_zero, count, json_object, seconds, string, switch
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Pool, Sink
 from jupyter_distrib.wire.descriptors import Descriptors

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from jupyter_distrib.kernel.record.failures import cause, in_brief, is_consequence
-from jupyter_distrib.kernel.record.record import RankRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.terminal_stream import without_codes
 from jupyter_distrib.kernel.record.traceback_text import innermost
 from jupyter_distrib.kernel.session.results import short_text

@@ -23,7 +23,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from jupyter_distrib.errors import RankLost, RemoteError, RunTimeout
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.traceback_text import (
     Paint,
     Rendering,

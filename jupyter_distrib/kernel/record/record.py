@@ -11,138 +11,37 @@ files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isfinite
-from typing import Literal, assert_never
 
 from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.clearing import RankClearing
-from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.output_lines import Line, Lines
-from jupyter_distrib.kernel.record.terminal_stream import Progress, Stream
+from jupyter_distrib.kernel.record.rank_record import RankRecord, Sample
+from jupyter_distrib.kernel.record.terminal_stream import Stream
 from jupyter_distrib.kernel.record.terminal_styles import StyledText
-from jupyter_distrib.kernel.record.timeline import Course
 from jupyter_distrib.system.formatting import short
 from jupyter_distrib.wire.messages import (
     Cleared,
-    DebuggerLeft,
-    DebuggerPrompted,
     Displayed,
     Ended,
-    Exited,
-    Failed,
-    Failure,
-    Frame,
-    Interrupted,
     Measured,
     Moved,
     Noted,
-    Parcel,
-    PhaseTimes,
     Profiled,
-    Progressed,
     RanksReduced,
     Restarted,
-    Returned,
     RunEvent,
-    Sampled,
-    StackSeen,
     Stalled,
-    Started,
     TimedOut,
     WorkerInfo,
     Wrote,
 )
 
-RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
-
 HISTORY = 1000
 NOTES = 100
 NOT_FINITE = 5
 """The number of values that are named when they become nan or infinite."""
-
-
-# ---------------------------------------------------------------------------------------------------- what is kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A sample: numbers that a rank reported together."""
-
-    step: int
-    values: dict[str, float]
-    at_s: float
-    lost: bool = False
-    """Whether an earlier attempt reported it, and a later one has computed the step again."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RankRecord:
-    """The state of one rank of a run. Only `RunRecord.apply` writes it."""
-
-    rank: int
-    state: RankState = "waiting"
-    pid: int = 0
-    device: str = ""
-    device_name: str = ""
-    progress: tuple[Progress, ...] = ()
-    """The progress of nested loops, outermost first; empty if the rank reports none."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The last value of every name ever reported."""
-    metrics_step: int = 0
-    history: list[Sample] = field(default_factory=list)
-    """The reported samples, of which every second one is dropped when the list is full, so that it always spans the
-    whole run."""
-    last_line: str = ""
-    failure: Failure | None = None
-    failed_at_s: float = 0.0
-    exit: Exited | None = None
-    stopped_at: tuple[Frame, ...] = ()
-    """The frames at which an interrupt met the rank, outermost first."""
-    stack: StackSeen | None = None
-    """The Python stack that somebody asked for last."""
-    prompt: DebuggerPrompted | None = None
-    """The prompt of the debugger in which the rank is stopped; it stays until the next one or until the rank goes."""
-    left_debugger: DebuggerLeft | None = None
-    """The last end of such a stop."""
-    returned: bool = False
-    value: Parcel | None = None
-    kept: dict[str, str] = field(default_factory=dict)
-    """The names that stay on the rank -> name of the value's type."""
-    sharded: tuple[str, ...] = ()
-    """The names among `kept` whose values are sharded over the ranks."""
-    exited_early: bool = False
-    rss_bytes: int = 0
-    """The resident memory of its process and of the children that it started; 0 while unknown."""
-    peak_rss_bytes: int = 0
-    cpu_percent: float = 0.0
-    """The processor usage; 100 is one core."""
-    gpu_memory_bytes: int | None = None
-    peak_gpu_memory_bytes: int | None = None
-    gpu_memory_total_bytes: int | None = None
-    gpu_percent: float | None = None
-    gpu_tensor_bytes: int | None = None
-    gpu_reserved_bytes: int | None = None
-    times: PhaseTimes | None = None
-    """The time of its training by phase; None if it does not train."""
-    gpu_memory_of_all: bool = False
-    """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
-    course: Course = field(default_factory=Course)
-    displays: Displays = field(default_factory=Displays)
-    started_at_s: float | None = None
-    ended_at_s: float | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.state in ("done", "failed", "lost", "interrupted")
-
-    @property
-    def gone(self) -> bool:
-        """Return whether the rank's process ended during the run, for any reason: the values kept on it are lost."""
-        return self.exit is not None
-
-
-# ---------------------------------------------------------------------------------------------------- the fold
 
 
 class RunRecord:
@@ -207,18 +106,12 @@ class RunRecord:
             raise ValueError(f"an event of run {event.run} came to the record of run {self.run}")
         self.changes += 1
         match event:
-            case Started():
-                self._start(self.ranks[event.rank], event)
             case Wrote():
                 self._write(self.ranks[event.rank], event)
-            case Progressed():
-                self._progress(self.ranks[event.rank], event)
             case Measured():
                 self._measure(self.ranks[event.rank], event)
             case Noted():
                 self.notes = [*self.notes, event][-NOTES:]
-            case Sampled():
-                self._sample(self.ranks[event.rank], event)
             case Displayed():
                 self._display(self.ranks[event.rank], event)
             case Cleared():
@@ -226,22 +119,8 @@ class RunRecord:
                 rank.displays = self._of(rank.rank).called(event, rank.displays)
             case Stalled() | Moved():
                 self.stall = event if isinstance(event, Stalled) else None
-            case StackSeen():
-                self.ranks[event.rank].stack = event
             case Profiled():
                 pass  # `kernel/session/trace_writer.py` writes it into a file
-            case DebuggerPrompted():
-                self.ranks[event.rank].prompt = event
-            case DebuggerLeft():
-                self.ranks[event.rank].prompt, self.ranks[event.rank].left_debugger = None, event
-            case Returned():
-                self._return(self.ranks[event.rank], event)
-            case Failed():
-                self._fail(self.ranks[event.rank], event)
-            case Interrupted():
-                self._interrupt(self.ranks[event.rank], event)
-            case Exited():
-                self._exit(self.ranks[event.rank], event)
             case TimedOut():
                 self.limit_s, self.hung = event.limit_s, event.stalled
             case Restarted() | RanksReduced():
@@ -249,7 +128,7 @@ class RunRecord:
             case Ended():
                 self._end(event)
             case _:
-                assert_never(event)
+                self.ranks[event.rank].apply(event)
         if not isinstance(event, Noted) and event.at_s:
             self._last_at_s = max(event.at_s, self._last_at_s or event.at_s)
 
@@ -305,9 +184,6 @@ class RunRecord:
         """Return the beginning of each line that a rank has not ended yet."""
         return [_line(rank, name, text) for rank, name, stream in self._streams() if (text := stream.peek())]
 
-    def _start(self, rank: RankRecord, event: Started) -> None:
-        rank.state, rank.pid, rank.device, rank.started_at_s = "running", event.pid, event.device, event.at_s
-
     def _write(self, rank: RankRecord, event: Wrote) -> None:
         stream = self._of(event.rank).stream(event.stream)
         if event.skipped_lines:
@@ -326,9 +202,6 @@ class RunRecord:
         for text in texts:
             append(_line(number, stream, text))
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
-
-    def _progress(self, rank: RankRecord, event: Progressed) -> None:
-        rank.progress = nested_progress.moved_on(rank.progress, event)
 
     def _display(self, rank: RankRecord, event: Displayed) -> None:
         if not event.update:
@@ -354,48 +227,6 @@ class RunRecord:
     def _note_not_finite(self, rank: int, text: str) -> None:
         if text in self.not_finite or len(self.not_finite) < NOT_FINITE:
             self.not_finite = {**self.not_finite, text: [*self.not_finite.get(text, ()), rank]}
-
-    def _sample(self, rank: RankRecord, event: Sampled) -> None:
-        rank.rss_bytes, rank.cpu_percent = event.rss_bytes, event.cpu_percent
-        rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.rss_bytes)
-        rank.gpu_memory_total_bytes, rank.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
-        rank.gpu_memory_bytes, rank.gpu_memory_of_all = event.gpu_memory_bytes, event.gpu_memory_of_all
-        rank.gpu_tensor_bytes, rank.gpu_reserved_bytes = event.gpu_tensor_bytes, event.gpu_reserved_bytes
-        rank.times = event.times or rank.times
-        self._follow_course(rank, event)
-        if event.gpu_memory_bytes is not None:
-            rank.peak_gpu_memory_bytes = max(rank.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
-
-    def _follow_course(self, rank: RankRecord, event: Sampled) -> None:
-        on_gpu = event.gpu_memory_bytes is not None
-        rank.course.use(
-            (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent, event.gpu_memory_bytes or event.rss_bytes
-        )
-        if rank.progress:
-            rank.course.come_to(nested_progress.position(rank.progress), "progress", event.at_s)
-        elif rank.times is not None:
-            rank.course.come_to(rank.times.steps, "optimizer", event.at_s)
-
-    def _return(self, rank: RankRecord, event: Returned) -> None:
-        if rank.started_at_s is None:
-            rank.started_at_s = event.began_at_s
-        rank.state, rank.returned, rank.ended_at_s, rank.prompt = "done", True, event.at_s, None
-        rank.value, rank.kept, rank.exited_early = event.value, event.kept, event.exited_early
-        rank.sharded, rank.times = event.sharded, event.times or rank.times
-
-    def _fail(self, rank: RankRecord, event: Failed) -> None:
-        rank.state, rank.failure, rank.failed_at_s, rank.ended_at_s = "failed", event.failure, event.at_s, event.at_s
-        rank.prompt = None
-
-    def _interrupt(self, rank: RankRecord, event: Interrupted) -> None:
-        rank.state, rank.stopped_at, rank.ended_at_s, rank.prompt = "interrupted", event.frames, event.at_s, None
-
-    def _exit(self, rank: RankRecord, event: Exited) -> None:
-        rank.exit, rank.prompt = event, None
-        rank.peak_rss_bytes = max(rank.peak_rss_bytes, event.peak_rss_bytes)
-        # A rank that had failed keeps that state, which explains more. The values that it kept are lost in any case.
-        if rank.state != "failed" and not (rank.state == "done" and event.asked):
-            rank.state, rank.ended_at_s = "lost", event.at_s
 
     def _begin_again(self, event: Restarted | RanksReduced) -> None:
         self._restart(event) if isinstance(event, Restarted) else self._reduce(event)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jupyter_distrib.kernel.record.record import RankRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.session import detached
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.next_rank import next_rank

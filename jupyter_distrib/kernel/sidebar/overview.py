@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jupyter_distrib.kernel.record import failures
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.status import PoolStatus, RankUsage, RunStatus, other_groups

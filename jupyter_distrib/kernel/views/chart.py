@@ -13,7 +13,8 @@ from html import escape
 from itertools import chain
 from math import isfinite
 
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import png
 from jupyter_distrib.kernel.views.png import Mark, Stroke, Text
 from jupyter_distrib.system.formatting import short

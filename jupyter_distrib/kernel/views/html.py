@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from jupyter_distrib.kernel.record.displays import Display
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
 from jupyter_distrib.kernel.record.terminal_styles import css
 from jupyter_distrib.kernel.views import chart, markup, sanitize_html, shares, timeline

@@ -18,7 +18,8 @@ from jupyter_distrib.wire.messages import Failure, StackSeen, Stalled
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.record.displays import Display
     from jupyter_distrib.kernel.record.output_lines import Line
-    from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+    from jupyter_distrib.kernel.record.rank_record import RankRecord
+    from jupyter_distrib.kernel.record.record import RunRecord
 
 
 def state_of(record: RunRecord, *, lines: int = 200) -> dict[str, Any]:

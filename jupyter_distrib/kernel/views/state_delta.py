@@ -20,7 +20,8 @@ from typing import Any
 from jupyter_distrib.kernel.record.displays import KEPT, Display
 from jupyter_distrib.kernel.record.failures import is_consequence
 from jupyter_distrib.kernel.record.output_lines import Line
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord, Sample
+from jupyter_distrib.kernel.record.rank_record import RankRecord, Sample
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import state as run_state
 from jupyter_distrib.kernel.views import timeline
 from jupyter_distrib.system.formatting import clipped

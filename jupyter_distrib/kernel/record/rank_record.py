@@ -1,0 +1,193 @@
+"""The record of one rank of a run: the fold of the events that concern this rank alone. Kernel side; no clock, standard
+library only. `kernel/record/record.py` has the rest: output, displays and reported numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, assert_never
+
+from jupyter_distrib.kernel.record import nested_progress
+from jupyter_distrib.kernel.record.displays import Displays
+from jupyter_distrib.kernel.record.terminal_stream import Progress
+from jupyter_distrib.kernel.record.timeline import Course
+from jupyter_distrib.wire.messages import (
+    DebuggerLeft,
+    DebuggerPrompted,
+    Exited,
+    Failed,
+    Failure,
+    Frame,
+    Interrupted,
+    Parcel,
+    PhaseTimes,
+    Progressed,
+    Returned,
+    Sampled,
+    StackSeen,
+    Started,
+)
+
+RankState = Literal["waiting", "starting", "running", "done", "failed", "lost", "interrupted"]
+OfOneRank: TypeAlias = (
+    Started
+    | Progressed
+    | Sampled
+    | StackSeen
+    | DebuggerPrompted
+    | DebuggerLeft
+    | Returned
+    | Failed
+    | Interrupted
+    | Exited
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A sample: numbers that a rank reported together."""
+
+    step: int
+    values: dict[str, float]
+    at_s: float
+    lost: bool = False
+    """Whether an earlier attempt reported it, and a later one has computed the step again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RankRecord:
+    """The state of one rank of a run. Only `RunRecord.apply` writes it."""
+
+    rank: int
+    state: RankState = "waiting"
+    pid: int = 0
+    device: str = ""
+    device_name: str = ""
+    progress: tuple[Progress, ...] = ()
+    """The progress of nested loops, outermost first; empty if the rank reports none."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last value of every name ever reported."""
+    metrics_step: int = 0
+    history: list[Sample] = field(default_factory=list)
+    """The reported samples, of which every second one is dropped when the list is full, so that it always spans the
+    whole run."""
+    last_line: str = ""
+    failure: Failure | None = None
+    failed_at_s: float = 0.0
+    exit: Exited | None = None
+    stopped_at: tuple[Frame, ...] = ()
+    """The frames at which an interrupt met the rank, outermost first."""
+    stack: StackSeen | None = None
+    """The Python stack that somebody asked for last."""
+    prompt: DebuggerPrompted | None = None
+    """The prompt of the debugger in which the rank is stopped; it stays until the next one or until the rank goes."""
+    left_debugger: DebuggerLeft | None = None
+    """The last end of such a stop."""
+    returned: bool = False
+    value: Parcel | None = None
+    kept: dict[str, str] = field(default_factory=dict)
+    """The names that stay on the rank -> name of the value's type."""
+    sharded: tuple[str, ...] = ()
+    """The names among `kept` whose values are sharded over the ranks."""
+    exited_early: bool = False
+    rss_bytes: int = 0
+    """The resident memory of its process and of the children that it started; 0 while unknown."""
+    peak_rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    """The processor usage; 100 is one core."""
+    gpu_memory_bytes: int | None = None
+    peak_gpu_memory_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_percent: float | None = None
+    gpu_tensor_bytes: int | None = None
+    gpu_reserved_bytes: int | None = None
+    times: PhaseTimes | None = None
+    """The time of its training by phase; None if it does not train."""
+    gpu_memory_of_all: bool = False
+    """Whether the GPU memory is that of all processes since the rank's start; see `Sampled`."""
+    course: Course = field(default_factory=Course)
+    displays: Displays = field(default_factory=Displays)
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("done", "failed", "lost", "interrupted")
+
+    @property
+    def gone(self) -> bool:
+        """Return whether the rank's process ended during the run, for any reason: the values kept on it are lost."""
+        return self.exit is not None
+
+    def apply(self, event: OfOneRank) -> None:
+        """Apply an event of this rank."""
+        match event:
+            case Started():
+                self._start(event)
+            case Progressed():
+                self._progress(event)
+            case Sampled():
+                self._sample(event)
+            case StackSeen():
+                self.stack = event
+            case DebuggerPrompted():
+                self.prompt = event
+            case DebuggerLeft():
+                self.prompt, self.left_debugger = None, event
+            case Returned():
+                self._return(event)
+            case Failed():
+                self._fail(event)
+            case Interrupted():
+                self._interrupt(event)
+            case Exited():
+                self._exit(event)
+            case _:
+                assert_never(event)
+
+    def _start(self, event: Started) -> None:
+        self.state, self.pid, self.device, self.started_at_s = "running", event.pid, event.device, event.at_s
+
+    def _progress(self, event: Progressed) -> None:
+        self.progress = nested_progress.moved_on(self.progress, event)
+
+    def _sample(self, event: Sampled) -> None:
+        self.rss_bytes, self.cpu_percent = event.rss_bytes, event.cpu_percent
+        self.peak_rss_bytes = max(self.peak_rss_bytes, event.rss_bytes)
+        self.gpu_memory_total_bytes, self.gpu_percent = event.gpu_memory_total_bytes, event.gpu_percent
+        self.gpu_memory_bytes, self.gpu_memory_of_all = event.gpu_memory_bytes, event.gpu_memory_of_all
+        self.gpu_tensor_bytes, self.gpu_reserved_bytes = event.gpu_tensor_bytes, event.gpu_reserved_bytes
+        self.times = event.times or self.times
+        self._follow_course(event)
+        if event.gpu_memory_bytes is not None:
+            self.peak_gpu_memory_bytes = max(self.peak_gpu_memory_bytes or 0, event.gpu_memory_bytes)
+
+    def _follow_course(self, event: Sampled) -> None:
+        on_gpu = event.gpu_memory_bytes is not None
+        self.course.use(
+            (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent, event.gpu_memory_bytes or event.rss_bytes
+        )
+        if self.progress:
+            self.course.come_to(nested_progress.position(self.progress), "progress", event.at_s)
+        elif self.times is not None:
+            self.course.come_to(self.times.steps, "optimizer", event.at_s)
+
+    def _return(self, event: Returned) -> None:
+        if self.started_at_s is None:
+            self.started_at_s = event.began_at_s
+        self.state, self.returned, self.ended_at_s, self.prompt = "done", True, event.at_s, None
+        self.value, self.kept, self.exited_early = event.value, event.kept, event.exited_early
+        self.sharded, self.times = event.sharded, event.times or self.times
+
+    def _fail(self, event: Failed) -> None:
+        self.state, self.failure, self.failed_at_s, self.ended_at_s = "failed", event.failure, event.at_s, event.at_s
+        self.prompt = None
+
+    def _interrupt(self, event: Interrupted) -> None:
+        self.state, self.stopped_at, self.ended_at_s, self.prompt = "interrupted", event.frames, event.at_s, None
+
+    def _exit(self, event: Exited) -> None:
+        self.exit, self.prompt = event, None
+        self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes)
+        # A rank that had failed keeps that state, which explains more. The values that it kept are lost in any case.
+        if self.state != "failed" and not (self.state == "done" and event.asked):
+            self.state, self.ended_at_s = "lost", event.at_s
