@@ -11,7 +11,6 @@ executes a detached run. What a worker group is, and how one is opened, is the `
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import socket
@@ -28,7 +27,8 @@ from jupyter_distrib.server.attempts import Attempts
 from jupyter_distrib.server.client import Client, G
 from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.server.pending_cell import Tell
-from jupyter_distrib.system import paths, process_environment
+from jupyter_distrib.server.socket_name import SocketName
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -101,7 +101,7 @@ class Server(Generic[G]):
 
     def __init__(self, service: Service[G], listener: socket.socket, directory: Path, name: str) -> None:
         self._service = service
-        self._listener, self._lock, self._socket = listener, directory / f"{name}.lock", directory / f"{name}.sock"
+        self._listener, self._name = listener, SocketName(directory, name)
         self.loop = Loop(on_error=traceback.print_exception)  # into the process's log
         self.clients: list[Client[G]] = []
         self.groups: list[G] = []
@@ -111,9 +111,6 @@ class Server(Generic[G]):
         """The runs that may be started again, by id."""
         self._detached = DetachedRuns(self.tell, directory, name)
         self._idle_timer: Timer | None = None
-        self._named = True
-        self._file = paths.inode(self._socket)
-        """The file by which kernels reach this server; it is another server's once a kernel has given this one up."""
         self._started_s = time.monotonic()
 
     def serve(self) -> None:
@@ -132,11 +129,8 @@ class Server(Generic[G]):
         self.loop.stop()
 
     def give_up_name(self) -> None:
-        """Accept no new kernels. Once: afterwards the name may be another server's."""
-        if self._named:
-            self._named = False
-            if paths.inode(self._socket) == self._file:
-                self._socket.unlink(missing_ok=True)
+        """Accept no new kernels."""
+        self._name.give_up()
 
     @property
     def keeps_records(self) -> bool:
@@ -394,10 +388,9 @@ class Server(Generic[G]):
         the next ones start a process of their own.
         """
         self._idle_timer = None
-        if not self._lock.parent.exists():  # removed, as /run/user is when a user logs out: nobody can connect
+        if not self._name.reachable:
             return self.loop.stop()
-        with self._lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._name.held():
             self._accept()
             if not self.clients:
                 self.give_up_name()

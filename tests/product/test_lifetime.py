@@ -182,15 +182,15 @@ def test_the_third_press_of_stop_gives_up_an_agent_that_is_frozen(tmp_path: Path
 
 LOST_MEANWHILE = """
 import os, signal, time
-from jupyter_distrib.kernel.session.session import Session
-command = Session._command
-def with_the_agent_lost(self, run, group, *more):
-    Session._command = command
+from jupyter_distrib.kernel.session import cell_order
+command = cell_order.command
+def with_the_agent_lost(order, options, inputs, run, group):
+    cell_order.command = command
     os.kill(group.connection.ask().pid, signal.SIGKILL)
     while not group.connection.lost or group.connection.groups:
         time.sleep(0.01)
-    return command(self, run, group, *more)
-Session._command = with_the_agent_lost
+    return command(order, options, inputs, run, group)
+cell_order.command = with_the_agent_lost
 """
 """The agent ends after the ranks were found to be up, and before the cell is sent."""
 

@@ -232,7 +232,7 @@ def _network(session: Session) -> Iterator[Finding]:
             yield Finding(topic="network", text=f"of {group.connection.pool} is not measured: its ranks are busy")
             continue
         try:
-            results = session.ask_ranks(group, PROBE, "the network between nodes")
+            results = session.queries.ask_ranks(group, PROBE, "the network between nodes")
         except DistributedError as error:
             yield Finding(topic="network", text=f"of {group.connection.pool} was not measured", advice=str(error))
             continue

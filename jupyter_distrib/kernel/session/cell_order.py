@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jupyter_distrib.kernel.session import travelling_environment
+from jupyter_distrib.kernel.session import prompts, travelling_environment
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import library_settings, process, process_environment
-from jupyter_distrib.wire.messages import Cell, Parcel, Setting
+from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 """The variable with which torch compares the ranks' calls before each collective."""
+FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 Content = shared_memory.Content | shared_memory.Written
 
 
@@ -96,6 +97,36 @@ class Order:
         """Free the copies of an order that is not carried out."""
         if isinstance(self.inputs, WrittenInputs) and self.inputs.content is not None:
             self.inputs.content.close()
+
+
+def command(order: Order, options: Options, inputs: Parcel, run: Run, group: WorkerGroup) -> Execute:
+    """Return the command to execute an order on a worker group; `options` have the variables of observers as well."""
+    return Execute(
+        run=run.id,
+        group=group.name,
+        ranks=tuple(run.record.ranks),
+        cell=order.cell,
+        inputs=inputs,
+        setting=setting(order, options, group.connection),
+        detached=options.detach,
+        timeout_s=options.timeout_s,
+        hang_timeout_s=options.hang_timeout_s,
+        max_restarts=options.max_restarts or 0,
+        min_ranks=options.min_ranks or 0,
+        restart_on_error=options.restart_on == "error",
+        profile=options.profile or 0,
+        unanswered=_unanswered(run, order),
+        label=run.record.label,
+    )
+
+
+def _unanswered(run: Run, order: Order) -> str:
+    """Return the reason why nobody answers the debugger of a rank during this run; empty if somebody can."""
+    if order.options.detach:
+        return "the run is detached"
+    if run.beside or not order.observed:
+        return "the notebook does not wait for this run"
+    return prompts.missing()
 
 
 def setting(order: Order, options: Options, connection: Connection) -> Setting:

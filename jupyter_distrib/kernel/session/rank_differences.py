@@ -104,7 +104,7 @@ def compare(session: Session, handle: RankValue) -> Differences:
 
 
 def _ask(session: Session, handle: RankValue, call: str) -> dict[int, Any]:
-    results = session.ask_holders(handle, _ASK.format(call=call))
+    results = session.queries.ask_holders(handle, _ASK.format(call=call))
     return {rank: results[rank] for rank in handle.ranks}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,8 +27,6 @@ from jupyter_distrib.kernel.session import (
     new_runs,
     observed_runs,
     pool_capacity,
-    prompts,
-    selection,
 )
 from jupyter_distrib.kernel.session.cell_order import Content, Order
 from jupyter_distrib.kernel.session.choices import Choices
@@ -36,7 +34,8 @@ from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.kernel_identity import KernelIdentity
 from jupyter_distrib.kernel.session.observers import Observers
 from jupyter_distrib.kernel.session.pool_manager import Beside, PoolManager
-from jupyter_distrib.kernel.session.results import RankValue, Results
+from jupyter_distrib.kernel.session.rank_queries import RankQueries
+from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run, View
 from jupyter_distrib.kernel.session.run_history import RunHistory
 from jupyter_distrib.kernel.session.run_queue import RunQueue, Submission
@@ -52,13 +51,10 @@ from jupyter_distrib.wire.messages import (
     Cell,
     Execute,
     NotAttached,
-    Parcel,
 )
 
 STOPPED_S = 5.0
 """The most seconds to wait for the end of a run whose cell could not be sent completely."""
-GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
-"""The source of the cell that fetches a sharded value."""
 
 
 PATIENCE_S = 30 * 86_400.0
@@ -82,7 +78,8 @@ class Session:
         self.observers.own.append(self.history_writer.follow)
         self.queue = RunQueue(partial(pool_capacity.of, self), self.changed)
         self._numbers = itertools.count(1)
-        self._kept_values = KeptValues(self._fetch)
+        self.queries = RankQueries(self.start, self.runs, self.pools)
+        self._kept_values = KeptValues(self.queries.fetch)
 
     @property
     def settings(self) -> Settings:
@@ -252,7 +249,7 @@ class Session:
                         if order.observed
                         else {}
                     )
-                    command = self._command(run, group, order, cell_order.with_variables(options, given), parcel)
+                    command = cell_order.command(order, cell_order.with_variables(options, given), parcel, run, group)
                     self._send(run, group, command, content)
         return run
 
@@ -302,25 +299,6 @@ class Session:
             run.wait_ended(STOPPED_S)
             raise
 
-    def _command(self, run: Run, group: WorkerGroup, order: Order, options: Options, inputs: Parcel) -> Execute:
-        return Execute(
-            run=run.id,
-            group=group.name,
-            ranks=tuple(run.record.ranks),
-            cell=order.cell,
-            inputs=inputs,
-            setting=cell_order.setting(order, options, group.connection),
-            detached=options.detach,
-            timeout_s=options.timeout_s,
-            hang_timeout_s=options.hang_timeout_s,
-            max_restarts=options.max_restarts or 0,
-            min_ranks=options.min_ranks or 0,
-            restart_on_error=options.restart_on == "error",
-            profile=options.profile or 0,
-            unanswered=_unanswered(run, order),
-            label=run.record.label,
-        )
-
     def _remember(self, run: Run) -> None:
         self.runs.add(run)
         self.changed()
@@ -340,40 +318,6 @@ class Session:
         group = next((group for group in self.pools.groups() if group.run is run), None)
         return {} if group is None else self._kept_values.handles(group, run, names)
 
-    def _fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
-        """Fetch a copy of one rank's kept value by a run on that rank, or on all ranks if each has a shard."""
-        handle = next(handle for handle in group.handles if handle.key == key)
-        if group.busy:
-            raise selection.busy(group)
-        connection = group.connection
-        on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
-        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=dict(connection.options))
-        label = f"{handle.name}[{rank}]"
-        results = self._ask(source, options, label, {"__kept__": handle}, [handle])
-        return None if results is None else results[home]
-
-    def ask_ranks(self, group: WorkerGroup, source: str, label: str) -> Results | None:
-        """Return the values of a source that all ranks of an idle group execute, in a run that leaves no trace."""
-        own = group.connection
-        options = Options(pool=own.pool, strategy="none", pool_options=dict(own.options)).resized(group.asked.size)
-        return self._ask(source, options, label, {}, ())
-
-    def ask_holders(self, handle: RankValue, source: str) -> Results:
-        """Return the values of a source that the ranks of a kept value execute, in which `__kept__` is their own.
-
-        Raises:
-            PoolError, ValueLost: They are busy, or gone.
-        """
-        group = next((group for group in self.pools.groups() if handle in group.handles), None)
-        if group is None or group.busy:
-            raise PoolError(f"the ranks of `{handle.name}` have ended.") if group is None else selection.busy(group)
-        options = Options(
-            on=handle.ranks, pool=group.connection.pool, strategy="none", pool_options=dict(group.connection.options)
-        )
-        results = self._ask(source, options, f"{handle.name} on its ranks", {"__kept__": handle}, [handle])
-        assert results is not None
-        return results
-
     def wait(self, run: Run, view: View, options: Options) -> Any:
         """Wait for a run, as `Run.wait` does; with `--debug`, examine its failure before its exception is raised."""
         try:
@@ -384,15 +328,6 @@ class Session:
 
                 failure_examination.offer(self.runs, self.pools)
             raise
-
-    def _ask(
-        self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
-    ) -> Results | None:
-        cell, packed = Cell(source=source, filename=label), payload.pack_inputs(values, {})
-        run = self.start(cell, packed, options, label=label, handles=handles, observed=False)
-        self.runs.remove(run)
-        found: Results | None = run.wait()
-        return found
 
     def find_run(self, name: str | None) -> Run:
         """Return the run with this id or number, or the last one for None. Raises `PoolError`."""
@@ -415,15 +350,6 @@ class Session:
             raise PoolError(answer.reason)
         self._remember(answer)
         return answer
-
-
-def _unanswered(run: Run, order: Order) -> str:
-    """Return the reason why nobody answers the debugger of a rank during this run; empty if somebody can."""
-    if order.options.detach:
-        return "the run is detached"
-    if run.beside or not order.observed:
-        return "the notebook does not wait for this run"
-    return prompts.missing()
 
 
 _current: Session | None = None

@@ -1,0 +1,76 @@
+"""Queries: short runs that bring values from ranks, and leave no trace in the notebook. In the thread that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jupyter_distrib.errors import PoolError
+from jupyter_distrib.kernel.session import selection
+from jupyter_distrib.kernel.session.pool_manager import PoolManager
+from jupyter_distrib.kernel.session.results import RankValue, Results
+from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.kernel.session.run_history import RunHistory
+from jupyter_distrib.kernel.session.worker_group import WorkerGroup
+from jupyter_distrib.kernel.settings.cell_options import Options
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.wire.messages import Cell
+
+GATHER = "from jupyter_distrib.worker.autoparallel import gather_shards\ngather_shards.of(__kept__)"
+"""The source of the cell that fetches a sharded value."""
+
+
+class RankQueries:
+    """The queries of one kernel.
+
+    Args:
+        start: Starts a cell, as `Session.start` does.
+        runs: The history of the kernel, in which queries do not stay.
+        pools: The ranks.
+    """
+
+    def __init__(self, start: Callable[..., Run], runs: RunHistory, pools: PoolManager) -> None:
+        self._start, self._runs, self._pools = start, runs, pools
+
+    def fetch(self, group: WorkerGroup, key: str, rank: int) -> Any:
+        """Fetch a copy of one rank's kept value by a run on that rank, or on all ranks if each has a shard."""
+        handle = next(handle for handle in group.handles if handle.key == key)
+        if group.busy:
+            raise selection.busy(group)
+        connection = group.connection
+        on, source, home = ((rank,), "__kept__", rank) if not handle.sharded else (None, GATHER, 0)
+        options = Options(on=on, pool=connection.pool, strategy="none", pool_options=dict(connection.options))
+        label = f"{handle.name}[{rank}]"
+        results = self._ask(source, options, label, {"__kept__": handle}, [handle])
+        return None if results is None else results[home]
+
+    def ask_ranks(self, group: WorkerGroup, source: str, label: str) -> Results | None:
+        """Return the values of a source that all ranks of an idle group execute, in a run that leaves no trace."""
+        own = group.connection
+        options = Options(pool=own.pool, strategy="none", pool_options=dict(own.options)).resized(group.asked.size)
+        return self._ask(source, options, label, {}, ())
+
+    def ask_holders(self, handle: RankValue, source: str) -> Results:
+        """Return the values of a source that the ranks of a kept value execute, in which `__kept__` is their own.
+
+        Raises:
+            PoolError, ValueLost: They are busy, or gone.
+        """
+        group = next((group for group in self._pools.groups() if handle in group.handles), None)
+        if group is None or group.busy:
+            raise PoolError(f"the ranks of `{handle.name}` have ended.") if group is None else selection.busy(group)
+        options = Options(
+            on=handle.ranks, pool=group.connection.pool, strategy="none", pool_options=dict(group.connection.options)
+        )
+        results = self._ask(source, options, f"{handle.name} on its ranks", {"__kept__": handle}, [handle])
+        assert results is not None
+        return results
+
+    def _ask(
+        self, source: str, options: Options, label: str, values: Mapping[str, Any], handles: Sequence[RankValue]
+    ) -> Results | None:
+        cell, packed = Cell(source=source, filename=label), payload.pack_inputs(values, {})
+        run = self._start(cell, packed, options, label=label, handles=handles, observed=False)
+        self._runs.remove(run)
+        found: Results | None = run.wait()
+        return found
