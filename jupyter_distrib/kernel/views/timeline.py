@@ -13,7 +13,8 @@ from itertools import groupby
 from typing import Any
 
 from jupyter_distrib.kernel.record import timeline
-from jupyter_distrib.kernel.record.record import RankRecord, RunRecord
+from jupyter_distrib.kernel.record.rank_record import RankRecord
+from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.timeline import NONE, Levels, Use
 from jupyter_distrib.system.formatting import duration
 
