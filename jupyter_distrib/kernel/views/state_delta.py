@@ -15,6 +15,8 @@ Everything is bounded, whatever the ranks do: keys are used again, and a batch b
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from jupyter_distrib.kernel.record.displays import KEPT, Display
@@ -72,7 +74,7 @@ class StateDelta:
             unfinished.setdefault(line.rank, []).append(_entry(line))
         for rank in record.ranks.values():
             pieces[f"rank_{rank.rank}"] = {**_row(rank, origin_s), "unfinished": unfinished.get(rank.rank, [])}
-            pieces |= self._history(rank, now_s, len(record.ranks))
+            pieces |= self._history(rank, now_s, len(record.ranks), origin_s)
         pieces |= self._course(record, now_s)
         pieces |= self._shown(record)
         pieces |= self._lines(record)
@@ -80,12 +82,12 @@ class StateDelta:
         self.now = {**self.now, **new}
         return new
 
-    def _history(self, rank: RankRecord, now_s: float, ranks: int) -> dict[str, Piece]:
+    def _history(self, rank: RankRecord, now_s: float, ranks: int, origin_s: float) -> dict[str, Piece]:
         before, at_s = self._histories.get(rank.rank, (None, now_s - HISTORY_EVERY_S))
         if not rank.history or rank.history[-1] is before or now_s - at_s < HISTORY_EVERY_S:
             return {}
         self._histories[rank.rank] = rank.history[-1], now_s
-        return {f"history_{rank.rank}": columns(rank, POINTS // ranks)}
+        return {f"history_{rank.rank}": columns(rank, POINTS // ranks, origin_s)}
 
     def _course(self, record: RunRecord, now_s: float) -> dict[str, Piece]:
         """Return the course of the run, now and then: it is drawn over the whole run."""
@@ -135,21 +137,38 @@ def _row(rank: RankRecord, origin_s: float) -> dict[str, Any]:
     }
 
 
-def columns(rank: RankRecord, points: int) -> dict[str, Any]:
-    """Return a history as columns, `{"step": [1, 2], "=loss": [0.5, None], "left": 0}`: about `points` points of all
-    metrics together, evenly spaced and always with the last ones, and the number of metrics left out. Steps that a
-    later attempt has computed again are not among them."""
+def columns(rank: RankRecord, points: int, origin_s: float = 0.0) -> dict[str, Any]:
+    """Return a history as columns, `{"step": [1, 2], "at": [0.5, 0.7], "=loss": [0.5, None], "left": 0}`.
+
+    About `points` points of all metrics together, evenly spaced and always with the last ones, and the number of
+    metrics left out. Steps that a later attempt has computed again are not among them. `at` is in seconds."""
     most = min(MOST_CHARTS, max(FEWEST_CHARTS, points // FEWEST_POINTS))
     names = list(rank.metrics)[:most]
     kept = [sample for sample in rank.history if not sample.lost]
-    stride = -(-len(kept) // max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
-    samples = kept[::stride]
-    if samples[-1] is not kept[-1]:
-        samples.append(kept[-1])
-    values: dict[str, Any] = {"step": [sample.step for sample in samples], "left": len(rank.metrics) - len(names)}
+    samples = _spaced(kept, names, max(FEWEST_POINTS, points // max(FEWEST_CHARTS, len(names))))
+    values: dict[str, Any] = {
+        "step": [sample.step for sample in samples],
+        "at": [round(sample.at_s - origin_s, 1) for sample in samples],
+        "left": len(rank.metrics) - len(names),
+    }
     for name in names:
         values[f"={name}"] = [_short(sample.values.get(name)) for sample in samples]
     return values
+
+
+def _spaced(kept: Sequence[Sample], names: Sequence[str], most: int) -> list[Sample]:
+    """Return about `most` samples, evenly spaced, the last one among them; those of a metric that is reported now and
+    then, such as that of a validation, stay."""
+    counts = Counter(name for sample in kept for name in sample.values)
+    strides = {name: -(-counts[name] // most) or 1 for name in names}
+    seen: Counter[str] = Counter()
+    samples = []
+    for sample in kept:
+        own = [name for name in sample.values if name in strides]
+        if any(seen[name] % strides[name] == 0 for name in own) or not own:
+            samples.append(sample)
+        seen.update(own)
+    return samples if samples[-1] is kept[-1] else [*samples, kept[-1]]
 
 
 def _short(value: float | None) -> float | str | None:

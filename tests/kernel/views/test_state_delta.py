@@ -175,6 +175,20 @@ def test_numbers_that_are_not_sent_are_counted(ranks: int, sent: int) -> None:
     assert len(names) * len(columns["step"]) <= max(POINTS // ranks, FEWEST_POINTS * FEWEST_CHARTS) + len(names)
 
 
+def test_numbers_that_are_reported_now_and_then_are_all_sent() -> None:
+    record, pieces = a_record(512), StateDelta("local")
+    for step in range(900):
+        record.apply(Measured(run="r-7", rank=0, step=step, values={"loss": 0.1}, at_s=1.0 + step))
+        if step % 91 == 90:
+            record.apply(Measured(run="r-7", rank=0, step=step, values={"val/loss": 0.2}, at_s=1.5 + step))
+    pieces.changed(record, 0.0)
+
+    columns = pieces.now["history_0"]
+    assert sum(value is not None for value in columns["=val/loss"]) == 9
+    assert len(columns["step"]) < 2 * FEWEST_POINTS + 9
+    assert columns["at"][-1] == 899.0
+
+
 def test_metrics_that_are_not_sent_with_their_rank_are_counted() -> None:
     record, pieces = a_record(1), StateDelta("local")
     values = {f"m{number}": float(number) for number in range(NAMES + 3)}

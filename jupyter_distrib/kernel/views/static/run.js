@@ -5,14 +5,13 @@ import { FINISHED, GLYPHS, addressed, assemble, behind, failures, notes, order, 
 import { clock } from "./words.js";
 import { Logs } from "./lines.js";
 import { Row } from "./ranks.js";
-import { Chart, chartNames, undrawn } from "./chart.js";
+import { Charts } from "./chart.js";
 import { Course, Shares } from "./strips.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set, setLinked } from "./dom.js";
 import { Output, noteSelection } from "./output.js";
 
 const TILES_FROM = 17; // with more ranks than 16, a rank is a tile
-const SHOWN_CHARTS = 6;
 const STATUS_EVERY_MS = 1000;
 const FAILURE_LINES = 3; // of a message; further ones are folded
 const GONE = "The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.";
@@ -50,7 +49,6 @@ class View {
     this.store = storeOf(model);
     this.root = root;
     this.rows = new Map();
-    this.charts = new Map();
     this.cards = new Map();
     this.asked = "";
     this.said = "";
@@ -90,13 +88,7 @@ class View {
     this.list.setAttribute("aria-label", "Ranks");
     this.shares = new Shares(root.appendChild(section("jd-shares", "Where the time goes")));
     this.course = new Course(root.appendChild(section("jd-timeline", "Steps behind over time")));
-    this.chartArea = root.appendChild(section("jd-charts", "Metrics over steps"));
-    this.allCharts = false;
-    this.moreCharts = this.chartArea.appendChild(element("div", "jd-more-charts"));
-    this.showCharts = this.moreCharts.appendChild(element("button", "jd-show-charts"));
-    this.showCharts.type = "button";
-    this.showCharts.addEventListener("click", () => ((this.allCharts = !this.allCharts), this.later()));
-    this.undrawn = this.moreCharts.appendChild(element("span"));
+    this.charts = new Charts(root.appendChild(section("jd-charts", "Reported numbers")), this.later);
     this.shown = root.appendChild(section("jd-shown", "Displays of the ranks"));
     this.output = new Output("Output of all ranks");
     root.append(this.output.root);
@@ -116,7 +108,7 @@ class View {
     this.paintRanks(state, late);
     this.shares.paint(state.shares ?? null);
     this.course.paint(state.course);
-    this.paintCharts(state);
+    this.charts.paint(state);
     this.paintDisplays(state);
     this.output.paint(this.store.logs.all, state.ranks.flatMap((rank) => rank.unfinished), state);
   };
@@ -172,32 +164,6 @@ class View {
       each.paint(row(rank, late.get(rank.rank), state.cause ?? null), this.store.logs.of(rank.rank), rank.unfinished, state);
     });
     if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
-  }
-
-  paintCharts(state) {
-    const names = chartNames(state);
-    const shown = this.allCharts ? names : names.slice(0, SHOWN_CHARTS);
-    for (const [name, chart] of this.charts) {
-      if (shown.includes(name)) continue;
-      chart.root.remove();
-      this.charts.delete(name);
-    }
-    for (const name of shown) {
-      if (!this.charts.has(name)) {
-        this.charts.set(name, new Chart(name));
-        this.chartArea.insertBefore(this.charts.get(name).root, this.moreCharts);
-      }
-      const chart = this.charts.get(name);
-      const seen = state.ranks.map((rank) => rank.columns);
-      if (!chart.seen || seen.some((columns, index) => columns !== chart.seen[index])) chart.paint(state);
-      chart.seen = seen;
-    }
-    this.chartArea.hidden = !this.charts.size;
-    set(this.showCharts, this.allCharts ? `Show ${SHOWN_CHARTS} of ${names.length} charts` : `Show ${names.length - SHOWN_CHARTS} more`);
-    this.showCharts.hidden = names.length <= SHOWN_CHARTS;
-    this.showCharts.setAttribute("aria-expanded", String(this.allCharts));
-    set(this.undrawn, undrawn(state));
-    this.moreCharts.hidden = this.showCharts.hidden && !this.undrawn.textContent;
   }
 
   paintDisplays(state) {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { BOX, chartNames, chartOf, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
+import { BOX, chartGroups, chartNames, chartOf, smoothed, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
 import { Logs, fold, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
@@ -265,6 +265,42 @@ test("what is not a number is left out and named", () => {
 test("the largest numbers there are do not break a chart", () => {
   const chart = chartOf(charted({ step: [0, 1], "=loss": [-1.7e308, 1.7e308] }), "loss");
   assert.equal(chart.lines[0].path, "M4.0 90.0L296.0 6.0");
+});
+
+const OPTIONS = [{ step: [0, 10, 100], at: [1, 2, 3], "=train/loss": [10, 1, 0.1], "=val/loss": [null, 2, 0.2] }];
+
+test("metrics of training and of validation are one chart", () => {
+  const grouped = chartGroups(["train/loss", "lr", "val/loss", "val_accuracy", "loss_train"]);
+  assert.deepEqual(grouped, [
+    { title: "loss", names: ["train/loss", "val/loss", "loss_train"] },
+    { title: "lr", names: ["lr"] },
+    { title: "val_accuracy", names: ["val_accuracy"] },
+  ]);
+  const { series } = chartOf(charted(...OPTIONS), ["train/loss", "val/loss"]);
+  assert.deepEqual(series.map(({ lines }) => lines[0].points.length), [3, 2]);
+});
+
+test("a chart has a logarithmic scale, time below it, and a part of it", () => {
+  const run = charted(...OPTIONS);
+  assert.equal(chartOf(run, "train/loss", { log: true }).lines[0].path, "M4.0 6.0L33.2 48.0L296.0 90.0");
+  assert.equal(chartOf(run, "train/loss", { time: true }).lines[0].path.split("L").length, 3);
+  assert.equal(chartOf(run, "train/loss", { time: true }).x.high, 3);
+  assert.deepEqual(chartOf(run, "train/loss", { zoom: [5, 200] }).lines[0].points.map(([x]) => x), [10, 100]);
+});
+
+test("smoothing weighs what came before", () => {
+  assert.deepEqual(smoothed([[0, 1, 0], [1, 2, 1]], 0), [[0, 1, 0], [1, 2, 1]]);
+  const [first, second] = smoothed([[0, 1, 0], [1, 2, 1]], 0.5);
+  assert.equal(first[1], 1);
+  assert.equal(second[1].toFixed(3), "1.667");
+});
+
+test("many ranks are a mean and a band", () => {
+  const ranks = Array.from({ length: 9 }, (_, rank) => ({ step: [0, 10], "=loss": [rank, 2 * rank] }));
+  const [{ mean, band, lines }] = chartOf(charted(...ranks), "loss").series;
+  assert.equal(mean, "M4.0 69.0L296.0 48.0");
+  assert.equal(band, "M4.0 90.0L296.0 90.0L296.0 6.0L4.0 48.0Z");
+  assert.equal(lines[0].path, "");
 });
 
 // ------------------------------------------------------------------------------------------------ colours, clearing
