@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from functools import lru_cache
 
 from jupyter_distrib.system import process_environment
 
@@ -23,6 +24,7 @@ def is_own(filename: str) -> bool:
     return filename.startswith(process_environment.OWN)
 
 
+@lru_cache(maxsize=1 << 14)  # a training cell asks for every module, and `realpath` reads each folder of each path
 def is_library(path: str) -> bool:
     """Return whether a file is this package's, Python's or an installed package's."""
     return is_own(path) or (os.path.isabs(path) and os.path.realpath(path).startswith(LIBRARY_FOLDERS))

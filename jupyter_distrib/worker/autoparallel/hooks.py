@@ -16,7 +16,7 @@ Code that handles ranks by itself is left alone: a cell that calls `init_process
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -148,11 +148,13 @@ class TrainingHooks:
         """Spread an optimizer's model over the ranks, unless it is wrapped by hand or by a library."""
         self._known.add(optimizer)
         parameters = [each for each in ownership.parameters_of(optimizer) if each.requires_grad]
-        others = _in_other_hands()
+        modules = ownership.alive(nn.Module)
+        others = _in_other_hands(modules)
         parameters = [each for each in parameters if id(each) not in others and not ownership.is_sharded(each)]
         if not parameters:
             return self._spread.recognise(optimizer)
-        owners = ownership.owners_of(parameters)
+        owners = ownership.owners_of(parameters, modules)
+        del modules  # sharding looks for all that refers to a module
         self._check_device(parameters, ownership.named(owners.roots) or type(optimizer).__name__)
         self._spread.adopt(
             OptimizerTraining(
@@ -254,9 +256,9 @@ class TrainingHooks:
         return __init__
 
 
-def _in_other_hands() -> dict[int, torch.Tensor]:
+def _in_other_hands(modules: Iterable[nn.Module]) -> dict[int, torch.Tensor]:
     """Return the parameters of models that the user, or a framework, has wrapped."""
-    wrappers = [module for module in ownership.alive(nn.Module) if _is_wrapper(module)]
+    wrappers = [module for module in modules if _is_wrapper(module)]
     return {id(each): each for wrapper in wrappers for each in wrapper.parameters()}
 
 
