@@ -88,7 +88,7 @@ def test_what_is_no_text_is_replaced() -> None:
     assert batch.take()[0] == "a\ufffd\ufffd\0b"
 
 
-@pytest.mark.parametrize("chunk", [17, 1000, 100_000, 1 << 22])
+@pytest.mark.parametrize("chunk", [pytest.param(17, marks=pytest.mark.slow), 1000, 100_000, 1 << 22])
 def test_skipped_lines_are_counted_exactly(chunk: int) -> None:
     data = b"".join(b"line %d\n" % i for i in range(200_000))
     batch, shown, skipped = _Batch(), "", 0

@@ -209,7 +209,7 @@ def loader(kind: str) -> DataLoader[Any]:
         case "stream":
             return DataLoader(Stream(), batch_size=4)
         case _:
-            return DataLoader(data, batch_size=None, shuffle=True)
+            return DataLoader(TensorDataset(torch.arange(10)), batch_size=None, shuffle=True)
 
 
 def reading(kind: str, stop_at: int = 10**6) -> tuple[list[Any], float]:

@@ -209,20 +209,17 @@ def test_ranks_that_wait_for_the_first_one_in_their_very_first_group_live_on(not
     assert pids_in(after) == before
 
 
-def test_a_collective_is_interrupted_50_times_of_50(book: Notebook) -> None:
+def test_a_collective_is_interrupted_20_times_of_20(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
-    waits = []
-    for turn in range(50):
+    for turn in range(20):
         what = ("all_reduce", "recv on both ranks", "DDP backward without the other rank", "a loop of collectives")[
             turn % 4
         ]
         outcome = stop(book, f"%%distributed --ranks 2 --strategy ddp\n{HEAD}{WORK[what][1]}")
         assert_stopped(outcome)
-        waits.append(outcome.wall_s)
         after = book.cell(READ)
         assert after.result == "rank 0: [0]\nrank 1: [11]", after.text
         assert pids_in(after) == before
-    print(f"p50 {sorted(waits)[25]:.3f} s, most {max(waits):.3f} s")
 
 
 def test_an_import_that_was_stopped_works_the_next_time(notebook: Notebook, tmp_path: Path) -> None:
@@ -605,7 +602,7 @@ def test_the_arrival_of_an_input_can_be_stopped(book: Notebook) -> None:
 
 def test_a_stop_at_any_moment_leaves_a_kernel_and_ranks_that_work(book: Notebook) -> None:
     rng = random.Random(50)
-    for turn in range(50):
+    for turn in range(24):
         flags = "--fresh" if turn % 3 == 0 else ""
         begin(
             book,

@@ -54,6 +54,7 @@ def test_the_examples_import_nothing_else_of_this_package(page: str) -> None:
     assert imported <= FOR_AUTHORS
 
 
+@pytest.mark.slow
 def test_the_strategy_of_the_docs_trains_in_a_cell(tmp_path: Path) -> None:
     (code,) = (block for block in code_of("strategies.md") if "class Averaged" in block)
     env = bring(tmp_path, "[jupyter_distrib.strategies]\naveraged = theirs:Averaged\n", theirs=code)
@@ -68,6 +69,7 @@ def test_the_strategy_of_the_docs_trains_in_a_cell(tmp_path: Path) -> None:
         assert "--buffers" in book.ok("%%distributed?").page
 
 
+@pytest.mark.slow
 def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
     """Options, help, settings files, the status and the sidebar know it, though nothing here names it."""
     (code,) = (block for block in code_of("writing-a-pool.md") if "class WrappedPool" in block)
@@ -93,6 +95,7 @@ def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
         assert "('gentle', 'wrapped')" in overview
 
 
+@pytest.mark.slow
 def test_the_observer_of_the_docs_writes_the_numbers_of_a_run(tmp_path: Path) -> None:
     (code,) = (block for block in code_of("writing-an-observer.md") if "class MetricsFile" in block)
     env = bring(tmp_path, "[jupyter_distrib.observers]\nmetrics_file = theirs:follow\n", theirs=code)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -155,10 +156,20 @@ def imports_of(folder: Path) -> list[Import]:
     for file in sorted(folder.rglob("*.py")):
         module = name_of(file, folder)
         here = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        for node, eager, runs in statements(ast.parse(file.read_text(encoding="utf-8")), eager=True, runs=True):
+        for node, eager, runs in statements(tree_of(file), eager=True, runs=True):
             for target in targets(node, here, names):
                 found.append(Import(module=module, target=target, line=node.lineno, eager=eager and runs, runs=runs))
     return found
+
+
+@cache
+def our_imports() -> list[Import]:
+    return imports_of(FOLDER)
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def name_of(file: Path, folder: Path) -> str:
@@ -271,7 +282,7 @@ RULES = (cycle, heavy, front_end, layers)
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_package_keeps_the_rule(rule):
-    assert [str(found) for found in rule(imports_of(FOLDER))] == []
+    assert [str(found) for found in rule(our_imports())] == []
 
 
 @pytest.mark.parametrize(
@@ -323,9 +334,7 @@ def test_the_table_of_folders_has_no_circle() -> None:
 
 
 def test_every_row_of_the_table_is_needed() -> None:
-    seen = {
-        (folder_of(one.module, MAY_IMPORT), folder_of(one.ours, MAY_IMPORT)) for one in imports_of(FOLDER) if one.ours
-    }
+    seen = {(folder_of(one.module, MAY_IMPORT), folder_of(one.ours, MAY_IMPORT)) for one in our_imports() if one.ours}
     assert {(here, there) for here, row in MAY_IMPORT.items() if row is not A_POOL for there in row} - seen == set()
 
 
@@ -364,7 +373,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - befor
 def test_the_coordinator_names_no_engine() -> None:
     """In its code: comments may say where something comes from."""
     for file in (FOLDER / "coordinator").glob("*.py"):
-        code = ast.unparse(ast.parse(file.read_text(encoding="utf-8")))
+        code = ast.unparse(tree_of(file))
         assert not re.search(r"\bray\b|Ray|RAY", code), file.name
 
 
@@ -374,7 +383,7 @@ def test_private_parts_of_torch_are_used_in_one_module() -> None:
     for file in (*FOLDER.glob("worker/pytorch/*.py"), *FOLDER.glob("worker/autoparallel/*.py")):
         if file.name == "private.py":
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         for node in ast.walk(tree):
             private = isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
             if private and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "sys", "os"}):
@@ -391,7 +400,7 @@ def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
     for file in FOLDER.rglob("*.py"):
         if is_in(name_of(file, FOLDER), "pools"):
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Compare | ast.match_case):
                 words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
                 compared += [f"{file.name}: {word}" for word in words & kinds]
@@ -401,7 +410,7 @@ def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
 def test_no_two_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
     for file in FOLDER.rglob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name_of(file, FOLDER))
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

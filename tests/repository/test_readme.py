@@ -60,6 +60,7 @@ def test_the_table_of_options_is_the_one_made_from_the_options() -> None:
     assert table.strip() == markdown_table(strategies=STRATEGIES, pools=POOLS)
 
 
+@pytest.mark.slow
 def test_every_python_block_runs_one_after_another_and_prints_what_it_says(book: Notebook) -> None:
     found = blocks()
     assert len(found) >= 3

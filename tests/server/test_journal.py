@@ -120,7 +120,7 @@ def test_a_long_journal_spans_all_that_was_reported(monkeypatch: pytest.MonkeyPa
         return compaction.thinned(entries)
 
     monkeypatch.setattr(journals, "thinned", counted)
-    journal, count = Journal(detached(), (), 2, gpus=False, notebook=""), 20 * journals.MAX_ENTRIES
+    journal, count = Journal(detached(), (), 2, gpus=False, notebook=""), 6 * journals.MAX_ENTRIES
     journal.add(measured(0, 0, lr=0.1), ())
     for step in range(count):
         journal.add(measured(step % 2, step, loss=1.0), ())

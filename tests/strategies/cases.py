@@ -176,7 +176,6 @@ weights(trainer.model.module)
     ),
     Case(
         title="two models and two optimizers (GAN)",
-        slow=False,
         code="""
 torch.manual_seed(1)
 maker, critic = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 6)), nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -313,7 +312,6 @@ weights(model)
     Case(
         title="parameters that get no gradient, now and then",
         sharded="not if ranks call different modules",
-        slow=False,
         code="""
 torch.manual_seed(1)
 model = nn.ModuleDict({"net": Net(), "sometimes": nn.Linear(2, 2), "never": nn.Linear(2, 2)})
@@ -350,7 +348,6 @@ weights(model.module)
     ),
     Case(
         title="BatchNorm",
-        slow=False,
         code="""
 torch.manual_seed(1)
 model = Net(norm=True)
@@ -432,7 +429,6 @@ torch.cat([weights(model.module), torch.tensor([loss, 33]).double()])
     ),
     Case(
         title="an IterableDataset",
-        slow=False,
         code="""
 torch.manual_seed(1)
 model = Net()
@@ -915,7 +911,6 @@ weights(model.module)
     ),
     Case(
         title="data sliced by hand, `features[rank::world_size]`",
-        slow=False,
         code=_SLICED.format(model="Net()", whole="model"),
         by_hand=_SLICED.format(model="DistributedDataParallel(Net())", whole="model.module"),
     ),

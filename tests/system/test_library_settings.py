@@ -31,6 +31,7 @@ def as_it_was() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
+@pytest.mark.slow
 def test_a_fresh_program_has_nothing_to_tell() -> None:
     program = (
         "import numpy, torch, logging\nfrom jupyter_distrib.system import library_settings\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.notebook import Notebook
 
 CELL = """%%distributed --ranks 2 --strategy ddp
@@ -19,6 +21,7 @@ jupyter_distrib.load("checkpoint", model=model)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_calls_everything_loads_nothing_of_the_kernels_side(notebook: Notebook) -> None:
     notebook.ok("import torch")
     assert notebook.ok(CELL).result == "ranks 0-1: []"

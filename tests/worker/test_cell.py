@@ -295,6 +295,7 @@ def test_warnings_and_logging_are_shown_as_stderr_of_their_rank(book: Notebook) 
     assert "[0-1!] WARNING:root:logged" in outcome.view
 
 
+@pytest.mark.slow
 def test_a_figure_can_be_drawn_and_saved(book: Notebook) -> None:
     book.ok("import matplotlib.pyplot as plt\n%matplotlib inline")
     body = """

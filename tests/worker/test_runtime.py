@@ -64,6 +64,7 @@ def test_s16_outside_a_run_ranks_are_0_and_sizes_1(monkeypatch: pytest.MonkeyPat
     assert answers() == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_s16_the_getters_answer_on_a_rank_before_and_in_a_group(book: Notebook) -> None:
     body = f"""
 import subprocess, sys

@@ -84,6 +84,7 @@ def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str)
     assert "--gpus" not in completions(book, f"{magic} --gpus 2 --")
 
 
+@pytest.mark.slow
 def test_the_tab_key_in_the_cells_body_offers_python(book: Notebook) -> None:
     book.ok("weights_of_model = 1")
 
@@ -427,6 +428,7 @@ shell.run_line_magic("unload_ext", "jupyter_distrib")
 """
 
 
+@pytest.mark.slow
 def test_in_a_terminal_lines_are_printed_as_they_come(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TERMINAL],
