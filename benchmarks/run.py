@@ -16,6 +16,7 @@ from pathlib import Path
 import peers
 import report
 import rows_browser
+import rows_checkpoints
 import rows_data
 import rows_queue
 import rows_ray
@@ -43,6 +44,7 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "numpy": rows_training.linear_algebra,
     "killed": rows_trouble.killed,
     "restarted": rows_trouble.restarted,
+    "saved": rows_checkpoints.saved,
     "interrupted": rows_trouble.interrupted,
     "import": rows_start.imported,
     "growth": rows_trouble.growth,

@@ -47,6 +47,30 @@ def test_a_stateful_loader_is_divided_and_goes_on_at_its_position(shared_noteboo
     assert shared_notebook.ok("[a + b for a, b in zip(begun, rest)] == list(whole)").result == "True"
 
 
+TABLE = """%%distributed --ranks 2 --strategy ddp --out seen
+import torch
+from datasets import Dataset
+table = Dataset.from_dict({"x": [float(number) for number in range(24)]}).with_format("torch")
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+seen = []
+for batch in torch.utils.data.DataLoader(table, batch_size=4, shuffle=True):
+    seen += [int(each) for each in batch["x"]]
+    model(batch["x"].view(-1, 1)).pow(2).mean().backward()
+    optimizer.step()
+seen
+"""
+
+
+def test_a_table_of_datasets_is_divided(shared_notebook: Notebook) -> None:
+    pytest.importorskip("datasets")
+    assert "sampler added" in shared_notebook.ok(TABLE).text
+
+    assert shared_notebook.ok("[len(each) for each in seen], sorted(sum(seen, [])) == list(range(24))").result == (
+        "([12, 12], True)"
+    )
+
+
 STREAM = """
 import torch
 from datasets import IterableDataset
