@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
+import inspect
 import itertools
 import os
 import shutil
@@ -49,9 +51,27 @@ def _forget_lost_groups(comm: Any) -> None:
             groups = sys.modules["deepspeed.utils.groups"]
             vars(groups).update({name: copy.copy(value) for name, value in _first_groups.items()})
         original(*arguments, **keywords)
-        made_with = distributed.group.WORLD
+        if made_with is not distributed.group.WORLD:
+            made_with = distributed.group.WORLD
+            _agree_on_parameter_numbers()
 
     comm.init_distributed = init_distributed
+
+
+def _agree_on_parameter_numbers() -> None:
+    """Have all ranks of a new group number the parameters and modules of ZeRO's third stage from the same numbers on: a
+    rank that has replaced a lost one would begin at 0, and DeepSpeed (0.19) compares the numbers. Collective."""
+    import torch
+    from deepspeed.accelerator import get_accelerator  # type: ignore[import-not-found]
+    from torch import distributed
+
+    parameters: Any = sys.modules["deepspeed.runtime.zero.partition_parameters"].Init
+    offload: Any = importlib.import_module("deepspeed.runtime.zero.parameter_offload").DeepSpeedZeRoOffload
+    counted = inspect.signature(offload._register_deepspeed_module).parameters.get("count")  # noqa: SLF001
+    modules: list[int] = [0] if counted is None else counted.default
+    numbers = torch.tensor([parameters.param_id, modules[0]], device=get_accelerator().current_device_name())
+    distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX)
+    parameters.param_id, modules[0] = numbers.tolist()
 
 
 def _check_groups_of_engines(module: Any) -> None:

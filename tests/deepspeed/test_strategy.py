@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook import Notebook
+from tests.pools.command.test_restarts import POOL as TWO_NODES
 from tests.product.test_export import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -53,6 +54,23 @@ def test_d05_the_unchanged_loop_trains_as_deepspeed_by_hand(ours: Notebook, stag
     assert difference(ours) < 1e-6
     assert f"Sequential in DeepSpeed's engine, ZeRO stage {stage}, wrapped (optimizer of line 3)" in shown.view
     assert "sampler added (loader of line 5), global batch 8 = 2 x 4" in shown.view
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_d04_d05_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_lost(
+    ours: Notebook, stage: int
+) -> None:
+    lost = "import os, signal\nif rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    "
+    dies = f"{lost}os.kill(os.getpid(), signal.SIGKILL)\n"
+    by_hand = BY_HAND.format(stage=stage, more="").replace("--ranks 2", f"--ranks 2 {TWO_NODES}")
+    ours.ok(by_hand)
+    line = f"{LINE}--zero {stage} {TWO_NODES} --max-restarts 1\n"
+    shown = ours.ok(f"{line}{dies}{UNCHANGED}{WEIGHTS}")
+
+    assert difference(ours) < 1e-6
+    assert "attempt 2 of 2, since rank 1 was lost" in shown.view
+    ours.ok(BY_HAND.format(stage=stage, more="").replace("--ranks 2", "--ranks 2 --pool local"))
+    assert difference(ours) < 1e-6
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

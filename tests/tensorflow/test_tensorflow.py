@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import leftovers_after
 from tests.frameworks.training import missing
 from tests.notebook import Notebook
+from tests.pools.command.test_restarts import POOL as TWO_NODES
 from tests.repository.test_notebooks import executed, outputs
 
 pytestmark = [
@@ -54,6 +55,26 @@ def test_f02_keras_fits_in_the_scope_and_both_workers_end_with_the_same_weights(
     assert ours.ok(SAME).stdout == "True True 2 False\n"
     assert "[0-1] trained" in shown.view or "trained 0" in shown.view
     assert "2 ranks · tensorflow" in shown.view
+
+
+def test_f02_workers_of_two_nodes_have_both_addresses_and_go_on_when_one_is_lost(ours: Notebook) -> None:
+    lost = "import os, signal\nif rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    "
+    line = f"{LINE}{TWO_NODES} --max-restarts 1\n{lost}os.kill(os.getpid(), signal.SIGKILL)\n"
+    value = f"{VALUE}, os.environ['HOST'], os.environ['TF_CONFIG']"
+    shown = ours.cell(line + FIT + value, timeout_s=150)
+
+    assert shown.status == "ok", shown.text
+    assert ours.ok(SAME).stdout == "True True 2 False\n"
+    assert "attempt 2 of 2, since rank 1 was lost" in shown.view
+    ours.ok("import json\nfound = [json.loads(each[4]) for each in got]")
+    assert (
+        ours.ok("sorted({each[3] for each in got}), [each['task']['index'] for each in found]").result
+        == "(['a', 'b'], [0, 1])"
+    )
+    assert (
+        ours.ok("found[0]['cluster'] == found[1]['cluster'], len({*found[0]['cluster']['worker']})").result
+        == "(True, 2)"
+    )
 
 
 def test_f02_a_kept_model_goes_on_in_the_next_cell(ours: Notebook) -> None:
