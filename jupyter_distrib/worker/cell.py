@@ -60,7 +60,7 @@ def execute(
     else:  # no context manager: an interrupt that C code has held up would be raised in it, not in the cell
         _execute(code, namespace)
     if not any(isinstance(constant, types.CodeType) for constant in code.co_consts):
-        del linecache.cache[cell.filename]  # no function or class is left that could need its source
+        linecache.cache.pop(cell.filename, None)  # no function or class is left that could need its source
     return namespace.pop(_VALUE, None)
 
 

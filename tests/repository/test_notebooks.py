@@ -65,6 +65,21 @@ def test_the_digits_notebook_trains_a_model_and_is_saved_with_what_was_shown(tmp
     assert "model: Net on ranks 0-1" in outputs(code[-1])
 
 
+@pytest.mark.slow
+def test_the_notebook_on_collectives_shows_them_step_by_step(tmp_path: Path) -> None:
+    cells = executed("collectives.ipynb", tmp_path)
+
+    assert "ranks 0-2: [2.0, 4.0, 6.0]" in outputs(cells[1])
+    assert "step 1 of 1 · all_reduce (sum) · line 5" in outputs(cells[1])
+    assert "step 2 of 2 · scatter (from rank 0)" in outputs(cells[2])
+    assert "step 3 of 3 · reduce_scatter_tensor (sum)" in outputs(cells[3])
+    assert "rank 2  [20], [21], [22]  ->  [2], [12], [22]" in outputs(cells[4])
+    assert outputs(cells[5]).count("send and recv") == 3
+    assert "no rank can go on: rank 0 waits in all_reduce (sum)" in outputs(cells[6])
+    pages = [output.data["text/html"] for cell in cells for output in cell.outputs if "data" in output]
+    assert sum("<section>" in page for page in pages) == 5
+
+
 def test_the_notebooks_are_stored_without_outputs() -> None:
     for path in EXAMPLES.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)

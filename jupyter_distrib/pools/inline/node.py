@@ -39,8 +39,8 @@ MAX_RANKS = 1000
 class InlineNode:
     """Executes cells in the thread that calls `send`, which returns when the run has ended."""
 
-    def __init__(self, hello: Hello, sink: Sink) -> None:
-        self._hello, self._sink = hello, sink
+    def __init__(self, hello: Hello, sink: Sink, *, in_steps: bool = False) -> None:
+        self._hello, self._sink, self._in_steps = hello, sink, in_steps
         self._groups: dict[str, InlineWorkerGroup] = {}
         self._busy = threading.Lock()
         self._run: InlineRun | None = None
@@ -100,7 +100,7 @@ class InlineNode:
             group = self._groups.get(command.group)
             if group is None:
                 return self._tell_no_group(command)
-            run = InlineRun(command, group, self._sink, tuple(descriptors))
+            run = self._new_run(command, group, tuple(descriptors))
             if reason := self._cannot(command):
                 run.end()
                 raise PoolError(reason)
@@ -113,6 +113,13 @@ class InlineNode:
             finally:
                 self._run = None
                 self._busy.release()
+
+    def _new_run(self, command: Execute, group: InlineWorkerGroup, fds: tuple[int, ...]) -> InlineRun:
+        if not self._in_steps:
+            return InlineRun(command, group, self._sink, fds)
+        from jupyter_distrib.pools.inline.stepped_run import SteppedRun
+
+        return SteppedRun(command, group, self._sink, fds)
 
     def _cannot(self, command: Execute) -> str:
         strategy = command.setting.strategy

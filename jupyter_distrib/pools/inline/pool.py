@@ -3,7 +3,8 @@ that sends it.
 
 For looking into a cell: `input()`, `breakpoint()` and the interrupt button work as in any cell. For tests: no process,
 no torch, no waiting. A cell sees copies of what it captured and the same surroundings as on other pools, but there is
-no process group, so ranks cannot meet in a collective.
+no process group, so ranks cannot meet in a collective, unless they take turns (`--step-through`, `stepped_run.py`):
+then collectives work, and each is shown.
 
     send(Execute) -> for each rank: Started, the cell, Returned | Failed | Interrupted -> Ended -> send returns
 """
@@ -14,15 +15,23 @@ import os
 import platform
 from typing import ClassVar
 
+from jupyter_distrib.options import Option, switch
 from jupyter_distrib.pools.base import Capabilities, Lost, Node, Sink
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS
 from jupyter_distrib.wire.messages import Hello, Welcomed
+
+STEP_THROUGH = Option(
+    flag="--step-through",
+    meaning="the ranks take turns, so that collectives work, and each is shown step by step",
+    read=switch,
+)
 
 
 class InlinePool:
     """The pool whose ranks run in this process."""
 
     kind = "inline"
+    options: ClassVar = (STEP_THROUGH,)
     capabilities: ClassVar = Capabilities(
         remote=False,
         nameable=False,
@@ -38,10 +47,13 @@ class InlinePool:
         },
     )
 
+    def __init__(self, step_through: object = False) -> None:
+        self._in_steps = step_through is not False
+
     def connect(self, hello: Hello, sink: Sink, lost: Lost) -> Node:
         from jupyter_distrib.pools.inline.node import InlineNode  # what runs cells is not needed to know of the pool
 
-        node = InlineNode(hello, sink)
+        node = InlineNode(hello, sink, in_steps=self._in_steps)
         sink(
             Welcomed(
                 pid=os.getpid(), python=platform.python_version(), torch=hello.torch, cloudpickle=hello.cloudpickle

@@ -63,7 +63,7 @@ class InlineRun:
     def __init__(self, command: Execute, group: InlineWorkerGroup, sink: Sink, fds: Sequence[int]) -> None:
         self.command = command
         self._group, self._sink, self._fds = group, sink, fds
-        self._interrupts = _Interrupts()
+        self._interrupts = CellInterrupts()
         self._clock = _Clock()
         logs = paths.log_directory(otherwise=paths.runtime_directory())
         self._output = RunOutput(command.run, logs / command.run, self._clock, self._tell)
@@ -80,12 +80,14 @@ class InlineRun:
             if timer is not None:
                 timer.daemon = True
                 timer.start()
-            for rank in self.command.ranks:
-                if (order := self._group.orders.get(rank)) is not None:
-                    self._execute_rank(order)
+            self._execute_ranks([self._group.orders[rank] for rank in self.command.ranks if rank in self._group.orders])
             if timer is not None:
                 timer.cancel()
             self.end()
+
+    def _execute_ranks(self, orders: Sequence[WorkerOrder]) -> None:
+        for order in orders:
+            self._execute_rank(order, self._interrupts)
 
     def stop(self) -> None:
         """Have the cell raise `KeyboardInterrupt`; from any thread."""
@@ -113,24 +115,24 @@ class InlineRun:
             else:
                 self._sink(event, descriptors)
 
-    def _execute_rank(self, order: WorkerOrder) -> None:
+    def _execute_rank(self, order: WorkerOrder, interrupts: CellInterrupts) -> None:
         run, rank = self.command.run, order.rank
-        if self._interrupts.asked:
+        if interrupts.asked:
             return self._tell(Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
         began_at_s = time.monotonic()
         self._tell(Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
         self._rank = rank
         with identity.taken(order), self._kept_values(rank):
-            event, fds = self._outcome(rank, began_at_s)
+            event, fds = self._outcome(rank, began_at_s, interrupts)
         self._rank = None
         self._output.flush()
         self._tell(event, Descriptors(fds))
 
-    def _outcome(self, rank: int, began_at_s: float) -> tuple[Outcome, list[int]]:
+    def _outcome(self, rank: int, began_at_s: float, interrupts: CellInterrupts) -> tuple[Outcome, list[int]]:
         """Execute the cell on one rank; no exception of user code leaves this method."""
         command, module = self.command, cell.fresh_module()
         with _restored(), self._recorded(rank):
-            value, error = self._guarded(module)
+            value, error = self._guarded(module, interrupts)
             event, fds = outcome(
                 command,
                 rank,
@@ -138,16 +140,16 @@ class InlineRun:
                 value,
                 error,
                 began_at_s=began_at_s,
-                stopped=self._interrupts.caused,
+                stopped=interrupts.caused,
             )
         if command.setting.keep:
             cell.keep_only(module.__dict__, command.setting.keep)
         return event, fds
 
-    def _guarded(self, module: types.ModuleType) -> tuple[Any, BaseException | None]:
+    def _guarded(self, module: types.ModuleType, interrupts: CellInterrupts) -> tuple[Any, BaseException | None]:
         """Return the cell's value, or the exception that it raised."""
         try:
-            with self._interrupts.allowed():
+            with interrupts.allowed():
                 self._prepare(module)
                 value = cell.execute(self.command.cell, module.__dict__)
                 return None if self.command.cell.script else value, None
@@ -299,7 +301,7 @@ class _Clock:
                 timer.call()
 
 
-class _Interrupts:
+class CellInterrupts:
     """A guard that lets an interrupt into the cell, and keeps it out of the code around it, which then notices it.
 
     In the main thread the notebook's own handler of SIGINT is still called, only later. Another thread has no signals:

@@ -1,0 +1,119 @@
+"""Ranks of one process that take turns: each has a thread, and only one of them runs at a time, until it waits for
+others. Called in the threads of the ranks; `wait_for_end` and `stop` in any other.
+
+A rank that waits takes its surroundings with it (`__main__`, streams, environment, random numbers), so that each finds
+its own ones when it goes on. If all wait, nobody can ever go on: then all are told who waits where.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jupyter_distrib.serialization import payload
+from jupyter_distrib.worker import identity, reporting
+
+
+class RankContext:
+    """The state of a process that belongs to one rank: taken when the rank waits, put back when it goes on."""
+
+    def __init__(self) -> None:
+        self._order, self._strategy, self._reporter = identity._order, identity.strategy, reporting.current  # noqa: SLF001 - put back below
+        self._main, self._streams = sys.modules["__main__"], (sys.stdin, sys.stdout, sys.stderr)
+        self._environment, self._argv, self._path = dict(os.environ), list(sys.argv), list(sys.path)
+        self._kept = dict(payload.kept_values)
+        self._random = random.getstate()
+        self._torch: Any = torch.get_rng_state() if (torch := sys.modules.get("torch")) else None
+
+    def put_back(self) -> None:
+        identity._order, identity.strategy, reporting.current = self._order, self._strategy, self._reporter  # noqa: SLF001
+        sys.modules["__main__"] = self._main
+        sys.stdin, sys.stdout, sys.stderr = self._streams
+        sys.argv[:], sys.path[:] = self._argv, self._path
+        for name in os.environ.keys() - self._environment.keys():
+            del os.environ[name]
+        for name, value in self._environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        payload.kept_values.clear()
+        payload.kept_values.update(self._kept)
+        random.setstate(self._random)
+        if self._torch is not None:
+            sys.modules["torch"].set_rng_state(self._torch)
+
+
+class Stage:
+    """The turns of the ranks of one run."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self._left = list(ranks)
+        """The ranks that have not ended."""
+        self._waiting: dict[int, tuple[Callable[[], bool], str]] = {}
+        self._turn = threading.Condition()
+        self._now = ranks[0]
+        self._trouble = ""
+        self._stopped = False
+        self._base = RankContext()
+
+    def enter(self, rank: int) -> None:
+        """Wait for the first turn of this rank."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._now == rank)
+
+    def leave(self, rank: int) -> None:
+        """Give the turn to the others for good."""
+        with self._turn:
+            self._left.remove(rank)
+            self._pass_on(rank)
+
+    def wait(self, rank: int, ready: Callable[[], bool], what: str) -> None:
+        """Let others run until `ready()`; `what` says for what this rank waits, and where.
+
+        Raises:
+            RuntimeError: Nobody can go on.
+            KeyboardInterrupt: The run was stopped, or another rank has failed.
+        """
+        if ready():
+            return
+        own = RankContext()
+        self._base.put_back()
+        with self._turn:
+            self._waiting[rank] = (ready, what)
+            self._pass_on(rank)
+            self._turn.wait_for(lambda: self._now == rank)
+            del self._waiting[rank]
+        own.put_back()
+        if ready():
+            return
+        if self._stopped:
+            raise KeyboardInterrupt
+        raise RuntimeError(self._trouble)
+
+    def stop(self) -> None:
+        """Have every rank that waits raise `KeyboardInterrupt`; from any thread."""
+        with self._turn:
+            self._stopped = True
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Return whether all ranks have ended, after at most this time."""
+        with self._turn:
+            return self._turn.wait_for(lambda: not self._left, timeout_s)
+
+    def _pass_on(self, rank: int) -> None:
+        """Give the turn to the next rank that can run."""
+        place = self.ranks.index(rank) + 1
+        order = [each for each in (*self.ranks[place:], *self.ranks[:place]) if each in self._left]
+        runnable = [each for each in order if each not in self._waiting or self._waiting[each][0]()]
+        if order and not runnable and not self._stopped and not self._trouble:
+            waits = "; ".join(f"rank {each} {self._waiting[each][1]}" for each in sorted(order))
+            ended = [each for each in self.ranks if each not in self._left]
+            gone = f"; ended: {', '.join(map(str, ended))}" if ended else ""
+            self._trouble = f"no rank can go on: {waits}{gone}."
+        if order:
+            self._now = (runnable or order)[0]
+        self._turn.notify_all()
