@@ -19,6 +19,7 @@ from typing import Protocol
 from jupyter_distrib.coordinator.allocation_end import AllocationEnd
 from jupyter_distrib.coordinator.group_repair import SpreadGroupRepair
 from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
+from jupyter_distrib.coordinator.start_progress import StartProgress
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop
@@ -105,8 +106,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         """Whether its nodes and agents are useless to another worker group."""
         self._place_has_gpus = False
         self._allocation_end = AllocationEnd(loop, self._tell_run)
-        self._up: dict[int, int] = {}
-        """The number of ranks that are up, by node, while nodes start them."""
+        self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
+        self._starting.looks_for_nodes(command.size)
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
 
@@ -148,6 +149,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         size, first = sum(share.size for share in shares), self.command.first_rank
         world_size = self.command.world_size or size
         self.command = replace(self.command, size=size, gpus=any(share.gpus for share in shares))
+        self._starting.found([share.node.name for share in shares], size)
         for number, share in enumerate(shares):
             command = replace(
                 self.command,
@@ -213,7 +215,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             case WorkerGroupQueued():
                 self.queued(self._on_node(node, event.reason))
             case WorkerGroupStarting():
-                self._tell_starting(node, event)
+                self._starting.up(node, event.up, event.waits_for)
             case WorkerGroupRefused():
                 self.refuse(self._on_node(node, event.reason))
             case WorkerGroupClosed():
@@ -231,18 +233,12 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
             case _:
                 self._run_event(node, event, fds)
 
-    def _tell_starting(self, node: int, event: WorkerGroupStarting) -> None:
-        """Report how many ranks of all nodes are up, and what those of this node wait for."""
-        self._up[node] = event.up
-        up = sum(len(self._infos.get(each, ())) or self._up.get(each, 0) for each in range(len(self._shares)))
-        waits_for = self._on_node(node, event.waits_for) if event.waits_for else ""
-        self.tell(replace(event, up=up, size=sum(share.size for share in self._shares), waits_for=waits_for), ())
-
     def _on_node(self, node: int, reason: str) -> str:
         return reason if len(self._shares) == 1 else f"{self._shares[node].node.name}: {reason}"
 
     def _opened(self, node: int, event: WorkerGroupOpened) -> None:
         self._infos[node] = event.workers
+        self._starting.opened(node, len(event.workers))
         self._notes += (self._on_node(node, note) for note in event.notes)
         if len(self._infos) < len(self._shares):
             return
@@ -390,6 +386,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def close(self, *, force: bool, reason: str = "") -> None:
         self.closed = True
+        self._starting.end()
         self._ending = self._ending or reason or "its ranks were stopped"
         if self.pending is not None:
             self.pending.cancel()

@@ -123,7 +123,7 @@ class FakePlace:
 class Gathering:
     """A worker group of two nodes with two ranks each, opened."""
 
-    def __init__(self, logs: Path, *, gpus: bool = False) -> None:
+    def __init__(self, logs: Path, *, gpus: bool = False, opened: bool = True) -> None:
         self.logs = logs
         self.loop, self.place, self.told = Later(), FakePlace(), list[Event]()
         self.nodes = [FakeNode("node a"), FakeNode("node b", host="10.0.0.2")]
@@ -135,7 +135,11 @@ class Gathering:
             tell=lambda event, fds: self.told.append(event),
         )
         self.group.open()
-        self.group.placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes])
+        if opened:
+            self.group.placed([Share(node=node, size=2, gpus=gpus) for node in self.nodes])
+            self.open_nodes()
+
+    def open_nodes(self) -> None:
         for number in range(2):
             infos = tuple(WorkerInfo(rank=2 * number + n, pid=100 + 2 * number + n, device="cpu") for n in range(2))
             self.group.handle_event(number, WorkerGroupOpened(group="c", workers=infos, gpus=False))
@@ -164,14 +168,23 @@ def gathering(tmp_path: Path) -> Gathering:
     return Gathering(tmp_path)
 
 
-def test_ranks_that_start_are_counted_over_all_nodes(gathering: Gathering) -> None:
-    group = gathering.group
-    group._infos = {}
+def test_a_start_that_takes_long_tells_how_far_it_is_over_all_nodes_and_what_it_waits_for(tmp_path: Path) -> None:
+    gathering = Gathering(tmp_path, opened=False)
+    group, loop = gathering.group, gathering.loop
+    loop.pass_s(0.4)
+    group.placed([Share(node=node, size=2, gpus=False) for node in gathering.nodes])
+    loop.pass_s(0.4)
     for node, up in ((0, 1), (1, 2)):
         group.handle_event(node, WorkerGroupStarting(group="c", up=up, size=2, waits_for="the import of torch"))
+    gathering.open_nodes()
+    loop.pass_s(0.4)
     started = [event for event in gathering.told if isinstance(event, WorkerGroupStarting)]
-    assert [(each.up, each.size) for each in started] == [(1, 4), (3, 4)]
-    assert started[0].waits_for.endswith(": the import of torch")
+    assert [(each.up, each.size, each.waits_for) for each in started] == [
+        (0, 4, "a free node"),
+        (0, 4, "the nodes node a, node b"),
+        (1, 4, "node a: the import of torch"),
+        (3, 4, "node b: the import of torch"),
+    ]
 
 
 def test_it_is_one_group_to_the_notebook(gathering: Gathering) -> None:
