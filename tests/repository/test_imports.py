@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": {"agent", "errors", "serialization", "server", "system", "wire"},
     # where ranks come from
     "pools": {"errors", "options", "system", "wire"},
-    "pools/inline": {"agent", "errors", "pools", "serialization", "system", "wire", "worker"},
+    "pools/inline": {"agent", "errors", "options", "pools", "serialization", "system", "wire", "worker"},
     "pools/command": {"agent", "coordinator", "errors", "options", "pools", "system", "wire"},
     "pools/spark": {"coordinator", "errors", "options", "pools", "pools/ray", "wire"},
     "pools/ray": {"coordinator", "errors", "options", "pools", "system", "wire"},
@@ -101,7 +101,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker",
     },
     "trackers": {"errors", "kernel/record", "libraries", "system", "wire"},
-    "kernel/sidebar": {"errors", "kernel/record", "kernel/session", "kernel/settings", "system", "wire"},
+    "kernel/sidebar": {
+        "errors",
+        "kernel/history",
+        "kernel/record",
+        "kernel/session",
+        "kernel/settings",
+        "system",
+        "wire",
+    },
     "kernel/notebook": {
         "errors",
         "kernel/capture",

@@ -48,13 +48,17 @@ class RunList(Sequence[SavedRun]):
         return self.runs[place]
 
     def __repr__(self) -> str:
-        return "\n".join(filter(None, [self._table().as_text(), self._left()])) if self.runs else _NONE
+        return "\n".join(filter(None, [self.table().as_text(), self._left()])) if self.runs else _NONE
 
     def _repr_html_(self) -> str:
-        return f"<div>{self._table().as_html()}<div>{self._left()}</div></div>" if self.runs else f"<div>{_NONE}</div>"
+        return f"<div>{self.table().as_html()}<div>{self._left()}</div></div>" if self.runs else f"<div>{_NONE}</div>"
 
-    def _table(self) -> TextTable:
+    def table(self) -> TextTable:
         return TextTable(head=HEAD, rows=[_row(run) for run in self.runs[:SHOWN]]).without_empty()
+
+    def as_dicts(self) -> list[dict[str, str]]:
+        """Return the rows of the table, each by the names of the columns."""
+        return [dict(zip(HEAD, _row(run), strict=True)) for run in self.runs[:SHOWN]]
 
     def _left(self) -> str:
         left = len(self.runs) - SHOWN
@@ -121,13 +125,13 @@ class Comparison(Sequence[SavedRun]):
         return self.runs[place]
 
     def __repr__(self) -> str:
-        return "\n\n".join([self._table().as_text(), *("\n".join(lines) for lines in self._code())])
+        return "\n\n".join([self.table().as_text(), *("\n".join(lines) for lines in self.code())])
 
     def _repr_html_(self) -> str:
-        code = "".join(f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in self._code())
-        return f"<div>{self._table().as_html()}{charts(self.runs)}{code}</div>"
+        code = "".join(f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in self.code())
+        return f"<div>{self.table().as_html()}{charts(self.runs)}{code}</div>"
 
-    def _table(self) -> TextTable:
+    def table(self) -> TextTable:
         every = [_properties(run) for run in self.runs]
         names = list(dict.fromkeys(name for each in every for name in each))
         rows = [(name, *(each.get(name, "") for each in every)) for name in names]
@@ -135,7 +139,7 @@ class Comparison(Sequence[SavedRun]):
             rows = [row for row in rows if len(set(row[1:])) > 1]
         return TextTable(head=("run", *(str(run.number) for run in self.runs)), rows=rows)
 
-    def _code(self) -> Iterator[list[str]]:
+    def code(self) -> Iterator[list[str]]:
         """Yield the code of a single run, or for each further run the lines in which it differs from the first."""
         first, *others = self.runs
         if not others:
@@ -172,14 +176,14 @@ def charts(runs: Sequence[SavedRun]) -> str:
     """Return an `<img>` with a chart for each metric, a line for each run; the first run's stands out."""
     lines: dict[str, list[chart.Line]] = {}
     for place, run in reversed(list(enumerate(runs))):
-        for name, points in _points(run):
-            lines.setdefault(name, []).append((place, points))
+        for name, each in points(run):
+            lines.setdefault(name, []).append((place, each))
     name_of: Callable[[int], str] = lambda place: f"run {runs[place].number}"  # noqa: E731
     drawing = chart.drawn(lines, name_of)
     return "" if drawing is None else drawing.as_html()
 
 
-def _points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
+def points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
     """Yield the points of each metric on the first rank that reported it; none if the file is gone."""
     try:
         metrics: Metrics = run.metrics
@@ -187,6 +191,6 @@ def _points(run: SavedRun) -> Iterator[tuple[str, list[chart.Point]]]:
         return
     for name in metrics.names:
         of_ranks = metrics[name]
-        points: list[tuple[int, float]] = next(iter(of_ranks.values()), [])
-        if points:
-            yield name, [(float(step), value) for step, value in points if abs(value) < float("inf")]
+        reported: list[tuple[int, float]] = next(iter(of_ranks.values()), [])
+        if reported:
+            yield name, [(float(step), value) for step, value in reported if abs(value) < float("inf")]

@@ -121,10 +121,10 @@ def metrics_to(record: RunRecord) -> dict[str, Any]:
     for row in metrics:
         rows[row["rank"]].append([row[name] for name in columns])
     most = max(2, ROWS // max(1, len(rows)))
-    return {"columns": columns, "rows": [row for each in rows.values() for row in _thinned(each, most)]}
+    return {"columns": columns, "rows": [row for each in rows.values() for row in thinned(each, most)]}
 
 
-def _thinned(rows: list[Any], most: int) -> list[Any]:
+def thinned(rows: list[Any], most: int) -> list[Any]:
     """Return about `most` rows, evenly spaced, the last one among them."""
     if len(rows) <= most:
         return rows

@@ -1,0 +1,69 @@
+/** The runs that were saved: a list that is searched, and runs that are chosen to be compared. */
+import * as React from 'react';
+
+import { Button, COMMANDS, Doer } from './panel.js';
+import { SavedRun } from './protocol.js';
+
+/** The time in which more may be typed before the kernel is asked. */
+const TYPING_MS = 300;
+
+export function History({ doer }: { doer: Doer }): React.JSX.Element {
+  const { model, commands, t } = doer;
+  const root = React.useRef<HTMLDivElement>(null);
+  const [words, setWords] = React.useState('');
+  const [list, setList] = React.useState<{ runs: SavedRun[]; more: number } | null>(null);
+  const [chosen, setChosen] = React.useState<string[]>([]);
+  const isSeen = useSeen(root);
+  const ended = model.overview && `${model.overview.session} ${model.overview.runs.filter(run => run.elapsed_s !== null).length} ${model.overview.runs[0]?.run}`;
+  React.useEffect(() => {
+    if (!isSeen || !ended) {
+      return;
+    }
+    const timer = setTimeout(() => void model.ask({ op: 'history', words }).then(answer => answer?.saved && setList({ runs: answer.saved, more: answer.more ?? 0 })), TYPING_MS);
+    return () => clearTimeout(timer);
+  }, [isSeen, ended, words, model]);
+  const toggle = (run: string): void => setChosen(chosen.includes(run) ? chosen.filter(each => each !== run) : [...chosen, run]);
+  const numbers = [...chosen].sort((a, b) => Number(a) - Number(b));
+  return (
+    <div ref={root} className="jp-Distributed-history">
+      <div className="jp-Distributed-search">
+        <input className="jp-mod-styled" type="search" aria-label={t('Search saved runs')} placeholder={t('Search code, options, metrics, errors')} value={words} onChange={event => setWords(event.target.value)} />
+        <Button name={chosen.length > 1 ? t('Compare') : t('Show')} title={t('Options, results, code and charts of the chosen runs')} disabled={!chosen.length} onClick={() => void commands.execute(COMMANDS.compare, { runs: numbers })} />
+      </div>
+      {list?.runs.length === 0 && <p className="jp-Distributed-quiet jp-Distributed-none">{words ? t('No saved run is like that.') : t('No run has been saved yet.')}</p>}
+      <ul className="jp-Distributed-list" aria-label={t('Saved runs')}>
+        {list?.runs.map(run => (
+          <li key={run.run}>
+            <label className="jp-Distributed-saved">
+              <input type="checkbox" checked={chosen.includes(run.run)} onChange={() => toggle(run.run)} />
+              <span>
+                <span className="jp-Distributed-row">
+                  <span>
+                    <strong>{run.run}</strong> {run.cell} <span className="jp-Distributed-state">{run.state}</span>
+                  </span>
+                  <span className="jp-Distributed-number">{run.time}</span>
+                </span>
+                <span className="jp-Distributed-quiet">{[run.notebook, run.began, run.strategy === 'none' ? '' : run.strategy, run.ranks && t('ranks %1', run.ranks)].filter(Boolean).join(' · ')}</span>
+                <span className="jp-Distributed-quiet jp-Distributed-detail">{run.metrics}</span>
+              </span>
+            </label>
+          </li>
+        ))}
+      </ul>
+      {list !== null && list.more > 0 && <p className="jp-Distributed-quiet jp-Distributed-none">{t.n('%1 earlier run: search for its words', '%1 earlier runs: search for their words', list.more)}</p>}
+    </div>
+  );
+}
+
+/** Whether the node is in sight; a section that is closed is not. */
+function useSeen(node: React.RefObject<HTMLElement>): boolean {
+  const [isSeen, setSeen] = React.useState(false);
+  React.useEffect(() => {
+    const observer = new IntersectionObserver(entries => setSeen(entries.some(entry => entry.isIntersecting)));
+    if (node.current) {
+      observer.observe(node.current);
+    }
+    return () => observer.disconnect();
+  }, [node]);
+  return isSeen;
+}
