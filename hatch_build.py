@@ -97,12 +97,12 @@ def digest(sources: Path) -> str:
     """Of everything that the sidebar is made from."""
     summed = hashlib.sha256()
     for path in sorted(_files(sources)):
-        summed.update(f"{path.relative_to(sources)}\0".encode() + path.read_bytes() + b"\0")
+        summed.update(f"{os.path.relpath(path, sources)}\0".encode() + path.read_bytes() + b"\0")
     return summed.hexdigest()
 
 
 def _files(sources: Path) -> Iterator[Path]:
     for name in ("package.json", "yarn.lock", "tsconfig.json", ".yarnrc.yml"):
         yield sources / name
-    for folder in ("src", "style", "schema"):
+    for folder in ("src", "style", "schema", "../jupyter_distrib/kernel/views/static"):
         yield from (path for path in (sources / folder).rglob("*") if path.is_file())

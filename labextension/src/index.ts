@@ -15,10 +15,11 @@ import { copyIcon, refreshIcon, runIcon, stopIcon } from '@jupyterlab/ui-compone
 import { CommandRegistry } from '@lumino/commands';
 import { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
+import { ComparedRuns } from './comparison.js';
 import { icon } from './icon.js';
 import { LiveViews } from './live.js';
 import { Home, Model } from './model.js';
-import { Log } from './logview.js';
+import { Loaded, Log } from './logview.js';
 import { COMMANDS, DistributedPanel, Doer, sizeOf, StatusItem } from './panel.js';
 import { KernelLink } from './link.js';
 import { Pool, Run, Settled } from './protocol.js';
@@ -59,7 +60,10 @@ function activate(
   sessions: IRunningSessionManagers | null
 ): void {
   const t = (translator ?? nullTranslator).load('jupyter_distrib');
-  const say: view.Say = (text, ...args) => t.__(text, ...args);
+  const say: view.Say = Object.assign((text: string, ...args: (string | number)[]) => t.__(text, ...args), {
+    n: (one: string, many: string, count: number, ...args: (string | number)[]) => t._n(one, many, count, ...args)
+  });
+  (globalThis as Record<symbol, unknown>)[Symbol.for('jupyter_distrib.translator')] = t; // for the views in cells
   const model = new Model(app, notebooks, consoles);
   const dialogs = new SessionContextDialogs({ translator: translator ?? nullTranslator });
   const doer: Doer = { model, commands: app.commands, t: say, chooseKernel: home => void dialogs.selectKernel(home.sessionContext) };
@@ -204,6 +208,13 @@ function addCommands(app: JupyterFrontEnd, doer: Doer, options: Options, open: (
     describedBy: described({ run: { type: 'string' } }),
     execute: args => showLog(app, doer, text(args['run']))
   });
+  put(COMMANDS.compare, {
+    label: t('Compare Saved Runs'),
+    caption: t('Options, results, code and charts of saved runs beside one another'),
+    isEnabled: ready,
+    describedBy: described({ runs: { type: 'array', items: { type: 'string' }, description: 'Their numbers, as %distributed_runs lists them.' } }),
+    execute: args => compare(app, doer, Array.isArray(args['runs']) ? args['runs'].map(String) : [])
+  });
   put(COMMANDS.cell, {
     label: t('Go to the Cell of a Run'),
     caption: t('Select the cell that started the run'),
@@ -268,18 +279,28 @@ function insert(model: Model): void {
 function showLog(app: JupyterFrontEnd, { model, t }: Doer, run: string, link = model.link): void {
   const found = link?.overview?.runs.find(each => each.run === run);
   const ranks = found?.numbers ?? [0];
-  const load = async (rank: number): Promise<{ text: string; note: string }> => {
-    const answer = await link?.request({ op: 'logs', run, rank });
-    const before = answer?.skipped_bytes ? t('%1 before this are in %2', view.size(answer.skipped_bytes), answer.path ?? '') : (answer?.path ?? '');
-    return { text: answer?.text ?? '', note: answer?.error ?? before };
+  const load = async (rank: number, whole: boolean): Promise<Loaded> => {
+    const answer = await link?.request({ op: 'logs', run, rank, whole });
+    return { lines: answer?.lines ?? [], skippedBytes: answer?.skipped_bytes ?? 0, path: answer?.path ?? '', error: answer?.error ?? '' };
   };
   const goesOn = (): boolean => link?.overview?.runs.find(each => each.run === run)?.elapsed_s === null;
-  const log = new MainAreaWidget({ content: new Log({ load, ranks, goesOn, copy: text => Clipboard.copyToSystem(text), t }) });
+  const log = new MainAreaWidget({ content: new Log({ run, load, ranks, goesOn, t }) });
   log.title.label = t('Log of %1', found?.label ?? run);
   log.title.caption = run;
   log.title.icon = icon;
   log.title.closable = true;
   app.shell.add(log, 'main', { mode: 'split-bottom' });
+}
+
+async function compare(app: JupyterFrontEnd, { model, t }: Doer, runs: string[]): Promise<void> {
+  const comparison = runs.length ? (await model.ask({ op: 'compare', runs }))?.comparison : undefined;
+  if (comparison) {
+    const tab = new MainAreaWidget({ content: new ComparedRuns(comparison, t) });
+    tab.title.label = runs.length === 1 ? t('Run %1', runs[0] ?? '') : t('Runs %1', runs.join(', '));
+    tab.title.icon = icon;
+    tab.title.closable = true;
+    app.shell.add(tab, 'main');
+  }
 }
 
 function goToCell(app: JupyterFrontEnd, home: Home | null, id: string): void {

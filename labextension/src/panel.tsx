@@ -5,6 +5,7 @@ import { Message } from '@lumino/messaging';
 import { AccordionPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
+import { History } from './history.js';
 import { icon } from './icon.js';
 import { Home, Model } from './model.js';
 import { WorkerGroup, Next, Overview, Pool, Run, Size } from './protocol.js';
@@ -29,13 +30,17 @@ export const COMMANDS = {
   copy: 'jupyter-distrib:copy-line',
   logs: 'jupyter-distrib:show-log',
   cell: 'jupyter-distrib:go-to-cell',
+  compare: 'jupyter-distrib:compare-runs',
   refresh: 'jupyter-distrib:refresh'
 } as const;
 
 /** Of the sections until it is known what they need; each scrolls by itself. */
-const SIZES = [5, 3, 4];
-/** A section is never smaller than this, in pixels. */
+const SIZES = [5, 3, 4, 3];
+/** How many sections are open before the user has chosen. */
+const OPEN_AT_FIRST = 3;
+/** A section is never smaller than this, in pixels, and asks for no more than that. */
 const LEAST_HEIGHT = 90;
+const MOST_HEIGHT = 600;
 
 export class DistributedPanel extends SidePanel {
   constructor(private readonly doer: Doer) {
@@ -56,7 +61,8 @@ export class DistributedPanel extends SidePanel {
     for (const [label, content, button] of [
       [t('Next runs'), NextRuns, null],
       [t('Pools and ranks'), Pools, refresh],
-      [t('Runs'), Runs, null]
+      [t('Runs'), Runs, null],
+      [t('History'), History, null]
     ] as const) {
       const section = new PanelWithToolbar();
       section.title.label = label;
@@ -86,7 +92,7 @@ export class DistributedPanel extends SidePanel {
   private open(): void {
     const content = this.content;
     if (content instanceof AccordionPanel) {
-      content.widgets.forEach((_, index) => content.expand(index));
+      content.widgets.forEach((_, index) => (index < OPEN_AT_FIRST ? content.expand(index) : content.collapse(index)));
       content.setRelativeSizes(SIZES);
     }
   }
@@ -110,7 +116,7 @@ export class DistributedPanel extends SidePanel {
     if (this.moved || !this.isVisible || !(content instanceof AccordionPanel)) {
       return;
     }
-    const needs = content.widgets.map(section => Math.max(LEAST_HEIGHT, section.node.querySelector('.jp-Distributed-part')?.scrollHeight ?? 0));
+    const needs = content.widgets.map(section => Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, section.node.querySelector('.jp-Distributed-part')?.scrollHeight ?? 0)));
     if (needs.some((need, index) => Math.abs(need - (this.needs[index] ?? 0)) > 20)) {
       this.needs = needs;
       content.setRelativeSizes(needs);
@@ -318,7 +324,7 @@ function PoolItem({ doer, overview, pool }: { doer: Doer; overview: Overview; po
       {view.hasNoGpu(pool) && used && <div className="jp-Distributed-quiet">{t('No GPU here: ranks run on the CPU.')}</div>}
       {node?.others.map(other => (
         <div key={other.holder} className="jp-Distributed-quiet">
-          {t('%1 has %2 ranks, %3', other.holder, other.ranks, other.running ? t('running %1', other.running) : t('idle'))}
+          {t.n('%2 has %1 rank, %3', '%2 has %1 ranks, %3', other.ranks, other.holder, other.running ? t('running %1', other.running) : t('idle'))}
         </div>
       ))}
     </li>
@@ -399,7 +405,7 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
       </div>
       {run.members.length > 0 && (
         <details className="jp-Distributed-group">
-          <summary>{t('%1 ranks', run.members.length)}</summary>
+          <summary>{t.n('%1 rank', '%1 ranks', run.members.length)}</summary>
           <table className="jp-Distributed-table">
             <tbody>
               {run.members.map(member => (
@@ -423,9 +429,9 @@ function RunItem({ doer, run }: { doer: Doer; run: Run }): React.JSX.Element {
 
 // ---------------------------------------------------------------------------------------------------- pieces
 
-export function Button({ name, onClick, title, main }: { name: string; onClick: () => void; title?: string; main?: boolean }): React.JSX.Element {
+export function Button({ name, onClick, title, main, disabled }: { name: string; onClick: () => void; title?: string; main?: boolean; disabled?: boolean }): React.JSX.Element {
   return (
-    <button type="button" className={`jp-Distributed-button ${main ? 'jp-mod-main' : ''}`} title={title} onClick={onClick}>
+    <button type="button" disabled={disabled} className={`jp-Distributed-button ${main ? 'jp-mod-main' : ''}`} title={title} onClick={onClick}>
       {name}
     </button>
   );

@@ -216,7 +216,32 @@ export interface Pick {
   size?: Size;
 }
 
+/** One row of the list of saved runs. */
+export interface SavedRun {
+  run: string;
+  cell: string;
+  notebook: string;
+  began: string;
+  ranks: string;
+  strategy: string;
+  state: string;
+  metrics: string;
+  time: string;
+}
+
+/** Saved runs beside one another. */
+export interface Comparison {
+  /** `run`, and the numbers of the runs. */
+  head: string[];
+  rows: string[][];
+  charts: { name: string; lines: { run: number; points: [number, number][] }[] }[];
+  /** For each run behind the first one, how its code differs; of a single run its code. */
+  code: string[][];
+}
+
 export type Request =
+  | { op: 'history'; words: string }
+  | { op: 'compare'; runs: string[] }
   | { op: 'overview' | 'refresh' | 'settled' | 'dismiss' | 'unpick' }
   | { op: 'saved'; runs: string[] }
   | { op: 'repair'; runs: string[]; page: string }
@@ -225,7 +250,13 @@ export type Request =
   | ({ op: 'pick' } & Pick)
   | ({ op: 'start' | 'resize'; pool: string } & Size)
   | { op: 'restart' | 'stop_ranks'; pool: string }
-  | { op: 'logs'; run: string; rank: number };
+  | { op: 'logs'; run: string; rank: number; whole: boolean };
+
+/** A line of a log, and the parts of it that have a colour or a weight. */
+export interface LogLine {
+  text: string;
+  spans: [number, number, string][];
+}
 
 export interface Answer {
   ok: boolean;
@@ -237,7 +268,11 @@ export interface Answer {
   granted?: boolean;
   /** All that the model of a view holds, with its code (`_esm`) and its style sheet (`_css`). */
   view?: Record<string, unknown>;
-  text?: string;
+  lines?: LogLine[];
+  saved?: SavedRun[];
+  /** How many further runs are like that. */
+  more?: number;
+  comparison?: Comparison;
   skipped_bytes?: number;
   path?: string;
 }

@@ -5,8 +5,11 @@
  */
 import type { WorkerGroup, Gpu, LinkState, Member, Next, OutputLike, Overview, Pool, Run, Starting } from './protocol.js';
 
-/** JupyterLab's `trans.__`: `%1` stands for the first argument. */
-export type Say = (text: string, ...args: (string | number)[]) => string;
+/** JupyterLab's `trans.__`: `%1` stands for the first argument; with `n` (`trans._n`) for the number that is counted. */
+export interface Say {
+  (text: string, ...args: (string | number)[]): string;
+  n: (one: string, many: string, count: number, ...args: (string | number)[]) => string;
+}
 
 export type Act = 'load' | 'open-notebook' | 'choose-kernel' | null;
 
@@ -82,10 +85,7 @@ export function explanation(state: LinkState, name: string, t: Say): { text: str
 }
 
 export function ranksText(count: number, gpus: boolean, t: Say): string {
-  if (count === 1) {
-    return gpus ? t('1 GPU rank') : t('1 CPU rank');
-  }
-  return gpus ? t('%1 GPU ranks', count) : t('%1 CPU ranks', count);
+  return gpus ? t.n('%1 GPU rank', '%1 GPU ranks', count) : t.n('%1 CPU rank', '%1 CPU ranks', count);
 }
 
 /** `2 CPU ranks, idle`, and what they keep. */
@@ -99,7 +99,7 @@ export function groupText(group: WorkerGroup, t: Say): string {
 
 /** `Starting 20 ranks: 12 up, waiting for the import of torch`. */
 export function startingText({ up, size, waits_for: waitsFor }: Starting, t: Say): string {
-  const what = size === 1 ? t('Starting 1 rank') : t('Starting %1 ranks', size);
+  const what = t.n('Starting %1 rank', 'Starting %1 ranks', size);
   const far = t('%1 up', up);
   return waitsFor ? t('%1: %2, waiting for %3', what, far, waitsFor) : t('%1: %2', what, far);
 }
@@ -113,7 +113,7 @@ export function startingIn(overview: Overview | null, t: Say): { cell: string; t
 /** A question before many more ranks are started than there are cores; empty if there is none. */
 export function tooManyText(pool: Pool | undefined, ranks: number | null, t: Say): string {
   const cores = pool?.node?.cpus ?? null;
-  return ranks !== null && cores !== null && ranks > Math.max(8, 4 * cores) ? t('%1 ranks on %2 CPU cores: they will be slow, and may not fit into memory.', ranks, cores) : '';
+  return ranks !== null && cores !== null && ranks > Math.max(8, 4 * cores) ? t.n('%2 ranks on %1 CPU core: they will be slow, and may not fit into memory.', '%2 ranks on %1 CPU cores: they will be slow, and may not fit into memory.', cores, ranks) : '';
 }
 
 /** What is told at the end of a run, if anything is: of long and of detached ones. */
@@ -154,7 +154,7 @@ export function nodeText(pool: Pool, t: Say): string {
   if (!node) {
     return '';
   }
-  const parts = [node.name, node.cpus ? t('%1 CPU cores', node.cpus) : '', node.memory_bytes ? size(node.memory_bytes) : ''];
+  const parts = [node.name, node.cpus ? t.n('%1 CPU core', '%1 CPU cores', node.cpus) : '', node.memory_bytes ? size(node.memory_bytes) : ''];
   return parts.filter(Boolean).join(' · ');
 }
 
@@ -168,10 +168,10 @@ export function machineTexts(pool: Pool, t: Say): string[] {
       [
         machine.name,
         machine.state ?? '',
-        machine.cpus ? free(t('%1 CPU cores', machine.cpus), machine.free_cpus) : '',
+        machine.cpus ? free(t.n('%1 CPU core', '%1 CPU cores', machine.cpus), machine.free_cpus) : '',
         machine.memory_bytes ? size(machine.memory_bytes) : '',
         machine.gpus ? free(`${machine.gpus} ${machine.gpu_type || 'GPU'}`, machine.free_gpus) : '',
-        machine.ranks.length ? t('ranks %1', rankList(machine.ranks)) : '',
+        machine.ranks.length ? t.n('rank %2', 'ranks %2', machine.ranks.length, rankList(machine.ranks)) : '',
         ...(machine.holders ?? [])
       ]
         .filter(Boolean)
@@ -283,7 +283,7 @@ export function stateName(state: string, t: Say): string {
 }
 
 function facts(run: Run, t: Say): string {
-  const some = run.ranks < run.world_size ? t('%1 of %2 ranks', run.ranks, run.world_size) : ranksText(run.ranks, run.gpus, t);
+  const some = run.ranks < run.world_size ? t.n('%2 of %1 rank', '%2 of %1 ranks', run.world_size, run.ranks) : ranksText(run.ranks, run.gpus, t);
   const memory = run.peak_gpu_memory_bytes ?? run.peak_rss_bytes;
   const parts = [some, run.strategy === 'none' ? '' : run.strategy, run.pool === 'local' ? '' : run.pool];
   parts.push(memory ? t('peak %1', size(memory)) : '', run.detached ? t('detached') : '');
@@ -305,9 +305,9 @@ export function stopStage(members: Member[], stage: 'asked' | 'killed', t: Say):
   }
   const who = rankList(left);
   if (stage === 'asked') {
-    return left.length === members.length ? t('Asked all ranks to stop.') : t('Waiting for rank %1 to stop.', who);
+    return left.length === members.length ? t('Asked all ranks to stop.') : t.n('Waiting for rank %2 to stop.', 'Waiting for ranks %2 to stop.', left.length, who);
   }
-  return t('Rank %1 does not stop and is killed and replaced.', who);
+  return t.n('Rank %2 does not stop and is killed and replaced.', 'Ranks %2 do not stop and are killed and replaced.', left.length, who);
 }
 
 /** The run that Stop means when nobody names one: the newest that is not over. */
@@ -415,4 +415,30 @@ function others(options: string): string[] {
   const end = comment < 0 ? words.length : comment;
   const isPicked = (word: string | undefined): boolean => word !== undefined && PICKED.includes(word);
   return words.filter((word, at) => at >= end || !(isPicked(word.split('=')[0]) || isPicked(words[at - 1])));
+}
+
+// ---------------------------------------------------------------------------------------------------- saved runs
+
+/** How a line of a difference is drawn. */
+export function lineKind(line: string): string {
+  return line.startsWith('+') ? 'jp-mod-added' : line.startsWith('-') ? 'jp-mod-removed' : line.startsWith('@@') ? 'jp-mod-place' : '';
+}
+
+/** Lines of several runs in one chart, as paths of an image of this size. */
+export function chartOf(lines: { run: number; points: [number, number][] }[], width: number, height: number): { paths: { run: number; path: string; last: string }[]; low: string; high: string; end: string } {
+  const all = lines.flatMap(line => line.points);
+  const [xs, ys] = [all.map(([x]) => x), all.map(([, y]) => y)];
+  const [start, end, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const at = (value: number, from: number, to: number, size: number): number => (to > from ? ((value - from) / (to - from)) * (size - 4) + 2 : size / 2);
+  const path = (points: [number, number][]): string => points.map(([x, y], place) => `${place ? 'L' : 'M'}${at(x, start, end, width).toFixed(1)} ${(height - at(y, low, high, height)).toFixed(1)}`).join('');
+  return {
+    paths: lines.map(({ run, points }) => ({ run, path: path(points), last: digits(points.at(-1)?.[1] ?? NaN) })),
+    low: digits(low),
+    high: digits(high),
+    end: String(end)
+  };
+}
+
+function digits(value: number): string {
+  return String(Number(value.toPrecision(4)));
 }

@@ -98,6 +98,7 @@ def open_notebook(browser: Browser, server: Server) -> Iterator[Open]:
     yield make
     for lab in opened:
         lab.close()
+    server.forget_theme()
     server.end_kernels()
     assert [error for lab in opened for error in lab.errors] == []
 

@@ -144,6 +144,11 @@ class Server:
             folder.mkdir(parents=True)
             (folder / "kernel.json").write_text(json.dumps(spec))
 
+    def forget_theme(self) -> None:
+        """Pages that are opened from here on are light, as JupyterLab is at first."""
+        theme = self.folder / "settings" / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings"
+        theme.unlink(missing_ok=True)
+
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

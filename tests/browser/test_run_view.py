@@ -69,6 +69,45 @@ def row_of(lab: Lab, rank: int) -> Locator:
 # ---------------------------------------------------------------------------------------------------- in JupyterLab
 
 
+STEPS = """%%distributed --pool inline --ranks 3 --step-through
+import torch, torch.distributed as dist
+x = torch.arange(3.) + 10 * rank
+dist.all_reduce(x)
+parts = [torch.zeros(2) for _ in range(3)]
+dist.all_to_all(parts, [torch.tensor([rank, 10. * rank + to]) for to in range(3)])
+dist.send(x, 2) if rank == 0 else dist.recv(x, 0) if rank == 2 else None"""
+
+
+def test_collectives_are_gone_through_step_by_step_in_a_saved_notebook_too(open_notebook: Open) -> None:
+    lab: Lab = open_notebook(STEPS)
+    lab.run(1)
+    output = lab.ended(1)
+    lab.save()
+    lab.server.end_kernels()
+    for theme in ("light", "dark"):
+        steps = output.get_by_role("group", name="What the ranks send")
+        first, second, third = (steps.locator("section").nth(place) for place in range(3))
+        expect(first).to_be_visible()
+        expect(first).to_contain_text("step 1 of 3 · all_reduce (sum) · line 4")
+        expect(first).to_contain_text("rank 1 sends [10 11 12] of shape [3] to ranks 0, 2")
+        expect(second).to_be_hidden()
+        first.locator("label", has_text="forward").click()
+        expect(second).to_be_visible()
+        expect(second.locator("svg path")).to_have_count(2 * 6)
+        lab.shoot(f"steps-{theme}", output)
+        steps.get_by_role("radio").nth(1).focus()
+        lab.page.keyboard.press("ArrowRight")
+        expect(third).to_contain_text("send and recv")
+        expect(third).to_be_visible()
+        third.locator("label", has_text="back").click()
+        expect(second).to_be_visible()
+        expect(first).to_be_hidden()
+        if theme == "light":
+            lab.open()
+            lab.dark()
+            output = lab.output(1)
+
+
 def test_a_training_cell_is_watched_and_its_output_outlives_the_kernel(open_notebook: Open, enough: Path) -> None:
     lab: Lab = open_notebook(until(TRAIN, enough))
     lab.cell(1).locator(".cm-content").click()
@@ -408,13 +447,70 @@ def test_a_line_that_is_not_finished_stands_in_the_output_and_may_change(show: S
     record.apply(Wrote(run="r-7", rank=1, stream="stdout", text="begun\nloading", at_s=2.0))
     page = show(record)
     page.locator(".jd-no").nth(1).click()
-    own, together = page.locator(".jd-rank .jd-output .jd-text"), page.locator(".jd-run > .jd-output .jd-text")
+    own, together = page.locator(".jd-rank .jd-output .jd-text"), page.locator(".jd-run > .jd-box .jd-text")
     expect(own).to_have_text(["begun", "loading"])
     expect(together).to_have_text(["begun", "loading"])
     record.apply(Wrote(run="r-7", rank=1, stream="stdout", text="... done\n", at_s=3.0))
     show(record)
     expect(own).to_have_text(["begun", "loading... done"])  # in a moment: output is drawn a few times a second
     expect(together).to_have_text(["begun", "loading... done"])
+
+
+def test_the_output_is_searched_copied_and_stands_still_when_it_is_not_followed(show: Show) -> None:
+    record = a_record(2)
+
+    def write(rank: int, text: str, stream: str = "stdout") -> None:
+        record.apply(Wrote(run="r-7", rank=rank, stream=stream, text=text, at_s=2.0))
+
+    page = show(record)
+    for first in range(0, 200, 40):  # a page gets as many at once
+        for rank in range(2):
+            write(rank, "".join(f"step {n}\n" for n in range(first, first + 40)))
+        show(record)
+    write(1, "ValueError: lr is too large\n")
+    write(0, "on stderr\n", "stderr")
+    page = show(record)
+    page.evaluate("document.addEventListener('copy', () => { window.copied = document.activeElement.value })")
+    tools, lines = page.get_by_role("toolbar", name="Output"), page.locator(".jd-run > .jd-box .jd-line .jd-text")
+    tools.get_by_role("button", name="Errors only").click()
+    expect(lines).to_have_text(["ValueError: lr is too large", "on stderr"])
+    tools.get_by_role("button", name="Errors only").click()
+    tools.get_by_label("Search the output").fill("STEP 19")
+    expect(lines).to_have_text(["step 19", *(f"step 19{n}" for n in range(10))])
+    expect(tools).to_contain_text("22 lines")
+    shoot(page, "output-search")
+    tools.get_by_label("Search the output").fill("nothing like this")
+    expect(page.locator(".jd-none")).to_have_text("No line is like that.")
+    tools.get_by_label("Search the output").fill("")
+
+    wrap = tools.get_by_role("button", name="Wrap")
+    expect(lines.last).to_have_css("white-space-collapse", "preserve")
+    expect(lines.last).to_have_css("text-wrap-mode", "wrap")
+    wrap.press("Enter")
+    expect(lines.last).to_have_css("text-wrap-mode", "nowrap")
+    expect(wrap).to_have_attribute("aria-pressed", "false")
+
+    box, follow = page.locator(".jd-run > .jd-box .jd-output"), tools.get_by_role("button", name="Follow")
+    box.evaluate("box => { box.scrollTop = -300 }")
+    expect(follow).to_have_attribute("aria-pressed", "false")
+    top = lines.nth(20).evaluate("line => line.getBoundingClientRect().top")
+    write(0, "one\ntwo\nthree\n")
+    show(record)
+    expect(follow).to_have_text("Follow (3 new)")
+    assert lines.nth(20).evaluate("line => line.getBoundingClientRect().top") == top
+    follow.click()
+    expect(lines.last).to_have_text("three")
+    expect(lines.last).to_be_in_viewport()
+    expect(follow).to_have_text("Follow")
+
+    tools.get_by_label("Search the output").fill("e")
+    tools.get_by_role("button", name="Copy").click()
+    expect(tools.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("window.copied").splitlines()
+    assert copied[-3:] == ["[0] on stderr", "[0] one", "[0] three"]
+    assert copied[0] == "[all 2] step 0"
+    tools.get_by_role("button", name="Whole log").click()
+    expect(page.locator(".jd-hint")).to_contain_text("%distributed_logs r-7")
 
 
 def test_html_from_a_rank_cannot_run_or_load_anything(show: Show) -> None:
@@ -475,7 +571,7 @@ def test_a_second_view_has_the_clock_and_the_lines_of_the_first(show: Show) -> N
     first, second = page.locator(".jd-run").nth(0), page.locator("#second .jd-run")
     assert first.locator(".jd-clock").inner_text().startswith("1:4")
     assert second.locator(".jd-clock").inner_text() == first.locator(".jd-clock").inner_text()
-    lines = [view.locator(":scope > .jd-output .jd-text").first.inner_text() for view in (first, second)]
+    lines = [view.locator(":scope > .jd-box .jd-text").first.inner_text() for view in (first, second)]
     assert lines[0] == lines[1]
 
 

@@ -134,6 +134,7 @@ def test_the_panel_in_both_themes_with_a_run_going_on(open_notebook: Open, enoug
     expect(lab.page.locator(".jp-Distributed-statusbutton")).to_contain_text("4 CPU ranks")
     expect(panel).to_contain_text("CPU cores")
     expect(lab.page.locator(".jd-chart path.jd-first")).to_be_visible()
+    assert min(lab.colour(panel, "backgroundColor")) > 200
     lab.shoot("sidebar-light")
     lab.dark()
     lab.shoot("sidebar-dark")
@@ -274,13 +275,78 @@ def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None
     run = runs.first
     run.get_by_role("button", name="Log").click()
     log = lab.page.locator(".jp-Distributed-log")
-    expect(log.locator("pre")).to_contain_text("said by rank 2")
+    lines = log.locator(".jd-line")
+    expect(lines.first).to_have_text("2said by rank 2")
     harmless(lab, ".jp-Distributed-log")
+    log.get_by_label("Search the output").fill("SAID")
+    expect(lines).to_have_text(["2said by rank 2", "3said by rank 3"])
+    lab.shoot("log", log)
     log.get_by_label("Rank").select_option("3")
-    expect(log.locator("pre")).to_contain_text("said by rank 3")
+    expect(lines).to_have_text(["3said by rank 3"])
+    log.get_by_role("button", name="Copy").click()
+    expect(log.get_by_role("button", name="Copied")).to_be_visible()
+    assert lab.page.evaluate("() => navigator.clipboard.readText()") == "[3] said by rank 3"
     lab.select(0)
     run.get_by_role("button", name="Go to cell").click()
     expect(lab.cell(2)).to_have_class(re.compile("jp-mod-active"))
+
+
+def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_it(
+    open_notebook: Open, enough: Path
+) -> None:
+    wait = "import os, time\nwhile not os.path.exists('ENOUGH'):\n    time.sleep(0.05)\n1 / 0 if rank else None"
+    lab = open_notebook(until(f"%%distributed --ranks 2 --detach\n{wait}", enough), "1")
+    run = lab.panel().locator(".jp-Distributed-run").first
+    lab.run(1)
+    lab.wait_idle(1)
+    expect(run).to_contain_text("running")
+    lab.select(2)
+    lab.page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true }); null")
+    enough.touch()
+    toast = lab.page.locator(".jp-toastContainer, .Toastify").get_by_role("alert")
+    expect(toast).to_contain_text("Cell In[2]: failed after 0:")
+    expect(toast).to_contain_text("rank 1: ZeroDivisionError")
+    lab.page.wait_for_function("() => document.title.startsWith('✗ ')")
+    lab.shoot("notification")
+    lab.page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); null")
+    lab.page.wait_for_function("() => !document.title.startsWith('✗ ')")
+    toast.get_by_role("button", name="Go to cell").click()
+    expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
+
+
+LEARNED = """%%distributed --ranks 2 --with lr=1.0
+import jupyter_distrib
+for step in range(20):
+    jupyter_distrib.report(loss=lr / (1 + step))
+print('learned')"""
+
+
+def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
+    other = LEARNED.replace("1.0", "3.0").replace("range(20)", "range(30)")
+    lab = open_notebook(LEARNED, other, "%%distributed --ranks 2\nrank")
+    panel = lab.panel()
+    for cell in (1, 2, 3):
+        lab.run(cell)
+        lab.wait_idle(cell)
+    lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
+    saved = panel.get_by_role("list", name="Saved runs").get_by_role("listitem")
+    expect(saved.first).to_contain_text("done")
+    panel.get_by_label("Search saved runs").fill("report lr=")
+    expect(saved).to_have_count(2)
+    expect(saved.first).to_contain_text("loss 0.1")
+    expect(panel.get_by_role("button", name="Show", exact=True)).to_be_disabled()
+    for one in saved.all():
+        one.get_by_role("checkbox").check()
+    lab.shoot("history-light")
+    panel.get_by_role("button", name="Compare").click()
+    compared = lab.page.locator(".jp-Distributed-compared")
+    expect(compared.get_by_role("img", name="loss over steps").locator("path")).to_have_count(2)
+    expect(compared.get_by_role("row", name="lr=1.0")).to_contain_text("lr=3.0")
+    expect(compared.locator(".jp-mod-removed", has_text="range(20)")).to_be_visible()
+    expect(compared.locator(".jp-mod-added", has_text="range(30)")).to_be_visible()
+    lab.shoot("compared-light")
+    lab.dark()
+    lab.shoot("compared-dark")
 
 
 def test_a_kernel_that_restarts_is_connected_again(open_notebook: Open) -> None:
@@ -361,7 +427,7 @@ def test_every_command_says_what_it_is_and_what_it_takes(open_notebook: Open) ->
             ]));
         }"""
     )
-    assert len(told) >= 10
+    assert len(told) >= 12
     for name, label, caption, has_icon, arguments in told:
         assert label, name
         assert caption, name

@@ -18,9 +18,8 @@ from jupyter_distrib.kernel import views
 
 _STATIC = Path(views.__file__).parent / "static"
 _MODULES = (
-    "dom.js", "words.js", "lines.js", "state.js", "chart.js", "styles.js", "strips.js", "output.js", "displays.js",
-    "ranks.js",
-    "run.js",
+    "say.js", "dom.js", "words.js", "lines.js", "state.js", "chart.js", "styles.js", "strips.js", "tools.js",
+    "output.js", "displays.js", "ranks.js", "run.js",
 )  # fmt: skip
 
 
@@ -36,7 +35,7 @@ class RunWidget(anywidget.AnyWidget):
 
     layout = traitlets.Any(None).tag(sync=True)  # else each run would have a second model
     _esm = bundle()
-    _css = "\n".join((_STATIC / name).read_text("utf-8") for name in ("run.css", "strips.css"))
+    _css = "\n".join((_STATIC / name).read_text("utf-8") for name in ("output.css", "run.css", "strips.css"))
 
     def __init__(self, pieces: Callable[[], dict[str, Any]], on_request: Callable[[dict[str, Any]], object]) -> None:
         self._pieces = pieces

@@ -229,6 +229,12 @@ def without_codes(text: str) -> str:
     return "\n".join(Stream().feed(f"{text}\n").lines)
 
 
+def styled_lines(text: str) -> list[tuple[str, tuple[terminal_styles.Span, ...]]]:
+    """Return the lines of a whole text as a terminal would show them at the end, each with the spans of its colours."""
+    lines = Stream().feed(text if text.endswith("\n") else f"{text}\n").lines if text else []
+    return [(line, getattr(line, "spans", ())) for line in lines]
+
+
 def visible(text: str) -> str:
     """Make every control character of a terminal visible, except for line ends and tabs."""
     return _CONTROL.sub(_escaped, text.replace("\x1b", "\\x1b"))

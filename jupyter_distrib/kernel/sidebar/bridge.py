@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.record.terminal_stream import without_codes
+from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.status import PoolStatus, pool_status
@@ -34,7 +34,9 @@ from jupyter_distrib.wire.messages import Ended, Moved, RunEvent, Stalled
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
 LOG_BYTES = 200_000
-"""The size of the end of a rank's log that is shown; the file has all of it."""
+"""The size of the end of a rank's log that is shown at first."""
+WHOLE_LOG_BYTES = 20_000_000
+"""The most that is shown of a rank's log; the file has all of it."""
 
 
 class SidebarObserver(Observer):
@@ -173,7 +175,16 @@ class FrontEnd:
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
-                return self._log(_text(request, "run"), int(request["rank"]))
+                return self._log(_text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")))
+            case "history":
+                from jupyter_distrib.kernel.sidebar import saved_runs  # not needed before somebody looks
+
+                current.history_writer.flush()
+                return saved_runs.listed(str(request.get("words", "")))
+            case "compare":
+                from jupyter_distrib.kernel.sidebar import saved_runs
+
+                return saved_runs.compared([str(name) for name in request["runs"]])
             case "view":
                 return {"view": self.cells.view(_text(request, "run"))}
             case "settled":
@@ -226,10 +237,11 @@ class FrontEnd:
                 self._pools[connection.pool] = pool_status(connection, current)
         self._news.changed()
 
-    def _log(self, run: str, rank: int) -> dict[str, Any]:
+    def _log(self, run: str, rank: int, *, whole: bool) -> dict[str, Any]:
         path = session.current().find_run(run).log_file(rank)
-        text, skipped = _end_of(path, LOG_BYTES)
-        return {"text": without_codes(text), "skipped_bytes": skipped, "path": str(path)}
+        text, skipped = _end_of(path, WHOLE_LOG_BYTES if whole else LOG_BYTES)
+        lines = [{"text": line, "spans": spans} for line, spans in styled_lines(text)]
+        return {"lines": lines, "skipped_bytes": skipped, "path": str(path)}
 
 
 def _text(request: Mapping[str, Any], name: str) -> str:

@@ -3,12 +3,12 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-import { filtered, together } from '../log.js';
 import { isLive, isSettled, mended, withLastSeen, withoutDead } from '../outputs.js';
 import { Gpu, Member, OutputLike, Overview, Pool, PROTOCOL, Run, Settled, SettledView } from '../protocol.js';
 import * as view from '../view.js';
 
-const t: view.Say = (text, ...args) => text.replace(/%(\d)/g, (_, number: string) => String(args[Number(number) - 1]));
+const filled = (text: string, ...args: (string | number)[]): string => text.replace(/%(\d)/g, (_, number: string) => String(args[Number(number) - 1]));
+const t: view.Say = Object.assign(filled, { n: (one: string, many: string, count: number, ...args: (string | number)[]) => filled(count === 1 ? one : many, count, ...args) });
 
 const member = (rank: number, state: string): Member => ({
   rank,
@@ -165,7 +165,7 @@ test('of a run whose kernel has ended, what was seen last stays', () => {
 });
 
 test('states of ranks and names of GPUs go through the translator', () => {
-  const french: view.Say = text => `fr:${text}`;
+  const french: view.Say = Object.assign((text: string) => `fr:${text}`, { n: (one: string) => `fr:${one}` });
   for (const state of ['waiting', 'starting', 'running', 'done', 'failed', 'lost', 'interrupted']) {
     assert.equal(view.stateName(state, french), `fr:${state}`);
   }
@@ -312,9 +312,11 @@ test('the end of long runs is told, and that of detached ones always', () => {
   assert.deepEqual(failed, { text: "Cell In[5]: failed after 0:01\nrank 2: KeyError: 'lr'", good: false });
 });
 
-test('a log is searched, its errors are found, and those of all ranks stand together', () => {
-  const text = together([{ rank: 0, text: 'step 1\nValueError: x\n' }, { rank: 1, text: '' }, { rank: 3, text: 'Step 2' }]);
-  assert.equal(text, '[0] step 1\n[0] ValueError: x\n[3] Step 2');
-  assert.equal(filtered(text, { search: 'STEP', errors: false }), '[0] step 1\n[3] Step 2');
-  assert.equal(filtered(text, { search: '', errors: true }), '[0] ValueError: x');
+test('runs beside one another share their axes', () => {
+  const { paths, low, high, end } = view.chartOf([{ run: 3, points: [[0, 1], [10, 0]] }, { run: 7, points: [[0, 0.5]] }], 104, 54);
+  assert.deepEqual(paths, [
+    { run: 3, path: 'M2.0 2.0L102.0 52.0', last: '0' },
+    { run: 7, path: 'M2.0 27.0', last: '0.5' }
+  ]);
+  assert.deepEqual([low, high, end], ['0', '1', '10']);
 });

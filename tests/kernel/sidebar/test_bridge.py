@@ -337,10 +337,12 @@ def test_a_log_is_shown_by_its_end_with_whole_lines(book: Notebook) -> None:
     run = overview(book)["runs"][0]
 
     answer = ask(book, op="logs", run=run["run"], rank=1)
-    lines = answer["text"].splitlines()
+    lines = [line["text"] for line in answer["lines"]]
     assert lines[-1] == "line 59999"
     assert lines[0].startswith("line ")
     assert answer["skipped_bytes"] > 0
+    whole = ask(book, op="logs", run=run["run"], rank=1, whole=True)
+    assert (len(whole["lines"]), whole["skipped_bytes"]) == (60_000, 0)
     assert answer["path"].endswith("rank1.log")
 
 
@@ -348,7 +350,10 @@ def test_a_log_reads_as_it_would_stand_in_a_terminal(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2\nprint('\\x1b[31mred\\x1b[0m')\nprint('50 %\\r100 %\\x07')")
     run = overview(book)["runs"][0]
 
-    assert ask(book, op="logs", run=run["run"], rank=1)["text"] == "red\n100 %\\x07\n"
+    assert ask(book, op="logs", run=run["run"], rank=1)["lines"] == [
+        {"text": "red", "spans": [[0, 3, "f1"]]},
+        {"text": "100 %\\x07", "spans": []},
+    ]
 
 
 def test_a_run_tells_which_ranks_have_a_log(book: Notebook) -> None:
@@ -357,7 +362,7 @@ def test_a_run_tells_which_ranks_have_a_log(book: Notebook) -> None:
     run = overview(book)["runs"][0]
 
     assert run["numbers"] == [2, 3]
-    assert ask(book, op="logs", run=run["run"], rank=3)["text"] == "here 3\n"
+    assert ask(book, op="logs", run=run["run"], rank=3)["lines"] == [{"text": "here 3", "spans": []}]
 
 
 def test_an_idle_kernel_with_ranks_sends_nothing(book: Notebook) -> None:

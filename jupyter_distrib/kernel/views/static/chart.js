@@ -2,7 +2,8 @@
 // `chartOf` is pure; `Chart` draws.
 
 import { drawing, element, fill, set } from "./dom.js";
-import { clock, digits } from "./words.js";
+import { t, tn } from "./say.js";
+import { clock, digits, rankList } from "./words.js";
 
 const SHOWN_CHARTS = 6;
 const MANY = 8; // with more ranks than these, a chart has a mean and a band
@@ -25,7 +26,7 @@ export function chartNames(state) {
 /** How many numbers the kernel has not sent, in words. */
 export function undrawn(state) {
   const count = Math.max(0, ...state.ranks.map(({ columns }) => columns?.left ?? 0));
-  return count ? `${count} more metric${count === 1 ? " is" : "s are"} not drawn` : "";
+  return count ? tn("%1 more metric is not drawn", "%1 more metrics are not drawn", count) : "";
 }
 
 /** `train/loss`, `val_loss`: the part of the training, and what is measured. */
@@ -156,10 +157,10 @@ export class Chart {
     caption.append((this.label = element("span", "jd-chart-name")), (this.value = element("span", "jd-chart-value")));
     set(this.label, title);
     this.title = title;
-    this.back = caption.appendChild(tool("zoom out", () => this.zoomTo(null)));
+    this.back = caption.appendChild(tool(t("zoom out"), () => this.zoomTo(null)));
     this.wider = caption.appendChild(tool("⤢", () => this.widen()));
-    this.wider.title = "Full width";
-    this.wider.setAttribute("aria-label", `${title} over the full width`);
+    this.wider.title = t("Full width");
+    this.wider.setAttribute("aria-label", t("%1 over the full width", title));
     this.svg = this.root.appendChild(drawing("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", preserveAspectRatio: "none" }));
     this.cross = this.svg.appendChild(drawing("line", { class: "jd-cross", y1: 0, y2: BOX.height, visibility: "hidden" }));
     this.chosen = this.svg.appendChild(drawing("rect", { class: "jd-chosen", y: 0, height: BOX.height, visibility: "hidden" }));
@@ -197,8 +198,8 @@ export class Chart {
     this.options = options;
     const chart = (this.chart = chartOf(state, this.names, { ...options, zoom: this.zoom }));
     chart.series.forEach((series, index) => this.layer(series, index));
-    const odd = chart.odd.length > 3 ? `${chart.odd.length} ranks` : chart.odd.map((rank) => `rank ${rank}`).join(", ");
-    set(this.range, `${digits(chart.y.low, 3)} to ${digits(chart.y.high, 3)}${options.log ? " log" : ""}${odd ? ` · nan or inf on ${odd}` : ""}`);
+    const odd = chart.odd.length > 3 ? tn("%1 rank", "%1 ranks", chart.odd.length) : rankList(chart.odd);
+    set(this.range, `${t("%1 to %2", digits(chart.y.low, 3), digits(chart.y.high, 3))}${options.log ? ` ${t("log")}` : ""}${chart.odd.length ? ` · ${t("nan or inf on %1", odd)}` : ""}`);
     this.back.hidden = !this.zoom;
     this.write();
   }
@@ -232,8 +233,8 @@ export class Chart {
       set(node, each.lines.length ? this.told(each, shown) : "");
       node.className = `jd-told jd-told-${series.indexOf(each) % 3}`;
     });
-    set(this.place, this.options.time ? clock(shown) : `step ${shown}`);
-    this.svg.setAttribute("aria-label", `${this.title} over ${this.options.time ? "time" : "steps"}: ${[...this.value.children].map((node) => node.textContent).join(", ")} at ${this.place.textContent}`);
+    set(this.place, this.options.time ? clock(shown) : t("step %1", shown));
+    this.svg.setAttribute("aria-label", t("%1 over %2: %3 at %4", this.title, this.options.time ? t("time") : t("steps"), [...this.value.children].map((node) => node.textContent).join(", "), this.place.textContent));
     this.cross.setAttribute("visibility", this.pointed === null ? "hidden" : "visible");
     if (this.pointed !== null) for (const key of ["x1", "x2"]) this.cross.setAttribute(key, this.pointed * BOX.width);
     const choosing = this.from !== null && this.pointed !== null;
@@ -247,8 +248,8 @@ export class Chart {
   told(series, place) {
     const numbers = valuesAt(series, place).map(({ value }) => value);
     const several = this.names.length > 1;
-    const who = several ? `${partOf(series.name)} ` : series.mean ? "mean: " : numbers.length > 1 ? `rank ${series.lines[0].rank}: ` : "";
-    const spread = this.pointed !== null && numbers.length > 1 && !several ? ` (${digits(Math.min(...numbers), 3)} to ${digits(Math.max(...numbers), 3)})` : "";
+    const who = several ? `${partOf(series.name)} ` : series.mean ? `${t("mean")}: ` : numbers.length > 1 ? `${t("rank %1", series.lines[0].rank)}: ` : "";
+    const spread = this.pointed !== null && numbers.length > 1 && !several ? ` (${t("%1 to %2", digits(Math.min(...numbers), 3), digits(Math.max(...numbers), 3))})` : "";
     return `${who}${digits(series.mean ? mean(numbers) : numbers[0])}${spread}`;
   }
 }
@@ -271,11 +272,11 @@ export class Charts {
     this.options = { log: false, smooth: 0, time: false };
     const tools = root.appendChild(element("div", "jd-chart-tools"));
     tools.setAttribute("role", "toolbar");
-    tools.setAttribute("aria-label", "Charts");
+    tools.setAttribute("aria-label", t("Charts"));
     tools.append(
-      this.option("log scale", "log", [false, true]),
-      this.option("smooth", "smooth", SMOOTH),
-      this.option("over time", "time", [false, true]),
+      this.option(t("log scale"), "log", [false, true]),
+      this.option(t("smooth"), "smooth", SMOOTH),
+      this.option(t("over time"), "time", [false, true]),
     );
     this.more = root.appendChild(element("div", "jd-more-charts"));
     this.show = this.more.appendChild(element("button", "jd-show-charts"));
@@ -316,7 +317,7 @@ export class Charts {
       chart.seen = seen;
     });
     this.root.hidden = !this.charts.size;
-    set(this.show, this.all ? `Show ${SHOWN_CHARTS} of ${groups.length} charts` : `Show ${groups.length - SHOWN_CHARTS} more`);
+    set(this.show, this.all ? t("Show %1 of %2 charts", SHOWN_CHARTS, groups.length) : tn("Show %1 more", "Show %1 more", groups.length - SHOWN_CHARTS));
     this.show.hidden = groups.length <= SHOWN_CHARTS;
     this.show.setAttribute("aria-expanded", String(this.all));
     set(this.undrawn, undrawn(state));

@@ -1,6 +1,7 @@
 // What ranks display: text, an image that carries its data, or HTML in a frame in which nothing can run.
 
 import { element, set } from "./dom.js";
+import { t, tn } from "./say.js";
 
 const TEXTS = ["text/plain", "text/markdown", "text/latex"];
 const NO_TEXT = /^<IPython\.core\.display\.\w+ object>$/; // of IPython's own display objects
@@ -10,7 +11,7 @@ const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 export class Card {
   constructor(rank) {
     this.root = element("figure", "jd-card");
-    set(this.root.appendChild(element("figcaption")), `rank ${rank}`);
+    set(this.root.appendChild(element("figcaption")), t("rank %1", rank));
     this.rank = rank;
     this.shown = new Map();
   }
@@ -27,7 +28,7 @@ export class Card {
       const [node, place] = [this.shown.get(display), this.root.children[index + 1]];
       if (place !== node) this.root.insertBefore(node, place ?? null);
     });
-    this.root.title = skipped ? `${skipped} earlier displays are not kept` : "";
+    this.root.title = skipped ? tn("%1 earlier display is not kept", "%1 earlier displays are not kept", skipped) : "";
   }
 }
 
@@ -47,7 +48,7 @@ function displayed({ data }, rank) {
 
 function image(source, rank) {
   const node = element("img");
-  node.alt = `Picture from rank ${rank}`;
+  node.alt = t("Picture from rank %1", rank);
   node.src = source; // an SVG in an <img> runs no script and loads nothing
   return node;
 }
@@ -63,7 +64,7 @@ export function scheme(color) {
 function frame(html, rank) {
   const node = element("iframe", "jd-frame");
   node.setAttribute("sandbox", "allow-same-origin"); // so that its height can be measured from here
-  node.title = `HTML from rank ${rank}`;
+  node.title = t("HTML from rank %1", rank);
   const policy = "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'";
   node.addEventListener("load", () => {
     const { body, documentElement } = node.contentDocument;

@@ -61,3 +61,26 @@ export function fill(parent, items, make, write) {
   items.forEach((item, index) => write(parent.children[index] ?? parent.appendChild(make()), item));
   if (parent.hidden !== !items.length) parent.hidden = !items.length;
 }
+
+/** Put a text on the clipboard; false if the page may not. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copyOfField(text);
+  }
+}
+
+/** The older way, for pages that came over plain HTTP. */
+function copyOfField(text) {
+  const focused = /** @type {HTMLElement | null} */ (document.activeElement);
+  const field = document.body.appendChild(/** @type {HTMLTextAreaElement} */ (element("textarea")));
+  field.value = text;
+  field.style.position = "fixed";
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  focused?.focus({ preventScroll: true });
+  return done;
+}

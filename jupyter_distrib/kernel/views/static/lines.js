@@ -1,5 +1,6 @@
 // What ranks print, as data: the lines that have come, and equal lines of several ranks as one. No DOM; tested under node.
 
+import { t } from "./say.js";
 import { spans } from "./words.js";
 
 const CHUNKS = 24;
@@ -57,7 +58,21 @@ function push(lines, entry) {
 
 /** `all 8`, `0-3, 5`: whose line it is. */
 export function whose(ranks, state) {
-  return ranks.length > 1 && ranks.length === state.ranks.length ? `all ${ranks.length}` : spans(ranks);
+  return ranks.length > 1 && ranks.length === state.ranks.length ? t("all %1", ranks.length) : spans(ranks);
+}
+
+/** Words of lines that tell of trouble, whatever wrote them. */
+const TROUBLE = /\b(error|exception|traceback|warning|fatal|failed)\b|Error:/i;
+
+/** Whether a line is one that is looked for; `search` is anywhere in it, in capitals or not. */
+export function matches({ text, stream }, { search, errors }) {
+  return (!errors || stream === "stderr" || TROUBLE.test(text)) && text.toLowerCase().includes(search.toLowerCase());
+}
+
+/** The lines of several logs as one list: the first line of each, then the second; each log keeps its order. */
+export function interleave(logs) {
+  const longest = Math.max(0, ...logs.map((lines) => lines.length));
+  return Array.from({ length: longest }, (_, place) => logs.flatMap((lines) => lines.slice(place, place + 1))).flat();
 }
 
 /**

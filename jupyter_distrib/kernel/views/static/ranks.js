@@ -2,7 +2,8 @@
 
 import { element, fill, set } from "./dom.js";
 import { Output } from "./output.js";
-import { GLYPHS, firstMetrics } from "./state.js";
+import { t } from "./say.js";
+import { GLYPHS, firstMetrics, stateName } from "./state.js";
 import { Strip } from "./strips.js";
 
 /** One rank: a line, or a tile among many. */
@@ -23,7 +24,7 @@ export class Row {
     this.metrics = part("metrics");
     this.last = part("last");
     this.root.addEventListener("click", (event) => {
-      if (!event.target.closest(".jd-output") && !String(getSelection())) this.toggle();
+      if (!event.target.closest(".jd-box") && !String(getSelection())) this.toggle();
     });
   }
 
@@ -31,7 +32,7 @@ export class Row {
     this.open = !this.open;
     this.root.classList.toggle("jd-open", this.open);
     this.button.setAttribute("aria-expanded", String(this.open));
-    if (this.open && !this.output) this.output = new Output(`Output of rank ${this.rank}`, this.rank);
+    if (this.open && !this.output) this.output = new Output(t("Output of rank %1", this.rank), this.rank);
     if (this.open) this.root.append(this.output.root);
     else this.output.root.remove();
     this.paint(...this.painted);
@@ -42,8 +43,8 @@ export class Row {
     this.root.dataset.state = said.state;
     this.root.classList.toggle("jd-late", Boolean(said.behind));
     set(this.button, String(said.rank));
-    this.button.setAttribute("aria-label", `Rank ${said.rank}, ${said.state}: show its output`);
-    fill(this.state, [GLYPHS[said.state], said.behind || said.state], () => element("span"), set);
+    this.button.setAttribute("aria-label", t("Rank %1, %2: show its output", said.rank, stateName(said.state)));
+    fill(this.state, [GLYPHS[said.state], said.behind || stateName(said.state)], () => element("span"), set);
     this.state.firstChild?.setAttribute("aria-hidden", "true");
     fill(this.usage, said.memory ? [said.device, said.memory, said.busy] : [said.device], () => element("span"), set);
     this.usage.title = said.usage;
@@ -71,7 +72,7 @@ function paintBar(node, bar) {
   const [track, steps, rate, percent] = node.children;
   track.hidden = bar.fraction === null;
   track.firstChild.style.transform = `scaleX(${(bar.fraction ?? 0).toFixed(3)})`;
-  track.setAttribute("aria-label", bar.label || "progress");
+  track.setAttribute("aria-label", bar.label || t("progress"));
   track.setAttribute("aria-valuenow", Math.round(100 * (bar.fraction ?? 0)));
   track.setAttribute("aria-valuetext", `${bar.steps} ${bar.left}`.trim());
   set(steps, bar.label ? `${bar.label} ${bar.steps}` : bar.steps);

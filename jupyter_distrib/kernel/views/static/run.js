@@ -10,11 +10,13 @@ import { Course, Shares } from "./strips.js";
 import { Card } from "./displays.js";
 import { element, fill, section, set, setLinked } from "./dom.js";
 import { Output, noteSelection } from "./output.js";
+import { t, tn } from "./say.js";
+import { Tools } from "./tools.js";
 
 const TILES_FROM = 17; // with more ranks than 16, a rank is a tile
 const STATUS_EVERY_MS = 1000;
 const FAILURE_LINES = 3; // of a message; further ones are folded
-const GONE = "The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.";
+const gone = () => t("The kernel has ended, or was restarted, in the middle of this run. This is what was seen last.");
 
 const RUNS = 20; // whose stores are kept
 
@@ -71,8 +73,8 @@ class View {
     this.stage = head.appendChild(element("span", "jd-stage"));
     this.where = head.appendChild(element("button", "jd-where"));
     this.where.type = "button";
-    this.where.title = "Show where each rank is now in its Python code";
-    set(this.where, "Where?");
+    this.where.title = t("Show where each rank is now in its Python code");
+    set(this.where, t("Where?"));
     this.where.addEventListener("click", () => this.request("stacks"));
     this.stop = head.appendChild(element("button", "jd-stop"));
     this.stop.type = "button";
@@ -81,16 +83,16 @@ class View {
     this.status = root.appendChild(element("div", "jd-aloud"));
     this.status.setAttribute("role", "status");
     this.notes = root.appendChild(element("div", "jd-notes"));
-    this.stall = root.appendChild(section("jd-stall", "Nothing moves"));
-    this.failures = root.appendChild(section("jd-failures", "What went wrong"));
-    this.stacks = root.appendChild(section("jd-stacks", "Where the ranks are"));
+    this.stall = root.appendChild(section("jd-stall", t("Nothing moves")));
+    this.failures = root.appendChild(section("jd-failures", t("What went wrong")));
+    this.stacks = root.appendChild(section("jd-stacks", t("Where the ranks are")));
     this.list = root.appendChild(element("ul", "jd-ranks"));
-    this.list.setAttribute("aria-label", "Ranks");
-    this.shares = new Shares(root.appendChild(section("jd-shares", "Where the time goes")));
-    this.course = new Course(root.appendChild(section("jd-timeline", "Steps behind over time")));
-    this.charts = new Charts(root.appendChild(section("jd-charts", "Reported numbers")), this.later);
-    this.shown = root.appendChild(section("jd-shown", "Displays of the ranks"));
-    this.output = new Output("Output of all ranks");
+    this.list.setAttribute("aria-label", t("Ranks"));
+    this.shares = new Shares(root.appendChild(section("jd-shares", t("Where the time goes"))));
+    this.course = new Course(root.appendChild(section("jd-timeline", t("Steps behind over time"))));
+    this.charts = new Charts(root.appendChild(section("jd-charts", t("Reported numbers"))), this.later);
+    this.shown = root.appendChild(section("jd-shown", t("Displays of the ranks")));
+    this.output = new Output(t("Output of all ranks"), null, new Tools(() => this.openLog()));
     root.append(this.output.root);
   }
 
@@ -114,27 +116,27 @@ class View {
   };
 
   paintHead(state) {
-    this.root.setAttribute("aria-label", `Run ${state.run} of ${state.label}`);
+    this.root.setAttribute("aria-label", t("Run %1 of %2", state.run, state.label));
     const states = state.ranks.map((rank) => rank.state);
     const bad = states.some((name) => name === "failed" || name === "lost");
-    const gone = this.store.goneMs !== null && !state.ended;
-    const whole = bad ? "failed" : gone ? "interrupted" : state.stall ? "stalled" : ["running", "starting", "waiting", "interrupted", "done"].find((name) => states.includes(name));
+    const lost = this.store.goneMs !== null && !state.ended;
+    const whole = bad ? "failed" : lost ? "interrupted" : state.stall ? "stalled" : ["running", "starting", "waiting", "interrupted", "done"].find((name) => states.includes(name));
     this.root.dataset.state = whole;
     set(this.mark, GLYPHS[whole] ?? "▲");
     set(this.title, title(state));
     set(this.clock, clock(((this.store.endedMs ?? this.store.goneMs ?? performance.now()) - this.store.startedMs) / 1000));
     const finished = states.filter((name) => FINISHED.has(name)).length;
-    set(this.chips, finished ? `${finished} of ${states.length} finished` : "");
-    const stage = gone ? "" : stopping(state, this.asked);
+    set(this.chips, finished ? tn("%2 of %1 finished", "%2 of %1 finished", states.length, finished) : "");
+    const stage = lost ? "" : stopping(state, this.asked);
     set(this.stage, stage);
-    set(this.stop, stage ? "Kill" : "Stop");
-    this.stop.title = stage ? "End the ranks that have not stopped; what they keep is lost" : "Stop all ranks; what they keep stays";
-    this.stop.disabled = this.where.disabled = gone || finished === states.length;
-    fill(this.notes, [...(gone ? [GONE] : []), ...notes(state)], () => element("div"), (node, text) => setLinked(node, addressed(`· ${text}`)));
+    set(this.stop, stage ? t("Kill") : t("Stop"));
+    this.stop.title = stage ? t("End the ranks that have not stopped; what they keep is lost") : t("Stop all ranks; what they keep stays");
+    this.stop.disabled = this.where.disabled = lost || finished === states.length;
+    fill(this.notes, [...(lost ? [gone()] : []), ...notes(state)], () => element("div"), (node, text) => setLinked(node, addressed(`· ${text}`)));
     this.paintStall(state.stall);
     fill(this.failures, failures(state), newFailure, paintFailure);
     fill(this.stacks, stacks(state), newStack, paintStack);
-    this.say(gone ? GONE : summary(state, this.asked));
+    this.say(lost ? gone() : summary(state, this.asked));
   }
 
   paintStall(stall) {
@@ -188,8 +190,15 @@ class View {
   askToStop() {
     const force = Boolean(this.asked || this.model.get("head").stopping);
     this.asked = force ? "killed" : "asked";
-    if (!this.request("stop", { force })) set(this.hint, "If the ranks go on, press the notebook's own Stop button (■): it always works.");
+    if (!this.request("stop", { force })) set(this.hint, t("If the ranks go on, press the notebook's own Stop button (■): it always works."));
     this.later();
+  }
+
+  openLog() {
+    const run = this.model.get("head").run;
+    const detail = { run };
+    const taken = !this.root.dispatchEvent(new CustomEvent("jupyter-distrib:log", { detail, bubbles: true, cancelable: true, composed: true }));
+    if (!taken) set(this.hint, t("Here, %1 in a cell shows all that the ranks wrote.", `%distributed_logs ${run}`));
   }
 
   /** Whoever can reach the kernel while a cell runs takes the event; else the widget's own channel is tried. */
@@ -215,7 +224,7 @@ function paintFailure(node, text) {
   const more = lines.slice(shown.length);
   set(node.firstChild, shown.join("\n"));
   node.lastChild.hidden = !more.length;
-  set(node.lastChild.firstChild, `${more.length} more lines`);
+  set(node.lastChild.firstChild, tn("%1 more line", "%1 more lines", more.length));
   set(node.lastChild.lastChild, more.join("\n"));
 }
 

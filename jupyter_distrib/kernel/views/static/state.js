@@ -3,7 +3,8 @@
 // A *state* is what `state_of` gives in Python (tests/kernel/record/golden_run_state.json); the kernel sends it in pieces
 // (`pieces.py`), which `assemble` puts together. Numbers that JSON does not know are "nan", "inf" and "-inf".
 
-import { aligned, amount, clock, rankList, size, steady } from "./words.js";
+import { t, tn } from "./say.js";
+import { aligned, amount, clock, rankList, ranksOf, size, steady } from "./words.js";
 
 const DISPLAYS_KEPT = 100;
 
@@ -11,6 +12,15 @@ export const FINISHED = new Set(["done", "failed", "lost", "interrupted"]);
 export const GLYPHS = {
   waiting: "○", starting: "◌", running: "●", done: "✓", failed: "✗", lost: "✗", interrupted: "■",
 };
+
+/** The state of a rank in the user's language. */
+export function stateName(state) {
+  const names = {
+    waiting: t("waiting"), starting: t("starting"), running: t("running"), done: t("done"), failed: t("failed"), lost: t("lost"),
+    interrupted: t("interrupted"),
+  };
+  return names[state] ?? state;
+}
 
 /** The state that the pieces of a model hold; null before the first has come. */
 export function assemble(get) {
@@ -35,8 +45,8 @@ export function assemble(get) {
 export function title(state) {
   const count = state.ranks.length;
   const ranks = count === state.world_size
-    ? `${count} rank${count === 1 ? "" : "s"}`
-    : `${rankList(state.numbers ?? state.ranks.map((rank) => rank.rank))} of ${state.world_size}`;
+    ? tn("%1 rank", "%1 ranks", count)
+    : t("%1 of %2", rankList(state.numbers ?? state.ranks.map((rank) => rank.rank)), state.world_size);
   const strategy = state.strategy === "none" ? "" : state.strategy;
   return [ranks, strategy, state.pool, devices(state)].filter(Boolean).join(" · ");
 }
@@ -62,7 +72,7 @@ export function notes(state) {
     if (!about.has(note.text)) about.set(note.text, []);
     if (note.rank !== null) about.get(note.text).push(note.rank);
   }
-  return [...about].map(([text, ranks]) => (ranks.length ? `${rankList(ranks)}: ${text}` : text));
+  return [...about].map(([text, ranks]) => (ranks.length ? t("%1: %2", rankList(ranks), text) : text));
 }
 
 /** A text in parts, of which every second one is the address of a page (`_ADDRESS` in `html.py`). */
@@ -80,7 +90,7 @@ export function failures(state) {
     const words = trouble(rank, state.cause);
     if (!words) continue;
     const own = rank.failure && !rank.consequence; // else it is a sentence on what became of the rank
-    const story = `${own ? ":" : ""} ${words}${own && rank.failure.where ? ` at ${rank.failure.where}` : ""}`;
+    const story = `${own ? ":" : ""} ${words}${own && rank.failure.where ? ` ${t("at %1", rank.failure.where)}` : ""}`;
     const key = own ? rank.failure.traceback : story;
     if (!groups.has(key)) groups.set(key, { story, ranks: [] });
     groups.get(key).ranks.push(rank.rank);
@@ -88,9 +98,9 @@ export function failures(state) {
   const told = new Set();
   return [...groups.values()].map(({ story, ranks }) => {
     const all = ranks.length > 1 && ranks.length === state.ranks.length;
-    const other = told.has(story) ? " (another traceback)" : "";
+    const other = told.has(story) ? ` ${t("(another traceback)")}` : "";
     told.add(story);
-    return `${all ? `all ${ranks.length} ranks` : rankList(ranks)}${story}${other}`;
+    return `${all ? ranksOf(ranks.length) : rankList(ranks)}${story}${other}`;
   });
 }
 
@@ -98,7 +108,7 @@ export function failures(state) {
 export function places(stall) {
   const groups = new Map();
   for (const { rank, where, line, waiting } of [...stall.places].sort((a, b) => a.waiting - b.waiting)) {
-    const text = `${where}${line === null ? "" : ` (line ${line})`}`;
+    const text = `${where}${line === null ? "" : ` ${t("(line %1)", line)}`}`;
     if (!groups.has(text)) groups.set(text, { ranks: [], waiting });
     groups.get(text).ranks.push(rank);
   }
@@ -115,7 +125,7 @@ export function stacks(state) {
     groups.get(key).ranks.push(rank);
   }
   return [...groups.values()].map(({ ranks, stack }) => ({
-    title: `${rankList(ranks)} at ${clock(stack.seen_s)}${stack.trouble ? `: ${stack.trouble}` : ""}`,
+    title: `${t("%1 at %2", rankList(ranks), clock(stack.seen_s))}${stack.trouble ? `: ${stack.trouble}` : ""}`,
     lines: stack.lines,
   }));
 }
@@ -127,38 +137,38 @@ function follows(rank) {
 
 /** Why a rank did not reach its end; `cause` is the rank that failed first, if one did. */
 export function trouble(rank, cause = null) {
-  if ((rank.consequence || rank.state === "interrupted") && cause !== null && cause !== rank.rank) return `stopped because of rank ${cause}`;
-  if (rank.consequence) return "stopped because another rank was gone";
+  if ((rank.consequence || rank.state === "interrupted") && cause !== null && cause !== rank.rank) return t("stopped because of rank %1", cause);
+  if (rank.consequence) return t("stopped because another rank was gone");
   if (rank.failure) {
     const name = rank.failure.type.split(".").pop();
     const message = rank.failure.message.trim();
     return message ? `${name}: ${message}` : name;
   }
   if (rank.state !== "lost" || !rank.exit) return "";
-  if (rank.exit.asked) return rank.exit.reason || "did not stop and was replaced";
-  if (rank.exit.out_of_memory) return "was killed by the system's out-of-memory killer";
+  if (rank.exit.asked) return rank.exit.reason || t("did not stop and was replaced");
+  if (rank.exit.out_of_memory) return t("was killed by the system's out-of-memory killer");
   const code = rank.exit.code;
-  if (code === null) return "is gone";
-  return code < 0 ? `was killed by signal ${-code}` : `left its process with status ${code}`;
+  if (code === null) return t("is gone");
+  return code < 0 ? t("was killed by signal %1", -code) : t("left its process with status %1", code);
 }
 
 /** Where a stop that was asked for stands: a sentence, or nothing. */
 export function stopping(state, asked) {
   if (!asked && !state.stopping) return "";
   const left = state.ranks.filter((rank) => !FINISHED.has(rank.state)).map((rank) => rank.rank);
-  if (!left.length) return "stopped";
+  if (!left.length) return t("stopped");
   const where = (state.stall?.places ?? []).filter((place) => left.includes(place.rank));
-  const places = where.length ? `: ${where.map((place) => `rank ${place.rank} ${place.where}`).slice(0, 3).join("; ")}` : "";
+  const places = where.length ? `: ${where.map((place) => t("rank %1 %2", place.rank, place.where)).slice(0, 3).join("; ")}` : "";
   return asked === "killed" || state.stopping === "killed"
-    ? `killing ${rankList(left)}`
-    : `asked to stop; ${left.length === state.ranks.length ? "all ranks" : rankList(left)} still running${places}`;
+    ? t("killing %1", rankList(left))
+    : t("asked to stop; %1 still running", left.length === state.ranks.length ? t("all ranks") : rankList(left)) + places;
 }
 
 /** One sentence for those who cannot see the rows; changes only when a state does. */
 export function summary(state, asked) {
   const counts = new Map();
   for (const rank of state.ranks) counts.set(rank.state, (counts.get(rank.state) ?? 0) + 1);
-  const parts = [...counts].map(([name, count]) => `${count} ${name}`);
+  const parts = [...counts].map(([name, count]) => `${count} ${stateName(name)}`);
   for (const text of failures(state).slice(0, 2)) parts.push(text.slice(0, 120));
   if (state.stall) parts.push(state.stall.text);
   return [...parts, stopping(state, asked)].filter(Boolean).join("; ");
@@ -190,7 +200,7 @@ function position(bars) {
 }
 
 export function behindText({ steps, seconds }) {
-  return seconds === null ? `${amount(steps)} steps behind` : `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s behind`;
+  return seconds === null ? tn("%2 step behind", "%2 steps behind", steps, amount(steps)) : t("%1 s behind", seconds < 10 ? seconds.toFixed(1) : Math.round(seconds));
 }
 
 /** The ranks in the order in which they matter: failed or lost, then those that are behind, then by number. */
@@ -222,31 +232,31 @@ export function row(rank, late, cause = null) {
 export function firstMetrics({ metrics, bars, unsent }, most) {
   const all = metrics.length ? metrics : bars.filter((bar) => bar.detail).map((bar) => ["", bar.detail]);
   const more = Math.max(0, all.length - most) + unsent;
-  return more ? [...all.slice(0, most), ["", `${more} more`]] : all;
+  return more ? [...all.slice(0, most), ["", tn("%1 more", "%1 more", more)]] : all;
 }
 
 /** What the rank's tensors take, as its framework counts, and how far the driver's figure is the rank's own. */
 function ofTensors(rank) {
   const tensors = rank.gpu_tensor_bytes ?? null;
-  const counted = tensors === null ? "" : `, tensors ${size(tensors)}, reserved for them ${size(rank.gpu_reserved_bytes)}`;
-  return counted + (rank.gpu_memory_of_all ? "; the driver lists no processes here, so GPU memory is what all have taken since the rank began" : "");
+  const counted = tensors === null ? "" : t(", tensors %1, reserved for them %2", size(tensors), size(rank.gpu_reserved_bytes));
+  return counted + (rank.gpu_memory_of_all ? t("; the driver lists no processes here, so GPU memory is what all have taken since the rank began") : "");
 }
 
 /** `6.4 GB` of `86 GB`, 75 % of the GPU; without one, resident memory and CPU. */
 function usage(rank) {
   if (rank.gpu_memory_bytes !== null) {
     const total = rank.gpu_memory_total_bytes;
-    const of = total ? ` of ${size(total)}` : "";
+    const memory = total ? t("GPU memory %1 of %2", size(rank.gpu_memory_bytes), size(total)) : t("GPU memory %1", size(rank.gpu_memory_bytes));
     return {
       memory: size(rank.gpu_memory_bytes),
       memoryFraction: total ? rank.gpu_memory_bytes / total : null,
       busy: rank.gpu_percent === null ? "" : `${Math.round(rank.gpu_percent)} %`,
-      usage: `GPU memory ${size(rank.gpu_memory_bytes)}${of}${rank.gpu_percent === null ? "" : `, GPU ${Math.round(rank.gpu_percent)} % busy`}${ofTensors(rank)}`,
+      usage: `${memory}${rank.gpu_percent === null ? "" : t(", GPU %1 % busy", Math.round(rank.gpu_percent))}${ofTensors(rank)}`,
     };
   }
   if (!rank.rss_bytes) return { memory: "", memoryFraction: null, busy: "", usage: "" };
   const busy = `${Math.round(rank.cpu_percent)} %`;
-  return { memory: size(rank.rss_bytes), memoryFraction: null, busy, usage: `memory ${size(rank.rss_bytes)}, CPU ${busy}` };
+  return { memory: size(rank.rss_bytes), memoryFraction: null, busy, usage: t("memory %1, CPU %2", size(rank.rss_bytes), busy) };
 }
 
 function barOf(bar, running) {
@@ -260,7 +270,7 @@ function barOf(bar, running) {
     fraction: bar.total ? Math.min(1, Math.max(0, bar.step / bar.total)) : null,
     percent: bar.total ? `${Math.floor((100 * bar.step) / bar.total)} %` : amount(bar.step),
     rate: rate === null ? "" : rate >= 1 ? `${steady(rate)} ${bar.unit}/s` : `${steady(1 / rate)} s/${bar.unit}`,
-    left: rate === null || !bar.total ? "" : `${clock((bar.total - bar.step) / rate)} left`,
+    left: rate === null || !bar.total ? "" : t("%1 left", clock((bar.total - bar.step) / rate)),
     detail: bar.detail,
   };
 }

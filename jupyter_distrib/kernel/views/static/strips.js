@@ -2,6 +2,7 @@
 // behind over the run. `spansOf` and the texts are pure; the classes draw.
 
 import { drawing, element, fill, set } from "./dom.js";
+import { t } from "./say.js";
 import { clock } from "./words.js";
 
 const SECONDS = 60;
@@ -22,15 +23,15 @@ export function spansOf(row) {
 /** The steps that a level stands for: `4-7` (`steps_of` in `timeline.py`). */
 export function stepsOf(level) {
   const [low, high] = [level ? 2 ** (level - 1) : 0, 2 ** level - 1];
-  return level === 9 ? `${low} and more` : high > low ? `${low}-${high}` : String(low);
+  return level === 9 ? t("%1 and more", low) : high > low ? `${low}-${high}` : String(low);
 }
 
 /** What the picture of a course says to those who cannot see it. */
 export function courseText({ seconds, rows }) {
   const worst = rows.map(([rank, row]) => [rank, Math.max(0, ...[...row].filter((level) => level !== NONE).map(Number))]);
   const late = worst.filter(([, level]) => level > 1).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
-  const told = late.slice(0, 8).map(([rank, level]) => `rank ${rank} up to ${stepsOf(level)}`);
-  return `Steps behind the front rank over ${clock(seconds)}: ${told.join("; ")}`;
+  const told = late.slice(0, 8).map(([rank, level]) => t("rank %1 up to %2", rank, stepsOf(level)));
+  return t("Steps behind the front rank over %1: %2", clock(seconds), told.join("; "));
 }
 
 /** The last minute of a rank: how busy it was as an area, and its memory as a line. */
@@ -50,7 +51,7 @@ export class Strip {
     const [line, from] = [points(busy), STRIP.width - busy.length + 1];
     this.busy.setAttribute("d", `M${from} ${STRIP.height}L${line}L${STRIP.width} ${STRIP.height}Z`);
     this.memory.setAttribute("d", `M${points(memory)}`);
-    const text = `The last ${busy.length} s, how busy (area) and memory (line); now ${usage}`;
+    const text = t("The last %1 s, how busy (area) and memory (line); now %2", busy.length, usage);
     set(this.title, text);
     this.root.setAttribute("aria-label", text);
   }
@@ -64,7 +65,7 @@ function points(digits) {
 export class Shares {
   constructor(root) {
     this.root = root;
-    set(root.appendChild(element("div", "jd-caption")), "Where the time of the training goes");
+    set(root.appendChild(element("div", "jd-caption")), t("Where the time of the training goes"));
     this.bars = root.appendChild(element("div", "jd-share-bars"));
     this.legend = root.appendChild(element("div", "jd-legend"));
   }
@@ -74,17 +75,17 @@ export class Shares {
     if (!shares) return;
     const names = Object.keys(shares.colors);
     fill(this.bars, shares.ranks, newBarOf, (node, [rank, parts]) => {
-      set(node.firstChild, `rank ${rank}`);
+      set(node.firstChild, t("rank %1", rank));
       const told = names.map((name, index) => [name, parts[index]]).filter(([, part]) => part >= 5);
-      node.lastChild.setAttribute("aria-label", `Time of rank ${rank}: ${told.map(([name, part]) => `${name} ${Math.round(part / 10)} %`).join(", ")}`);
+      node.lastChild.setAttribute("aria-label", t("Time of rank %1: %2", rank, told.map(([name, part]) => `${t(name)} ${Math.round(part / 10)} %`).join(", ")));
       fill(node.lastChild, names, () => element("span"), (part, name) => {
         const share = parts[names.indexOf(name)];
         part.style.flexGrow = String(share);
         part.style.background = shares.colors[name];
-        part.title = `${name} ${(share / 10).toFixed(1)} %`;
+        part.title = `${t(name)} ${(share / 10).toFixed(1)} %`;
       });
     });
-    fill(this.legend, names, newKey, (node, name) => paintKey(node, shares.colors[name], name));
+    fill(this.legend, names, newKey, (node, name) => paintKey(node, shares.colors[name], t(name)));
   }
 }
 
@@ -110,7 +111,7 @@ function paintKey(node, color, text) {
 export class Course {
   constructor(root) {
     this.root = root;
-    set(root.appendChild(element("div", "jd-caption")), "Steps behind the front rank, over the run");
+    set(root.appendChild(element("div", "jd-caption")), t("Steps behind the front rank, over the run"));
     this.box = root.appendChild(element("div", "jd-course"));
     this.numbers = this.box.appendChild(element("div", "jd-course-ranks"));
     this.numbers.setAttribute("aria-hidden", "true");
@@ -130,9 +131,9 @@ export class Course {
     this.svg.style.height = `${rows.length * height}px`;
     this.svg.setAttribute("aria-label", courseText(course));
     this.svg.replaceChildren(...rows.flatMap(([rank, row], index) => rectangles(rank, row, index * height, height - 1, colors)));
-    fill(this.numbers, rows, () => element("div"), (node, [rank]) => set(node, small && rank % 8 ? "" : `rank ${rank}`));
+    fill(this.numbers, rows, () => element("div"), (node, [rank]) => set(node, small && rank % 8 ? "" : t("rank %1", rank)));
     const levels = [...new Set(rows.flatMap(([, row]) => [...row]))].filter((level) => level !== NONE).sort();
-    fill(this.legend, [...levels, ""], newKey, (node, level) => paintKey(node, level ? colors[level] : "transparent", level ? stepsOf(Number(level)) : `steps behind, over ${clock(seconds)}`));
+    fill(this.legend, [...levels, ""], newKey, (node, level) => paintKey(node, level ? colors[level] : "transparent", level ? stepsOf(Number(level)) : t("steps behind, over %1", clock(seconds))));
   }
 }
 
@@ -143,7 +144,7 @@ function rectangles(rank, row, y, height, colors) {
     x += width;
     if (level === NONE) return [];
     const node = drawing("rect", { x: from, y, width, height, fill: colors[level] });
-    node.appendChild(drawing("title", {})).textContent = `rank ${rank}: ${stepsOf(Number(level))} steps behind`;
+    node.appendChild(drawing("title", {})).textContent = t("rank %1: %2 steps behind", rank, stepsOf(Number(level)));
     return [node];
   });
 }

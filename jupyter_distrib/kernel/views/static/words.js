@@ -1,5 +1,7 @@
 // Numbers and lists of ranks in words. No DOM; tested under node.
 
+import { tn } from "./say.js";
+
 /** @type {[string, number][]} */
 const LETTERS = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
 /** @type {[string, number][]} */
@@ -25,7 +27,7 @@ export function size(bytes) {
   for (const [unit, factor] of UNITS) {
     if (bytes >= factor) return `${(bytes / factor).toFixed(1)} ${unit}`;
   }
-  return `${bytes} bytes`;
+  return tn("%1 byte", "%1 bytes", bytes);
 }
 
 /** At most so many digits, without trailing zeros; "nan" and "inf" as they are. */
@@ -61,5 +63,10 @@ export function spans(ranks) {
 }
 
 export function rankList(ranks) {
-  return `rank${ranks.length === 1 ? "" : "s"} ${spans(ranks)}`;
+  return tn("rank %2", "ranks %2", ranks.length, spans(ranks));
+}
+
+/** `all 4 ranks`. */
+export function ranksOf(count) {
+  return tn("all %1 rank", "all %1 ranks", count);
 }

@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { BOX, chartGroups, chartNames, chartOf, smoothed, valuesAt } from "../../../../jupyter_distrib/kernel/views/static/chart.js";
 import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays.js";
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
-import { Logs, fold, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
+import { Logs, fold, interleave, matches, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
 import { addressed, assemble, behind, behindText, failures, firstMetrics, notes, order, places, row, stacks, stopping, summary, title } from "../../../../jupyter_distrib/kernel/views/static/state.js";
 import { amount, clock, digits, size, spans } from "../../../../jupyter_distrib/kernel/views/static/words.js";
 
@@ -323,4 +323,15 @@ test("the colours of a line are its parts, and a text that was cut has fewer", (
   ]);
   assert.deepEqual(partsOf({ text: "a", spans }), [{ text: "a", css: "" }]);
   assert.deepEqual(partsOf({ text: "x", spans: [[0, 1, "f#url(x)"]] }), [{ text: "x", css: "color: var(--jd-ansi-NaN)" }]);
+});
+
+// ------------------------------------------------------------------------------------------------ searching
+
+test("lines are found by words and by trouble, and logs stand line by line beside one another", () => {
+  const errors = { search: "", errors: true };
+  assert.ok(matches(line(0, "Step 2"), { search: "STEP", errors: false }));
+  assert.ok(matches(line(0, "ValueError: x"), errors));
+  assert.ok(matches(line(0, "loading", { stream: "stderr" }), errors));
+  assert.ok(!matches(line(0, "no terror here"), errors));
+  assert.deepEqual(interleave([["a", "b"], [], ["c", "d", "e"]]), ["a", "c", "b", "d", "e"]);
 });

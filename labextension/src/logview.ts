@@ -1,0 +1,106 @@
+/** The log of a run in the main area: what one rank or all of them wrote, in the same box as in the view of the run. */
+import { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+
+import { interleave } from '../../jupyter_distrib/kernel/views/static/lines.js';
+import { Line, Output, noteSelection } from '../../jupyter_distrib/kernel/views/static/output.js';
+import { Tools } from '../../jupyter_distrib/kernel/views/static/tools.js';
+import { LogLine } from './protocol.js';
+import * as view from './view.js';
+
+const ALL = 'all';
+/** The interval of looking for more while the log is followed. */
+const FOLLOW_MS = 2000;
+/** What a page can show at once; the others are found by searching. */
+const MOST_LINES = 5000;
+
+export interface Loaded {
+  lines: LogLine[];
+  /** What comes before these lines. */
+  skippedBytes: number;
+  path: string;
+  /** Why there are none. */
+  error: string;
+}
+
+export interface LogSource {
+  run: string;
+  load: (rank: number, whole: boolean) => Promise<Loaded>;
+  ranks: number[];
+  /** Whether the run goes on, so that more may come. */
+  goesOn: () => boolean;
+  t: view.Say;
+}
+
+export class Log extends Widget {
+  constructor(private readonly source: LogSource) {
+    super();
+    const { t, ranks } = source;
+    this.addClass('jp-Distributed-log');
+    this.rank.className = 'jp-mod-styled';
+    this.rank.setAttribute('aria-label', t('Rank'));
+    for (const each of ranks.length > 1 ? [ALL, ...ranks.map(String)] : ranks.map(String)) {
+      this.rank.add(new Option(each === ALL ? t('all ranks') : t('rank %1', each), each));
+    }
+    this.rank.addEventListener('change', () => void this.look());
+    this.tools.root.prepend(this.rank);
+    this.tools.button(t('Refresh'), t('Look for more'), () => void this.look());
+    this.whole = this.tools.button(t('Earlier lines'), t('Show the whole log'), () => void this.showWhole());
+    this.whole.hidden = true;
+    this.note.className = 'jp-Distributed-quiet';
+    this.tools.root.append(this.note);
+    this.box = new Output(t('Log'), null, this.tools, MOST_LINES);
+    this.node.append(this.box.root, this.none);
+    this.none.className = 'jp-Distributed-quiet jp-Distributed-none';
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    document.addEventListener('selectionchange', noteSelection);
+    this.timer = setInterval(() => {
+      if (this.isVisible && this.tools.following && this.goesOn) {
+        void this.look();
+      }
+    }, FOLLOW_MS);
+    void this.look();
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    document.removeEventListener('selectionchange', noteSelection);
+    clearInterval(this.timer);
+    super.onBeforeDetach(message);
+  }
+
+  private async showWhole(): Promise<void> {
+    this.isWhole = true;
+    await this.look();
+  }
+
+  private async look(): Promise<void> {
+    const { run, load, ranks, goesOn, t } = this.source;
+    const asked = this.rank.value;
+    const wanted = asked === ALL ? ranks : [Number(asked)];
+    this.goesOn = goesOn(); // once more after the end
+    const logs = await Promise.all(wanted.map(async rank => ({ rank, ...(await load(rank, this.isWhole)) })));
+    if (this.isDisposed || asked !== this.rank.value) {
+      return;
+    }
+    const skipped = logs.reduce((sum, log) => sum + log.skippedBytes, 0);
+    const lines = logs.map(({ rank, lines }) => lines.map(({ text, spans }): Line => ({ rank, stream: '', text, spans })));
+    this.whole.hidden = !skipped || this.isWhole;
+    this.note.textContent = skipped ? t('%1 before this are in the files', view.size(skipped)) : '';
+    this.note.title = logs.map(log => log.path).join('\n');
+    this.box.paint(interleave(lines), [], { run, ranks: wanted });
+    this.none.textContent = logs.find(log => log.error)?.error ?? (lines.some(each => each.length) ? '' : t('Nothing has been written.'));
+  }
+
+  private readonly tools = new Tools();
+  private readonly rank = document.createElement('select');
+  private readonly note = document.createElement('span');
+  private readonly none = document.createElement('div');
+  private readonly whole: HTMLButtonElement;
+  private readonly box: Output;
+  private isWhole = false;
+  private goesOn = true;
+  private timer: ReturnType<typeof setInterval> | undefined;
+}
