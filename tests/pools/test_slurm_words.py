@@ -93,3 +93,18 @@ def test_when_the_next_rank_could_start(after_s: int, waiting: int, told: str) -
     said = f"sbatch: Job 3 to start at {start} using 1 processors on nodes n1 in partition main"
     assert report.estimate(said, waiting, 1_800_000_000) == told
     assert report.estimate("what another version says", waiting, 1_800_000_000) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        (" (Resources)", ""),
+        (" (QOSMaxJobsPerUserLimit)", ""),
+        (" (AssocGrpCPURunMinutesLimit)", ""),
+        (" (PartitionTimeLimit)", "ask for less, or of another partition"),
+        (" (QOSMaxCpuPerJobLimit)", "ask for less, or of another partition"),
+        (" (AssocGrpCPUMinutesLimit)", "the account's budget is used up; use another account or qos"),
+    ],
+)
+def test_a_quota_is_waited_for_unless_that_is_of_no_use(reason: str, advice: str) -> None:
+    assert command.never(reason) == advice

@@ -10,7 +10,7 @@ from typing import Protocol
 from jupyter_distrib.pools.command import bootstrap
 
 _NO_PYTHON = ("not found", "no such file or directory")
-_DISK_FULL = "No space left on device"
+_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 class HostCommand(Protocol):
@@ -67,8 +67,9 @@ def sentence(host: str, python: str, status: int | None, said: str, *, tried: st
 
     `tried` is a command for the user to try, `shown` the one that was used.
     """
-    if _DISK_FULL in said:
-        return f"there is no room on host {host} for the files of a worker group ({_DISK_FULL}): free some in its /tmp."
+    for words in _FULL:
+        if words in said:
+            return f"there is no room on host {host} for the files of a worker group ({words}): free some in its /tmp."
     last = last_line(said)
     if status in (126, 127) or (last.lower().endswith(_NO_PYTHON) and python in last):
         return f"there is no Python at {python} on host {host}: set python to one with torch there; try `{tried}`."

@@ -52,8 +52,8 @@ class Allocation:
             job = command.job_of(self._heard())
             reason = _reason(job) if job else ""
             text = f"job {job} is queued in Slurm{reason}." if job else "Slurm was asked for nodes and does not answer."
-            if any(never in reason for never in command.NEVER):
-                raise PoolError(f"Slurm will never start job {job}{reason}: ask for less, or of another partition.")
+            if advice := command.never(reason):
+                raise PoolError(f"Slurm will never start job {job}{reason}: {advice}.")
             if time.monotonic() > until_s:
                 raise PoolError(f"{text} Wait for it by --wait S.")
             if text != self._said and job:

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from jupyter_distrib.pools.command import bootstrap, command
 from jupyter_distrib.pools.command.hosts import Host
 
-NEVER = (
+_NEVER = (
     "PartitionNodeLimit",
     "PartitionConfig",
     "PartitionTimeLimit",
     "BadConstraints",
     "InvalidQOS",
     "InvalidAccount",
+    "PerJobLimit",
 )
-"""Reasons for which a job waits for ever."""
+"""Parts of the reasons for which a job waits for ever."""
+_USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
+"""Part of the reasons for which a job waits until its account has a new budget."""
 _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
@@ -113,6 +116,13 @@ def seconds_left(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def never(reason: str) -> str:
+    """Return what to do about a reason for which a job is not going to start; empty if waiting for it makes sense."""
+    if _USED_UP.search(reason):
+        return "the account's budget is used up; use another account or qos"
+    return "ask for less, or of another partition" if any(part in reason for part in _NEVER) else ""
 
 
 def has_answered(said: str) -> bool:

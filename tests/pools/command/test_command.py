@@ -59,6 +59,7 @@ Host key verification failed.
         (127, "bash: line 1: /x/py: No such file or directory\n", "there is no Python at /x/py on host a.*--version"),
         (126, "bash: line 1: /x/py: Permission denied\n", "there is no Python at /x/py on host a"),
         (1, "\n[Errno 28] No space left on device\n", "no room on host a"),
+        (1, "\n[Errno 122] Disk quota exceeded: '/tmp/x'\n", r"no room on host a .*\(Disk quota exceeded\)"),
         (2, "unknown option -I\nusage: ...\n", r"ended with status 2 .*\(usage"),
         (None, "Welcome\n", r"no Python answered on host a in time \(Welcome\): try `ssh a /x/py --version`"),
     ],
