@@ -212,6 +212,7 @@ class Rendezvous:
 
     def _abort(self) -> None:
         with suppress(Exception):  # the group is gone meanwhile, or cannot be aborted: then `reset` gives the rank up
+            self.hold()  # aborting makes torch forget them
             self._take_device()
             private.abort_groups()
 

@@ -1,10 +1,15 @@
-"""`init_process_group` when a strategy has already made the group: the same backend, or one exact sentence."""
+"""`init_process_group` when a strategy has already made the group: the same backend, or one exact sentence. And groups that
+are aborted."""
+
+import threading
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import BackendConfig
 
+from jupyter_distrib.worker.pytorch import process_group
 from jupyter_distrib.worker.pytorch.process_group import FALLBACK, check_backend, falls_back
 
 CPU = "cpu:gloo,cuda:gloo"
@@ -100,3 +105,24 @@ def test_c12_gloo_takes_the_place_of_nccl_on_cpu_ranks_if_it_may(
     monkeypatch.setenv(FALLBACK, "1")
 
     assert falls_back(asked, torch.device(device)) == wanted
+
+
+def test_groups_that_are_aborted_are_freed_after_the_next_run_and_not_by_a_reducer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Group:
+        """A group of torch, which forgets its groups when it aborts them."""
+
+    known, aborted = [("0", Group(), (0,))], threading.Event()
+    reference = weakref.ref(known[0][1])
+    monkeypatch.setattr(process_group.private, "known_groups", lambda: iter(known))
+    monkeypatch.setattr(process_group.private, "backends", lambda group: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(process_group.private, "abort_groups", known.clear)
+    rendezvous = process_group.Rendezvous(0, 1)
+    rendezvous.abort(aborted.set)
+    assert aborted.wait(5)
+    assert reference() is not None
+    rendezvous.tidy()
+    assert reference() is not None
+    rendezvous.tidy()
+    assert reference() is None
