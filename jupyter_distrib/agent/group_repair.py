@@ -41,6 +41,7 @@ class GroupRepair:
 
     def begin(self, run: NodeRun) -> None:
         """Repair the groups after this run, if they need it."""
+        self.cancel()
         spans_nodes = self._store.spans_nodes
         if any(rank.has_device for rank in self._ranks) and (spans_nodes or not run.health.fit):
             self._undecided = run
