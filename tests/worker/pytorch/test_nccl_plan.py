@@ -151,7 +151,10 @@ def test_a_rank_that_nccl_does_not_let_go_of_is_replaced(book: Notebook) -> None
     assert len(set(after) & set(before)) == 1
 
 
-def test_a_kept_value_that_was_in_the_midst_of_a_step_is_named_when_it_is_read(bed: GpuBed, book: Notebook) -> None:
+def test_work_that_waits_for_others_is_aborted_and_a_kept_value_in_the_midst_of_it_is_named(
+    bed: GpuBed, book: Notebook, tmp_path: Path
+) -> None:
+    """Every rank has ended the cell by itself: nobody was cut."""
     book.ok("%%distributed --gpus 2 --strategy ddp --keep w,v\nimport torch\nw, v = torch.ones(2), [1]")
     bed.state["synchronize"] = {"error": "", "seconds": 3.0}
     bed.write()
@@ -161,3 +164,4 @@ def test_a_kept_value_that_was_in_the_midst_of_a_step_is_named_when_it_is_read(b
 
     assert re.search(r"`w` was in the midst of a step when Cell In\[\d+\] ended: load a checkpoint", read.view)
     assert "`v`" not in read.view
+    assert [calls(tmp_path, rank) for rank in (0, 1)] == [["abort"], ["abort"]]
