@@ -11,6 +11,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from operator import attrgetter
@@ -260,8 +261,11 @@ def point_fsdp_to_its_mesh(module: Any) -> None:
 def start_profiler(*, on_gpu: bool) -> None:
     """Begin to record operators in this thread, on a GPU also kernels and memory; relies on the functions that
     `torch.autograd.profiler.profile` calls. Itself it would make an object for each event at the end."""
+    profilers: Any = torch.profiler
+    on_gpu = on_gpu and profilers.ProfilerActivity.CUDA in profilers.supported_activities()
     if on_gpu:
-        torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
+        with suppress(Exception):  # an allocator that keeps no history
+            torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
     profile: Any = _profiler.profile(use_kineto=True, profile_memory=on_gpu, use_device="cuda" if on_gpu else None)
     config, quiet = profile.config(), os.environ.setdefault(_LOG_LEVEL, "99")
     try:

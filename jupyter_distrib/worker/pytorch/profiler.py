@@ -112,8 +112,8 @@ class CellProfiler:
         """Begin with the cell."""
         self._clock.on_step = self._stepped
         private.before_profilers(self._give_way)
-        self._start(first=1)
         self._timer.start()
+        self._start(first=1)
 
     def end(self, *, stopped: bool) -> None:
         """End with the cell, and send what was recorded, unless that is done. `stopped`: the rank has little time."""
@@ -142,9 +142,16 @@ class CellProfiler:
         return None
 
     def _start(self, first: int) -> None:
-        private.start_profiler(on_gpu=self._on_gpu)
+        """Begin to record. A profiler that does not work is told, and ends no cell."""
+        try:
+            private.start_profiler(on_gpu=self._on_gpu)
+        except Exception as error:  # noqa: BLE001 - torch's, of a library or a driver without a profiler
+            self._recording = None
+            self._part = replace(self._part, note=f"torch's profiler does not work here: {error}")
+            return self._finish()
         self._recording = _Recording(first=first, began_s=time.monotonic())
         self._clock.spans = self._recording.spans
+        return None
 
     def _stop(self) -> None:
         recording = self._recording
@@ -178,20 +185,27 @@ class CellProfiler:
         self._timer.join()
         recording, self._recording = self._recording, None
         if recording is not None:
-            part = self._converted(recording)
-            self._part = replace(
-                self._part,
-                trace=gzip.compress("\n".join(part.lines).encode(), 1),
-                memory=zlib.compress(recording.memory, 1) if 0 < len(recording.memory) <= MEMORY_BYTES else b"",
-                began_s=self._part.began_s + part.began_s,
-                first_step=recording.first,
-                steps=len(recording.ends_s),
-                seconds=recording.end_s - recording.began_s,
-                phases=recording.phases(),
-                busiest=part.busiest,
-                note=self._part.note or (CUT if part.cut else ""),
-            )
+            try:
+                self._part = self._with(recording)
+            except Exception as error:  # noqa: BLE001 - a full disk, or a file of torch's that is not JSON
+                self._part = replace(self._part, note=f"its events could not be written: {error}")
         self._send(replace(self._part, at_s=time.monotonic()))
+
+    def _with(self, recording: _Recording) -> Profiled:
+        """Return the part of this rank with what was recorded."""
+        part = self._converted(recording)
+        return replace(
+            self._part,
+            trace=gzip.compress("\n".join(part.lines).encode(), 1),
+            memory=zlib.compress(recording.memory, 1) if 0 < len(recording.memory) <= MEMORY_BYTES else b"",
+            began_s=self._part.began_s + part.began_s,
+            first_step=recording.first,
+            steps=len(recording.ends_s),
+            seconds=recording.end_s - recording.began_s,
+            phases=recording.phases(),
+            busiest=part.busiest,
+            note=self._part.note or (CUT if part.cut else ""),
+        )
 
     def _converted(self, recording: _Recording) -> Part:
         handle, path = tempfile.mkstemp(prefix="jupyter_distrib-", suffix=".json")
