@@ -28,7 +28,7 @@ class NodeStatus:
     state: str = ""
     """Its state in a few words, if nobody can have ranks there now: `not reached`, `drained`."""
     holders: tuple[str, ...] = ()
-    """Those who have a part of it, as far as its engine tells: `user ada: job 17, 4 CPUs`."""
+    """The holders of parts of it, as far as its engine tells: `user ada: job 17, 4 CPUs`."""
 
 
 @message
@@ -101,4 +101,4 @@ class ServerStatus:
     waiting: tuple[WaitingStatus, ...] = ()
     """The worker groups that wait for room, in their order."""
     next_rank: str = ""
-    """What the next rank takes, by the engine: `at once, on node n1`; empty if its nodes tell."""
+    """The way to the next rank, as the engine tells it: `at once, on node n1`; empty if its nodes tell."""
