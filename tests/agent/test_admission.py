@@ -27,6 +27,7 @@ def book(bed: GpuBed, tmp_path: Path) -> Iterator[Notebook]:
         yield one
 
 
+@pytest.mark.slow
 def test_fresh_ranks_get_the_gpus_of_those_that_leave(book: Notebook, tmp_path: Path) -> None:
     """Which may take their time: they have exit handlers."""
     cell = (
@@ -47,6 +48,7 @@ def test_fresh_ranks_get_the_gpus_of_those_that_leave(book: Notebook, tmp_path: 
     assert {path.name for path in tmp_path.glob("left *")} == {f"left {pid}" for pid in pids[:-1]}
 
 
+@pytest.mark.slow
 def test_a_cell_sees_the_gpus_that_the_notebook_wants_seen_now(book: Notebook) -> None:
     cell = "import os\nos.environ['CUDA_VISIBLE_DEVICES']"
     played = "rank 0: '0'"

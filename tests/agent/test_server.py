@@ -443,10 +443,11 @@ def faults(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_ranks_for_which_there_are_no_processes_are_refused_and_no_other_notebook_notices(faults: Path) -> None:
+def test_ranks_for_which_there_are_no_processes_are_refused_and_no_other_notebook_notices(
+    faults: Path, folder: Path
+) -> None:
     client, other = PoolClient(LocalPool()), PoolClient(LocalPool())
     group = other.group(1)
-    family = set(tree(agent_of(client)))
     (faults / "no-forks").touch()
     refused = client.open(4)
     assert isinstance(refused, WorkerGroupRefused)
@@ -454,7 +455,7 @@ def test_ranks_for_which_there_are_no_processes_are_refused_and_no_other_noteboo
         "rank 2 could not be started: the system lets this user have no more processes "
         "(ulimit -u, or the pids.max of a container): raise the limit, or use fewer ranks."
     )
-    assert wait_until(lambda: set(tree(agent_of(client))) <= family, 5), "ranks 0 and 1 are left"
+    assert wait_until(lambda: not ranks(folder, client.session), 5), "ranks 0 and 1 are left"
     (faults / "no-forks").unlink()
     assert client.run(client.group(4), "rank").values == {0: 0, 1: 1, 2: 2, 3: 3}
     assert other.run(group, "rank").values == {0: 0}

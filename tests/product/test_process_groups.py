@@ -127,6 +127,7 @@ BLAS = (
 )
 
 
+@pytest.mark.slow
 def test_numpy_and_torch_share_the_cores_with_the_other_ranks(book: Notebook) -> None:
     cores = control_groups.cores()
     for ranks in (1, 2, 4):

@@ -144,6 +144,7 @@ def test_gradients_and_parameters_survive_the_way_back(book: Notebook) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_wrapped_model_comes_back_unwrapped(book: Notebook) -> None:
     book.ok("import torch\nclass Net(torch.nn.Linear): pass\nmodel = Net(2, 1)")
     wrap = "%%distributed --ranks 2 --strategy ddp --out got\ntorch.nn.parallel.DistributedDataParallel(model)"
@@ -250,7 +251,9 @@ def test_a_failed_cell_raises_the_users_own_exception(book: Notebook, body: str,
 
     assert outcome.ename == kind
     assert message in outcome.evalue
-    assert "ranks 0-1" in outcome.traceback
+    assert re.search(
+        r"\((ranks 0-1|rank [01] of 2)\b", outcome.traceback
+    )  # the second one may be stopped before it raises
     assert "jupyter_distrib/" not in outcome.traceback
 
 

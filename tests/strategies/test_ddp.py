@@ -377,7 +377,9 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("what", SAID)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] if place % 4 else []) for place, what in enumerate(SAID)]
+)
 def test_what_may_not_be_meant_is_said(book: Notebook, what: str) -> None:
     body, sentence = SAID[what]
     book.ok("train = DataLoader(data, batch_size=8, shuffle=True)")
@@ -416,6 +418,7 @@ torch.nn.left = left, torch.optim.SGD(left.parameters(), lr=0.1, momentum=0.9)""
 
 
 @pytest.mark.parametrize("failed", [True, False])
+@pytest.mark.slow
 def test_nothing_is_said_of_what_an_earlier_cell_has_left(book: Notebook, failed: bool) -> None:
     book.ok(f"{DDP}--keep place\nplace = rank\ndist.barrier()")  # these ranks and their group stay
     leave = book.fails if failed else book.ok
@@ -510,6 +513,7 @@ SUMMED = "the loss is a sum over the batch, of which each rank has 1/2 with --ba
 OWN_NUMBERS = "total() has given every rank its own numbers back"
 
 
+@pytest.mark.slow
 def test_a_summed_loss_of_a_split_batch_is_said(book: Notebook) -> None:
     book.ok(SETUP)
     cell = "for x, y in loader:\n    F.mse_loss(model(x), y, reduction='{}').backward()\n    optimizer.step()"
@@ -518,6 +522,7 @@ def test_a_summed_loss_of_a_split_batch_is_said(book: Notebook) -> None:
     assert SUMMED not in book.ok(f"{DDP}\n{cell.format('sum')}").view
 
 
+@pytest.mark.slow
 def test_a_total_of_counts_of_the_training_is_said_to_be_of_each_rank(book: Notebook) -> None:
     counted = "fit(model, optimizer, loader)\n{}jupyter_distrib.total(48)"
     evaluated = "with torch.no_grad():\n    for x, y in loader: model(x)\n"
@@ -574,6 +579,7 @@ steps, sorted(set(operators.seen))
 TO_THE_HOST = {"aten::_local_scalar_dense", "aten::_to_copy", "aten::item", "aten::_pin_memory"}
 
 
+@pytest.mark.slow
 def test_a_steady_step_neither_waits_for_the_device_nor_copies_to_the_host(book: Notebook) -> None:
     """Counted by operators, since the ones that wait for a GPU are called on the CPU as well."""
     by_hand = STEADY.replace("Net(norm=True)", "DistributedDataParallel(Net(norm=True))")
@@ -631,8 +637,16 @@ def patient(book: Notebook) -> Iterator[Notebook]:
     book.ok(f"{limit} = 10.0")
 
 
-@pytest.mark.parametrize("place", ["before", "each_epoch", "each_step", "after_epoch", "after"])
-@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize(
+    ("place", "reader"),
+    [
+        ("before", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("before", 0), ("each_epoch", 1), ("each_step", 0), ("after_epoch", 1), ("after", 0)]
+        ),
+    ],
+)
 def test_a_loader_that_one_rank_reads_keeps_nobody_waiting(patient: Notebook, place: str, reader: int) -> None:
     look = LATER if place in ("each_epoch", "each_step") else LOOK
     parts = dict.fromkeys(("before", "each_epoch", "each_step", "after_epoch", "after"), "") | {

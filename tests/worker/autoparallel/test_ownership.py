@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json.decoder
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch import nn
@@ -26,11 +27,10 @@ def in_a_library() -> Iterator[Thing]:
 
 def test_what_a_variable_holds_is_within_reach_however_deep() -> None:
     near, deep, far = Thing(), Thing(), Thing()
+    cell: dict[str, Any] = {}  # the globals of this module lead to all that pytest holds
+    exec("def make(deep):\n    return lambda: deep", cell)
 
-    def closure() -> Thing:
-        return deep
-
-    assert ownership.within_reach([near, deep, far], {"a": [near], "b": {"c": (closure,)}}) == [near, deep]
+    assert ownership.within_reach([near, deep, far], {"a": [near], "b": {"c": (cell["make"](deep),)}}) == [near, deep]
 
 
 def test_what_only_a_library_holds_is_not_though_the_cell_has_a_function_of_it(in_a_library: Thing) -> None:
