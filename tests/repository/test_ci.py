@@ -43,11 +43,13 @@ def test_a_test_that_passes_when_it_is_repeated_is_named(tmp_path: Path) -> None
     assert "test_good" not in verdict.stdout
 
 
+@pytest.mark.slow
 def test_one_that_fails_again_fails_the_job(tmp_path: Path) -> None:
     assert run_tests(tmp_path, unsteady("one") + "\ndef test_bad(): assert False") != 0
     assert "UNSTEADY" not in run(tmp_path, "steady").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "good"), [(("a", "b"), True), (("a", "b", "c"), False)])
 def test_more_than_two_fail_the_run(tmp_path: Path, names: tuple[str, ...], good: bool) -> None:
     assert run_tests(tmp_path, unsteady(*names)) == 0
