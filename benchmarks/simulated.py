@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.server import Coordinator
-from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
 from jupyter_distrib.pools.server_home import Home
 from jupyter_distrib.pools.server_link import LocalNode
 from jupyter_distrib.system.event_loop import Loop

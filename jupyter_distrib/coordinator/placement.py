@@ -21,9 +21,10 @@ from typing import Any
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.delivery import Delivery
 from jupyter_distrib.coordinator.engine import Reserve, ReservedNodes
+from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.coordinator.remote_node import RemoteNode
-from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.system import network_interfaces

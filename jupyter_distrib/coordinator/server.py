@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_distrib.coordinator.node_report import NodeReport, Tell
+from jupyter_distrib.coordinator.node_source import NodeSource
 from jupyter_distrib.coordinator.run import SpreadRun
-from jupyter_distrib.coordinator.worker_group import NodeSource, SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.server.server import Server
 from jupyter_distrib.system import paths

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from jupyter_distrib.coordinator.allocation_end import AllocationEnd
 from jupyter_distrib.coordinator.group_repair import SpreadGroupRepair
-from jupyter_distrib.coordinator.run import SpreadNode, SpreadRun
+from jupyter_distrib.coordinator.node_source import NodeSource, Share
+from jupyter_distrib.coordinator.run import SpreadRun
 from jupyter_distrib.coordinator.start_progress import StartProgress
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
@@ -46,31 +46,6 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupStarting,
     WorkerInfo,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One node's part of a worker group."""
-
-    node: SpreadNode
-    size: int
-    gpus: bool
-
-
-class NodeSource(Protocol):
-    """The source of the nodes of one worker group."""
-
-    def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
-        """Find nodes; calls `group.placed`, `group.queued` or `group.refuse` in the loop, and later
-        `group.handle_event` and `group.lost`."""
-
-    def give_back(self, *, useless: bool, killed: bool) -> None:
-        """Let the nodes go, even during the search for them.
-
-        Args:
-            useless: Whether another worker group cannot use them either.
-            killed: Whether the ranks were killed; else they were told to leave.
-        """
 
 
 class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):

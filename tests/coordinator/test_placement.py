@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
-from jupyter_distrib.coordinator.worker_group import Share
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.wire.messages import PROTOCOL, Cell, Execute, Hello, OpenWorkerGroup, Parcel, Setting
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from jupyter_distrib.coordinator import allocation_end
+from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.run import STOP_LIMIT_S
-from jupyter_distrib.coordinator.worker_group import Share, SpreadWorkerGroup
+from jupyter_distrib.coordinator.worker_group import SpreadWorkerGroup
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.messages import (
     AskStacks,
