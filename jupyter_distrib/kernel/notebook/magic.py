@@ -22,7 +22,7 @@ from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
 from jupyter_distrib.kernel.notebook import comment_syntax, detached_view
 from jupyter_distrib.kernel.notebook.live_view import LiveView
-from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.record import stand_in_errors
 from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import handles as handles_module
 from jupyter_distrib.kernel.session import session
@@ -199,7 +199,7 @@ def _configurations(options: Options, notebook: dict[str, Any]) -> list[sweep.Co
 def _shown_alone(error: SyntaxError) -> BaseException:
     """Return an exception to raise in place of a `SyntaxError`, which IPython would show with our frames."""
     place, *rest = "".join(traceback.format_exception_only(error)).splitlines()
-    stand_in = failures.remote_error("SyntaxError", str(error))
+    stand_in = stand_in_errors.remote_error("SyntaxError", str(error))
     lines = (place.replace(f'File "{error.filename}"', str(error.filename)), *rest)
     stand_in.__dict__["_render_traceback_"] = Rendering(lines=lines)
     return stand_in
