@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from jupyter_distrib.agent.leftovers import BackgroundJobs
 from jupyter_distrib.agent.output import RunOutput, write_late
 from jupyter_distrib.agent.rank import Rank
+from jupyter_distrib.agent.rank_table import RankTable
 from jupyter_distrib.server.pending_cell import Tell
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Noted, Wrote
@@ -27,6 +29,7 @@ class GroupOutput:
     def __init__(self, loop: Loop, logs: Path) -> None:
         self._loop, self._logs = loop, logs
         self._latest: RunOutput | None = None
+        self._background_jobs = BackgroundJobs()
 
     def begin(self, run: str, tell: Tell) -> RunOutput:
         """Return the output of a new run, and close that of the last one."""
@@ -48,6 +51,10 @@ class GroupOutput:
     def write_late(self, rank: int, event: Wrote) -> None:
         """Log the output of a thread or process of an earlier run."""
         write_late(self._logs, rank, event)
+
+    def replace_shared_streams(self, ranks: RankTable, run: str) -> None:
+        """Give idle ranks new pipes where something that the run has left behind may hold the old ones."""
+        self._background_jobs.replace_streams(ranks, ranks.pids, run)
 
     def close(self) -> None:
         if self._latest is not None:

@@ -26,8 +26,6 @@ class RankStarter:
         gpus: GPUs of the worker group, one for each local rank; none for CPU ranks.
         overlay: Folder of packages that the ranks have besides those of their Python; may be empty.
         owner: The worker group.
-        on_started: Called with each rank that has a process.
-        on_failed: Called with ranks that have none, and the reason.
     """
 
     def __init__(
@@ -39,13 +37,14 @@ class RankStarter:
         loop: Loop,
         forkservers: Forkservers,
         owner: RankOwner,
-        on_started: Callable[[Rank], None],
-        on_failed: Callable[[Sequence[Rank], str], None],
     ) -> None:
+        self.on_started: Callable[[Rank], None] = lambda rank: None
+        """Callback for each rank that has a process."""
+        self.on_failed: Callable[[Sequence[Rank], str], None] = lambda ranks, reason: None
+        """Callback for ranks that have none, with the reason."""
         self._command, self._gpus, self._loop, self._forkservers = command, tuple(gpus), loop, forkservers
         self._overlay = overlay
-        self._owner, self._on_started, self._on_failed = owner, on_started, on_failed
-        self._sweep = reap.Sweep(loop)
+        self._owner, self._sweep = owner, reap.Sweep(loop)
         self._count = 0
         self._cores = control_groups.cores()
 
@@ -92,9 +91,9 @@ class RankStarter:
     def _started(self, ranks: Sequence[Rank], pids: tuple[int, ...]) -> None:
         for rank, pid in zip(ranks, pids, strict=True):  # one message has both: see `Fork` and `Forked`
             rank.process.pid, rank.process.expected = pid, False
-            self._on_started(rank)
+            self.on_started(rank)
 
     def _failed(self, ranks: Sequence[Rank], reason: str) -> None:
         for rank in ranks:
             rank.process.expected = False
-        self._on_failed(ranks, reason)
+        self.on_failed(ranks, reason)

@@ -267,7 +267,7 @@ class Agent:
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
         group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
-        group.on_unstarted = lambda: self._loop.soon(self._release_closed)
+        group.starts.on_unstarted = lambda: self._loop.soon(self._release_closed)
         self.server.add(client, group)
         self._idle_gpus.watch(group, client.hello.idle_s if client.hello else 0.0)
         group.open()
@@ -306,7 +306,7 @@ class Agent:
             kept = group.kept or group.debuggers.failed_run
             if group.has_early_ranks and group.idle and not kept and group.ran_s < EARLY_RAN_S:
                 try:
-                    group.replace_all()
+                    group.starts.replace_all()
                 except Exception as error:  # noqa: BLE001 - the ranks of others live on
                     group.fail_for(error)
 

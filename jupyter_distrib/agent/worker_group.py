@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +20,12 @@ from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.forkservers import Forkservers
 from jupyter_distrib.agent.group_output import GroupOutput
 from jupyter_distrib.agent.group_repair import GroupRepair
+from jupyter_distrib.agent.group_start import GroupStart, StartReports
 from jupyter_distrib.agent.group_store import GroupStore
-from jupyter_distrib.agent.leftovers import BackgroundJobs
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_debugger import RankDebuggers
 from jupyter_distrib.agent.rank_starter import RankStarter
 from jupyter_distrib.agent.rank_table import RankTable
-from jupyter_distrib.agent.restarts import Restarts
 from jupyter_distrib.agent.run import NodeRun
 from jupyter_distrib.server.pending_cell import PendingCell, Tell
 from jupyter_distrib.server.worker_group import WorkerGroupState
@@ -54,13 +53,10 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupClosed,
     WorkerGroupOpened,
     WorkerGroupRefused,
-    WorkerGroupStarting,
     WorkerInfo,
     Wrote,
 )
 
-STARTING_EVERY_S = 0.4
-"""Seconds between reports on ranks that are still starting; the first comes after as many."""
 COUNT_AFTER_S = 0.05
 """Seconds into a run after which out-of-memory kills are counted: many runs are over by then."""
 LEAVE_AFTER_S = 0.3
@@ -89,34 +85,28 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._node_has_gpus, self._notes = node_has_gpus, notes
         self.on_failed: Callable[[str], None] = lambda reason: None
         """Callback that closes the worker group."""
-        self.on_unstarted: Callable[[], None] = lambda: None
-        """Callback for ranks of a closed worker group that will not have a process after all."""
         self.ranks = RankTable()
         self.store = GroupStore(command, self.ranks, tell, loop)
-        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._go_on_if_ready)
-        self._loop, self._forkservers = loop, forkservers
-        self._told_starting: WorkerGroupStarting | None = None
-        self._starter = RankStarter(
-            command,
-            gpus=gpus,
-            overlay=overlay,
-            loop=loop,
-            forkservers=forkservers,
-            owner=self,
-            on_started=self._started,
-            on_failed=self._not_started,
-        )
-        self._restarts = Restarts()
-        self._output = GroupOutput(loop, logs)
-        self._background_jobs = BackgroundJobs()
-        self._oom_kills = OutOfMemoryKills()
-        self.opened = False
-        """Whether all ranks have been ready once."""
         self.debuggers = RankDebuggers(self.ranks, tell)
+        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._go_on_if_ready)
+        starter = RankStarter(command, gpus=gpus, overlay=overlay, loop=loop, forkservers=forkservers, owner=self)
+        self.starts = GroupStart(
+            starter,
+            self.ranks,
+            self.store,
+            loop=loop,
+            leave_after_s=0.0 if gpus else LEAVE_AFTER_S,
+            before_start=self._group_repair.cancel,
+            on_impossible=self._go_on_without,
+        )
+        over = lambda: self.opened or self.closed  # noqa: E731
+        StartReports(command, self.ranks, loop=loop, forkservers=forkservers, tell=tell, over=over)
+        self._loop, self._output, self._oom_kills = loop, GroupOutput(loop, logs), OutOfMemoryKills()
 
     @property
-    def _leave_after_s(self) -> float:
-        return 0.0 if self.gpus else LEAVE_AFTER_S
+    def opened(self) -> bool:
+        """Return whether all ranks have been ready once."""
+        return self.starts.opened
 
     @property
     def has_early_ranks(self) -> bool:
@@ -138,59 +128,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def open(self) -> None:
         """Start every rank; `WorkerGroupOpened` or `WorkerGroupRefused` follows."""
-        self._start(range(self.command.size))
-        self._loop.later(STARTING_EVERY_S, self._tell_starting)
-
-    def _tell_starting(self) -> None:
-        """Report how many ranks are up, until all are."""
-        if self.opened or self.closed:
-            return
-        up = sum(rank.state != "starting" for rank in self.ranks)
-        importing = not self._forkservers.ready and not self.command.load_env
-        waits_for = "the import of torch" if importing else ""
-        now = WorkerGroupStarting(group=self.name, up=up, size=self.command.size, waits_for=waits_for)
-        if now != self._told_starting:
-            self._told_starting = now
-            self.tell(now, ())
-        self._loop.later(STARTING_EVERY_S, self._tell_starting)
-
-    def replace_all(self) -> None:
-        """Replace the processes of idle ranks, unnoticed by the notebook."""
-        self.ranks.retire_all()
-        for rank in self.ranks:
-            rank.dismiss(self._leave_after_s)
-        self._start(range(self.command.size))
-
-    def _start(self, local_ranks: Iterable[int]) -> None:
-        """Start processes for these local ranks, and give the whole worker group a new store."""
-        self._group_repair.cancel()
-        ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
-        for rank in ranks:
-            self.ranks.put(rank)
-        if not self.store.spans_nodes or not self.opened:
-            self.store.renew()
-        self._starter.start(ranks)
-
-    def _started(self, rank: Rank) -> None:
-        if self.closed or not self.ranks.is_current(rank):
-            rank.end()
-
-    def _not_started(self, ranks: Sequence[Rank], reason: str) -> None:
-        for rank in ranks:
-            rank.end()
-            if self.ranks.is_current(rank):
-                self._start_again(rank, reason)
-        if self.closed:
-            self.on_unstarted()
-
-    def _start_again(self, rank: Rank, reason: str) -> None:
-        """Start another process in place of a rank that has ended while it started, unless no more starts are allowed;
-        none in a worker group that was never open."""
-        wait_s = self._restarts.wait_after_failure(rank.number) if self.opened else None
-        if wait_s is None:
-            return self._go_on_without(rank, reason)
-        rank.state = "starting"  # a cell waits for the next process
-        self._loop.later(wait_s, lambda: self._replace(rank))
+        self.starts.start(range(self.command.size))
 
     def _go_on_without(self, rank: Rank, reason: str) -> None:
         """Start all ranks anew, one less, if the cell that waits may go on so; else give the worker group up."""
@@ -201,17 +139,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self.command = replace(self.command, size=size)
         if self.gpus:  # its GPU stays leased, and nobody's, until the worker group is closed
             self.gpus.append(self.gpus.pop(rank.order.local_rank))
-        self._starter.resize(self.command, self.gpus[:size])
-        left = [*self.ranks]
-        self.ranks.drop_all()
-        for each in left:
-            each.dismiss(self._leave_after_s)
         self.kept.clear()
-        self._start(range(size))
-
-    def _replace(self, rank: Rank) -> None:
-        if not self.closed and self.ranks.is_current(rank):
-            self._start([rank.order.local_rank])
+        self.starts.start_resized(self.command, self.gpus[:size])
 
     def fail(self, reason: str) -> None:
         """Close the worker group, which is of no use, and report why to the kernel and to a cell that waits. Once."""
@@ -230,7 +159,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def _take_ready(self, rank: Rank, event: Ready) -> None:
         rank.state, rank.early, rank.settles = "idle", event.early, rank.has_device or event.settles
-        self._restarts.forget(rank.number)
+        self.starts.note_ready(rank)
         self._go_on_if_ready()
 
     def _take_settled(self, rank: Rank) -> None:
@@ -244,7 +173,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if self.ranks.starting:
             return
         if not self.opened:
-            self.opened = True
+            self.starts.opened = True
             exist, problem = self._node_has_gpus()
             opened = WorkerGroupOpened(
                 group=self.name,
@@ -379,10 +308,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self._oom_kills.count()
         if not self.closed:
             self._repair(run)
-            self._loop.soon(lambda: self._replace_shared_streams(run.command.run))  # when the notebook has its answer
-
-    def _replace_shared_streams(self, run: str) -> None:
-        self._background_jobs.replace_streams(self.ranks, self.ranks.pids, run)
+            # When the notebook has its answer.
+            self._loop.soon(lambda: self._output.replace_shared_streams(self.ranks, run.command.run))
 
     def _repair(self, run: NodeRun) -> None:
         """Make the worker group fit for the next run: replace ranks that are gone, and the store if groups may be
@@ -390,7 +317,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._group_repair.last = run
         gone = [rank.order.local_rank for rank in self.ranks if rank.state == "gone"]
         if gone:
-            self._start(gone)
+            self.starts.start(gone)
         else:
             self._group_repair.begin(run)
 
@@ -428,9 +355,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         elif run is None:
             self.debuggers.ended(rank.number)
             if was_starting:
-                self._start_again(rank, reason)
+                self.starts.start_again(rank, reason)
             else:
-                self._start([rank.order.local_rank])
+                self.starts.start([rank.order.local_rank])
             # The next cell has to wait until the ranks of all nodes have met anew, and must know beforehand.
             if self.store.spans_nodes and not self.closed:
                 lost = (rank.number,)
@@ -444,7 +371,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
 
     def close(self, *, force: bool, reason: str = "") -> None:
         """End every rank: at once, or after its exit handlers. The run on them ends now, for this reason."""
-        self.closed = True
+        self.closed = self.starts.closed = True
         self.store.close()
         self.store.settling.close()
         self._group_repair.cancel()
@@ -457,6 +384,5 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             for rank in self.ranks.everyone():
                 rank.end()
         else:
-            for rank in self.ranks:
-                rank.dismiss(self._leave_after_s)
+            self.starts.dismiss(self.ranks)
         self._output.close()

@@ -273,9 +273,9 @@ def test_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
 ) -> None:
     """A second CUDA context would take memory beside the first, and the second cell would wait for it."""
     names: list[str] = []
-    monkeypatch.setattr(NodeWorkerGroup, "replace_all", lambda group: names.append(group.name))
     group = stage.open(stage.client("a"), "c1", 1, gpus=gpus)
     assert isinstance(group, NodeWorkerGroup)
+    monkeypatch.setattr(group.starts, "replace_all", lambda: names.append(group.name))
     group.ranks.put(rank(0, early=True))
     stage.agent._exchange_early()
     assert names == exchanged
