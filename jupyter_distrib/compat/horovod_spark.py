@@ -37,8 +37,8 @@ def run(  # noqa: PLR0917 - Horovod's own signature
 ) -> list[Any]:
     """Run a function on `num_proc` ranks in the executors of a Spark cluster and return the value of each, by rank.
 
-    Without `num_proc` there is one for each core of the executors. What is about MPI and Horovod's own launcher has no
-    meaning here.
+    Without `num_proc` there is one for each GPU of the executors, or for each core where they have none. What is about
+    MPI and Horovod's own launcher has no meaning here.
 
     Raises:
         PoolError: There is no Spark, or it has no such ranks within `start_timeout` seconds.
@@ -96,10 +96,13 @@ def _launch(
     **options: Any,
 ) -> list[Any]:
     current, pool = session.current(), _pool()
-    count = pool_capacity.of(current, pool.name, pool.options).cpus if num_proc is None else num_proc
-    launching.check_whole("num_proc", count)
+    if num_proc is not None:
+        launching.check_whole("num_proc", num_proc)
+    room = pool_capacity.of(current, pool.name, pool.options)
+    # GPUs are not asked for where there are none: an autoscaler could bring some, and the run would wait for it.
+    size = {"gpus": num_proc or room.gpus} if room.gpus else {"ranks": num_proc or room.cpus}
     wait_s = start_timeout or int(os.environ.get(_START_TIMEOUT, _DEFAULT_TIMEOUT_S))
-    options |= {"pool": pool.name, "gpus": count, "wait_s": float(wait_s), "env": dict(env or {})}
+    options |= {"pool": pool.name, **size, "wait_s": float(wait_s), "env": dict(env or {})}
     return launching.launch("horovod.spark.run", on_ranks.with_variables, call, {}, **options).values()
 
 

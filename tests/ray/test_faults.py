@@ -15,7 +15,7 @@ import pytest
 
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
-from tests.product import crash_cases
+from tests.product import crash_cases, restart_cases
 from tests.ray.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -52,6 +52,12 @@ def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, wh
     """Also rank 0, on whose node the store is."""
     outcome = crash_cases.run(book, where, how, rank, line="%%distributed --strategy ddp")
     assert outcome.wall_s < 15
+    assert_good(book)
+
+
+@pytest.mark.parametrize("victim", restart_cases.VICTIMS)
+def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
+    restart_cases.check(book, victim)
     assert_good(book)
 
 

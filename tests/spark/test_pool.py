@@ -63,9 +63,9 @@ def work(x, y=0):
     return hvd.cross_rank(), hvd.allgather_object(hvd.rank()), os.environ["MARK"], x + y
 """
     book.ok(code)
-    call = "horovod.spark.run(work, (1,), {'y': 2}, num_proc=4, env={'MARK': 'here'})"
+    call = "print(horovod.spark.run(work, (1,), {'y': 2}, num_proc=4, env={'MARK': 'here'}))"
     found = book.cell(call, timeout_s=START_S)
-    assert found.result == str([(rank // 2, [0, 1, 2, 3], "here", 3) for rank in range(4)]), found.text
+    assert str([(rank // 2, [0, 1, 2, 3], "here", 3) for rank in range(4)]) in found.stdout, found.text
     assert book.cell("len(horovod.spark.run(lambda: 1))", timeout_s=START_S).result == "4"
 
 

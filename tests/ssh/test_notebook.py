@@ -12,7 +12,7 @@ import pytest
 
 from tests.notebook import Notebook
 from tests.processes import wait_until
-from tests.product import crash_cases
+from tests.product import crash_cases, restart_cases
 from tests.ssh.bed import Bed, Host
 from tests.ssh.conftest import name_it
 
@@ -81,6 +81,12 @@ def test_big_values_go_there_and_back(book: Notebook) -> None:
 def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, where: str, how: str) -> None:
     outcome = crash_cases.run(book, where, how, 3, line="%%distributed --strategy ddp")
     assert outcome.wall_s < 15
+    assert_good(book)
+
+
+@pytest.mark.parametrize("victim", restart_cases.VICTIMS)
+def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
+    restart_cases.check(book, victim)
     assert_good(book)
 
 
