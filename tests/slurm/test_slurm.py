@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -25,23 +26,16 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupQueued,
     WorkerGroupRefused,
 )
+from tests.notebook import Notebook
 from tests.processes import wait_until
+from tests.ray.conftest import write_trusted
 from tests.slurm.bed import SlurmBed
+from tests.wheels import environment, install, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 ON_ONE_NODE = ("gives_values_in_rank_order", "sets_torchruns_variables", "numbers_ranks_from_the_first")
 SIZE = ("refuses_a_size", "chooses_a_size")
-CHECKS = (
-    *ON_ONE_NODE,
-    *SIZE,
-    "opens_and_closes",
-    "sends_output_in_order",
-    "stops",
-    "moves_big_values",
-    "tells_exceptions",
-)
-"""Those that touch what is Slurm's; all of them run over the same pipe in `tests/pools/command`."""
 
 
 def pool(**options: str) -> SlurmPool:
@@ -57,9 +51,7 @@ def client(**options: str) -> Iterator[PoolClient]:
         one.close()
 
 
-@pytest.mark.parametrize(
-    "check", [each for each in testing.checks() if each.__name__ in CHECKS], ids=lambda e: e.__name__
-)
+@pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
 def test_contract(check: testing.Check, bed: SlurmBed) -> None:
     more = {} if check.__name__ in (*ON_ONE_NODE, *SIZE) else {"nodes": "2"}
     check(lambda: pool(**({"nodes": "1"} if check.__name__ in ON_ONE_NODE else more)))
@@ -218,3 +210,22 @@ def test_in_a_job_its_nodes_are_used_and_not_given_back(bed: SlurmBed, monkeypat
             one.close_group(group)
         assert set(bed.jobs()) - {*before} == {job}
         own.communicate("")
+
+
+def test_s12_nodes_get_the_packages_that_they_lack(bed: SlurmBed, tmp_path: Path) -> None:
+    _, packages = environment(tmp_path / "env")
+    install(wheel(tmp_path, "tinypkg", "1.2"), packages)
+    lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', "nodes = 2", "ranks = 2", 'environment = "sync"']
+    write_trusted(tmp_path, "\n".join([*lines, f"python = {sys.executable!r}", 'interface = "lo"', ""]))
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with Notebook(tmp_path, env, python=str(tmp_path / "env" / "bin" / "python")) as book:
+        book.ok("%load_ext jupyter_distrib")
+        outcome = book.cell(
+            "%%distributed\nimport socket, tinypkg\n(socket.gethostname(), tinypkg.version)", timeout_s=100
+        )
+        assert outcome.result == "rank 0: ('n1', '1.2')\nrank 1: ('n2', '1.2')", outcome.text
+        assert "being installed: tinypkg 1.2" in outcome.text
+        status = book.ok("%distributed_status").result
+        assert re.search(
+            r"^n1 +4, \d free .* root: job \d+ \(jupyter_distrib [^)]*\) +cluster$", status, re.MULTILINE
+        ), status
