@@ -20,6 +20,7 @@ import rows_checkpoints
 import rows_data
 import rows_queue
 import rows_ray
+import rows_slurm
 import rows_ssh
 import rows_start
 import rows_training
@@ -62,6 +63,9 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "ssh-first": rows_ssh.first,
     "ssh-value": rows_ssh.value,
     "ssh-cut": rows_ssh.cut,
+    "slurm-granted": rows_slurm.granted,
+    "slurm-value": rows_slurm.value,
+    "pipes": rows_slurm.piped,
     "many": rows_ray.many,
 }
 
