@@ -11,6 +11,7 @@ import functools
 import inspect
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,60 @@ from jupyter_distrib.libraries.library import Library
 
 RUN_VARIABLE = "JUPYTER_DISTRIB_MLFLOW"
 """The variable that holds the id of the tracked run, and the rank that logs to it."""
+RUN_TAG = "jupyter_distrib.run"
+"""The tag of an MLflow run that holds the id of the run which it tracks."""
+FIND_S = 10.0
+"""The most seconds in which the first call that logs on a rank waits for the kernel to make the MLflow run."""
+FIND_EVERY_S = 0.05
 END_S = 1.0
 """The most seconds to wait for the server when a run is closed that a cell has left open."""
+
+
+_found: dict[str, str] = {}
+"""The MLflow runs of tracked runs on this rank, by the run."""
+
+
+def find_run(client: Any, experiments: list[str], run: str) -> Any:
+    """Return the MLflow run of a run, None if there is none in these experiments."""
+    found = client.search_runs(experiments, filter_string=f"tags.`{RUN_TAG}` = '{run}'", max_results=1)
+    return found[0] if found else None
+
+
+def _tracked(fluent: Any) -> str | None:
+    """Return the MLflow run of the cell that is executed; the kernel makes it meanwhile."""
+    run = os.environ.get(RUN_VARIABLE, "").partition(" ")[0]
+    until_s = time.monotonic() + FIND_S
+    while run and run not in _found and time.monotonic() < until_s:
+        client = fluent.MlflowClient()
+        if (made := find_run(client, _experiments(client), run)) is not None:
+            _found[run] = made.info.run_id
+        else:
+            time.sleep(FIND_EVERY_S)
+    return _found.get(run)
+
+
+def _experiments(client: Any) -> list[str]:
+    number, name = os.environ.get("MLFLOW_EXPERIMENT_ID"), os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    if number or not name:
+        return [number or "0"]
+    experiment = client.get_experiment_by_name(name)
+    return [] if experiment is None else [experiment.experiment_id]
+
+
+def _mended(module: ModuleType) -> None:
+    _log_from_one_rank(module)
+    fluent: Any = module
+    fluent.start_run = _in_tracked_run(fluent, fluent.start_run)
+
+
+def _in_tracked_run(fluent: Any, start_run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start_run)
+    def started(run_id: str | None = None, *arguments: Any, **keywords: Any) -> Any:
+        if run_id is None and not fluent._active_run_stack.get() and "MLFLOW_RUN_ID" not in os.environ:  # noqa: SLF001
+            run_id = _tracked(fluent)
+        return start_run(run_id, *arguments, **keywords)
+
+    return started
 
 
 def _log_from_one_rank(module: ModuleType) -> None:
@@ -36,7 +89,7 @@ def _from_one_rank(fluent: Any, log: Callable[..., Any]) -> Callable[..., Any]:
         run, _, rank = os.environ.get(RUN_VARIABLE, "").partition(" ")
         if run and os.environ.get("RANK") != rank:
             active = fluent.active_run()
-            if active is None or active.info.run_id == run:
+            if active is None or active.info.run_id == _found.get(run):
                 return None
         return log(*arguments, **keywords)
 
@@ -45,7 +98,7 @@ def _from_one_rank(fluent: Any, log: Callable[..., Any]) -> Callable[..., Any]:
 
 def _close_runs(fluent: Any) -> None:
     """Close the runs that a cell has left open in the rank's main thread; the kernel ends the tracked one itself."""
-    tracked = os.environ.get(RUN_VARIABLE, "").partition(" ")[0]
+    tracked = _found.pop(os.environ.get(RUN_VARIABLE, "").partition(" ")[0], None)
     stack = fluent._active_run_stack.get()  # noqa: SLF001 - `end_run` waits for the server
     ids = [run.info.run_id for run in stack]
     stack.clear()
@@ -67,6 +120,6 @@ def _close_runs(fluent: Any) -> None:
 MLFLOW = Library(
     modules=("mlflow",),
     extra="mlflow",
-    mend={"mlflow.tracking.fluent": _log_from_one_rank},
+    mend={"mlflow.tracking.fluent": _mended},
     after_cell={"mlflow.tracking.fluent": _close_runs},
 )

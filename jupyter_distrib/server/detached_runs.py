@@ -79,11 +79,17 @@ class DetachedRuns:
             reason = f"there is no detached run {run!r} here." if run else "there is no detached run here."
             return self._tell(client, NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
         journal = self._journals[matches[0]]
-        self._tell(client, journal.attached(), ())
+        followed = any(each is not client for each in journal.listeners)
+        self._tell(client, journal.attached(followed=followed), ())
         for event, descriptors in journal.entries():
             self._tell(client, event, tuple(descriptors))
         if not journal.ended and client not in journal.listeners:
             journal.listeners.append(client)
+
+    def left(self, client: Client[Any]) -> None:
+        """Record that a kernel is gone, which then follows no run."""
+        for journal in self._journals.values():
+            journal.listeners = [each for each in journal.listeners if each is not client]
 
     def prune(self) -> None:
         """Remove runs that ended long ago."""

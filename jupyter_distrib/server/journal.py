@@ -57,7 +57,8 @@ class Journal:
         note = Noted(run=self._command.run, rank=None, text=f"{self._left_out} older displays are left out.")
         return [(note, NO_DESCRIPTORS), *self._entries]
 
-    def attached(self) -> Attached:
+    def attached(self, *, followed: bool) -> Attached:
+        """Return the description of the run; `followed`: whether another kernel writes to its trackers."""
         return Attached(
             run=self._command.run,
             label=self._command.label,
@@ -68,6 +69,7 @@ class Journal:
             strategy=self._command.setting.strategy,
             started_wall_s=self._started_wall_s,
             elapsed_s=(self.ended_s or time.monotonic()) - self._started_s,
+            trackers=() if followed else self._command.trackers,
         )
 
     def close(self) -> None:

@@ -180,6 +180,7 @@ class Server(Generic[G]):
         if client not in self.clients:
             return
         self.clients.remove(client)
+        self._detached.left(client)
         self._service.gone(client)
         self.loop.watch(client.link.fileno(), None)
         client.link.close()

@@ -38,10 +38,11 @@ def names() -> tuple[str, ...]:
     return (*_built_in(), *(name for name in _points() if name not in _built_in()))
 
 
-def wanted(asked: Collection[str]) -> list[str]:
+def wanted(asked: Collection[str], *, attached: bool = False) -> list[str]:
     """Return the trackers that may follow a run: those that are asked for, and those whose library is loaded here,
-    since the notebook may have begun a run with it."""
-    return [] if NONE in asked else [name for name in names() if name in asked or name in sys.modules]
+    since the notebook may have begun a run with it, if it has begun this one."""
+    loaded = () if attached else sys.modules
+    return [] if NONE in asked else [name for name in names() if name in asked or name in loaded]
 
 
 def check_installed(asked: Collection[str]) -> None:

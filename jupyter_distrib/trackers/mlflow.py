@@ -1,24 +1,26 @@
 """The tracker of MLflow: one MLflow run for each run, a child of the one that is active in the notebook.
 
-The kernel writes it. The ranks get its id and the address of the tracking store, so that `mlflow.log_metric` in a cell
-adds to it (`libraries/mlflow.py`). `follow` runs in the cell's thread, the rest in the observer's.
+The kernel writes it. The ranks get a tag of it and the address of the tracking store, so that `mlflow.log_metric` in a
+cell adds to it (`libraries/mlflow.py`). The cell waits for `follow` and `begin`, which ask no server; the rest runs in
+the observer's thread.
 """
 
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from jupyter_distrib.kernel.record import run_facts
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.libraries.mlflow import RUN_VARIABLE
+from jupyter_distrib.libraries.mlflow import RUN_TAG, RUN_VARIABLE, find_run
 from jupyter_distrib.system.interrupts import WholeImports
 from jupyter_distrib.wire.messages import Ended, RunEvent
 
@@ -28,6 +30,7 @@ MOST_METRICS = 1000
 """The most numbers that a server takes in one message."""
 MOST_TEXT = 5000
 """The most characters of a tag that every server takes."""
+SERVERS = ("http:", "https:", "databricks")
 ANSWER_S = 1.0
 """The most seconds to wait for a connection to the server."""
 _opened: set[str] = set()
@@ -36,17 +39,22 @@ _opened: set[str] = set()
 
 def follow(run: ObservedRun) -> MLflowObserver | None:
     """Return an observer if the run is to be tracked, or an MLflow run is active in this thread."""
-    parent = _active_run()
+    parent = None if run.attached else _active_run()
     if parent is None and "mlflow" not in run.trackers:
         return None
+    chosen = getattr(sys.modules.get("mlflow"), "get_tracking_uri", None)
+    uri = chosen() if chosen is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not run.attached and not uri.startswith(SERVERS) and uri not in _opened:
+        _open_local_store(uri)
+    return MLflowObserver(run, parent, uri)
+
+
+def _open_local_store(uri: str) -> None:
+    """Make the tables of a new database, which takes seconds, before a rank looks for them."""
     with WholeImports():
         import mlflow
-    uri = mlflow.get_tracking_uri()
-    client = mlflow.MlflowClient(uri)
-    if not uri.startswith(("http:", "https:", "databricks")) and uri not in _opened:
-        client.search_experiments(max_results=1)  # makes the tables of a new database, which takes seconds
-        _opened.add(uri)
-    return MLflowObserver(run, client, uri, parent)
+    mlflow.MlflowClient().search_experiments(max_results=1)
+    _opened.update((uri, mlflow.get_tracking_uri()))
 
 
 def _active_run() -> Any:
@@ -59,37 +67,36 @@ class MLflowObserver(Observer):
 
     ends_in_background = True
 
-    def __init__(self, run: ObservedRun, client: Any, uri: str, parent: Any) -> None:
-        self._run, self._client, self._uri, self._parent = run, client, uri, parent
+    def __init__(self, run: ObservedRun, parent: Any, uri: str) -> None:
+        self._run, self._parent, self._uri = run, parent, uri
+        self._client: Any = None
         self._id = ""
+        self._given: dict[str, str] = {}
+        """The variables of the ranks."""
         self._metrics: list[Any] = []
+        self._there: Mapping[str, Collection[int]] = {}
+        """The steps that an attached run has already, by metric."""
         self._sent_at_s = 0.0
         self._series = run_facts.Series(run)
 
     def begin(self) -> Mapping[str, str]:
-        from mlflow.tracking import fluent
-
-        _check_answers(self._uri)
-        experiment = fluent._get_experiment_id() if self._parent is None else self._parent.info.experiment_id  # noqa: SLF001 - has no public form without side effects
-        tags = {"mlflow.user": getpass.getuser(), "mlflow.source.type": "NOTEBOOK", "jupyter_distrib.run": self._run.id}
+        # Nothing here asks the server, for which the cell would wait. The ranks find the run by its tag.
+        names = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
+        given = self._given = {name: os.environ[name] for name in names if name in os.environ}
+        given[RUN_VARIABLE] = f"{self._run.id} {self._run.ranks[0]}"
+        if self._uri:
+            given["MLFLOW_TRACKING_URI"] = self._uri
         if self._parent is not None:
-            tags["mlflow.parentRunId"] = self._parent.info.run_id
-        made = self._client.create_run(
-            experiment, start_time=int(self._run.began_at_s * 1000), tags=tags, run_name=self._run.label
-        )
-        self._id = made.info.run_id
-        self._run.note(self._where(experiment))
-        return {
-            "MLFLOW_TRACKING_URI": self._uri,
-            "MLFLOW_EXPERIMENT_ID": experiment,
-            "MLFLOW_RUN_ID": self._id,
-            RUN_VARIABLE: f"{self._id} {self._run.ranks[0]}",
-        }
+            given["MLFLOW_EXPERIMENT_ID"] = self._parent.info.experiment_id
+        elif chosen := getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None):
+            given["MLFLOW_EXPERIMENT_ID"] = chosen
+        return given
 
     def observe(self, event: RunEvent, record: RunRecord) -> None:
-        if not self._sent_at_s:
-            self._sent_at_s = time.monotonic()
-            self._describe()
+        if self._client is None:
+            self._open()
+        if not self._id:
+            return
         self._add(event)
         if isinstance(event, Ended):
             self._send()
@@ -97,12 +104,68 @@ class MLflowObserver(Observer):
         elif time.monotonic() - self._sent_at_s > SEND_EVERY_S:
             self._send()
 
+    def _open(self) -> None:
+        """Make the MLflow run, or find that of an attached run, if it was left open."""
+        import mlflow
+
+        self._uri = self._uri or mlflow.get_tracking_uri()
+        self._client = mlflow.MlflowClient(self._uri)
+        _check_answers(self._uri)
+        if self._run.attached:
+            self._find()
+        else:
+            self._make()
+        self._sent_at_s = time.monotonic()
+
+    def _make(self) -> None:
+        experiment = self._experiment()
+        tags = {"mlflow.user": getpass.getuser(), "mlflow.source.type": "NOTEBOOK", RUN_TAG: self._run.id}
+        if self._parent is not None:
+            tags["mlflow.parentRunId"] = self._parent.info.run_id
+        made = self._client.create_run(
+            experiment, start_time=int(self._run.began_at_s * 1000), tags=tags, run_name=self._run.label
+        )
+        self._id = made.info.run_id
+        self._run.note(self._where(experiment))
+        self._describe()
+
+    def _experiment(self) -> str:
+        """Return the experiment that was chosen when the run began: MLflow's own function takes the present choice."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking.default_experiment.registry import get_experiment_id
+
+        if number := self._given.get("MLFLOW_EXPERIMENT_ID"):
+            return number
+        if not (name := self._given.get("MLFLOW_EXPERIMENT_NAME")):
+            return str(get_experiment_id() or 0)  # 0 is the default experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException:  # another run has made it meanwhile
+                found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id)
+
+    def _find(self) -> None:
+        experiments = [each.experiment_id for each in self._client.search_experiments()]
+        if (found := find_run(self._client, experiments, self._run.id)) is None:
+            raise LookupError(f"there is no run with the tag {RUN_TAG}={self._run.id} in {self._uri}")
+        if found.info.status == "RUNNING":
+            self._id = found.info.run_id
+            self._there = {
+                key: {point.step for point in self._client.get_metric_history(self._id, key)}
+                for key in found.data.metrics
+            }
+            self._run.note(self._where(found.info.experiment_id))
+
     def _add(self, event: RunEvent) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         self._metrics += [
-            Metric(_key(name), value, now_ms, step) for name, (value, step) in self._series.points(event).items()
+            Metric(key, value, now_ms, step)
+            for key, (value, step) in ((_key(name), point) for name, point in self._series.points(event).items())
+            if step not in self._there.get(key, ())
         ]
 
     def _send(self) -> None:

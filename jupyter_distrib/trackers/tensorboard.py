@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,8 @@ def follow(run: ObservedRun) -> TensorBoardObserver | None:
     with WholeImports():
         from tensorboard.summary.writer import event_file_writer
     began = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(run.began_at_s))
-    return TensorBoardObserver(run, event_file_writer, f"{FOLDER}/{began}_{run.id}")
+    there = glob.glob(f"{FOLDER}/*_{glob.escape(run.id)}") if run.attached else []
+    return TensorBoardObserver(run, event_file_writer, there[0] if there else f"{FOLDER}/{began}_{run.id}")
 
 
 class TensorBoardObserver(Observer):
@@ -37,6 +39,8 @@ class TensorBoardObserver(Observer):
 
     def begin(self) -> Mapping[str, str]:
         self._writer = self._module.EventFileWriter(self._folder, flush_secs=FLUSH_S)
+        if self._run.attached:
+            self._replace_what_is_there()
         self._run.note(f"TensorBoard: %tensorboard --logdir {FOLDER} (this run is in {self._folder})")
         rows = "\n".join(f"| {name} | {value} |" for name, value in run_facts.parameters(self._run).items())
         self._write_text("run/parameters", f"| parameter | value |\n|---|---|\n{rows}")
@@ -51,6 +55,13 @@ class TensorBoardObserver(Observer):
         if isinstance(event, Ended):
             self._write_text("run/state", run_facts.end_state(record))
             self._writer.close()
+
+    def _replace_what_is_there(self) -> None:
+        """Have TensorBoard forget the points in the files of another kernel: all are told again."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
 
     def _write(self, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

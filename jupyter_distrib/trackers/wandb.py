@@ -23,7 +23,10 @@ from jupyter_distrib.wire.messages import Ended, RunEvent
 
 
 def follow(run: ObservedRun) -> WandbObserver | None:
-    """Return an observer if the run is to be tracked, or a W&B run is active in the notebook."""
+    """Return an observer if the run is to be tracked, or a W&B run is active in the notebook; none for an attached run,
+    of which W&B keeps what the kernel that began it has written."""
+    if run.attached:
+        return None
     active = getattr(sys.modules.get("wandb"), "run", None)
     if active is None and "wandb" not in run.trackers:
         return None

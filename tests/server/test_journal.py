@@ -61,11 +61,11 @@ def test_a_journal_replays_what_happened(tmp_path: Path) -> None:
     assert os.pread(*fds, 10, 0) == b"big", "its own descriptor, not the caller's"
     assert isinstance(last, Ended)
     assert len(none) == 0
-    told = journal.attached()
+    told = journal.attached(followed=False)
     assert (told.run, told.ranks, told.world_size, told.gpus, told.strategy) == ("s-7", (0, 1), 4, True, "ddp")
     assert told.workers == workers
     elapsed_s = told.elapsed_s
-    assert journal.attached().elapsed_s == elapsed_s, "the clock stops with the run"
+    assert journal.attached(followed=True).elapsed_s == elapsed_s, "the clock stops with the run"
     journal.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

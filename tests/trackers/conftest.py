@@ -41,11 +41,23 @@ class Server:
             found: dict[str, Any] = json.load(answer)
         return found
 
-    def runs(self, experiment: str) -> list[dict[str, Any]]:
-        """All runs of an experiment, oldest first."""
-        number = self.get("experiments/get-by-name", experiment_name=experiment)["experiment"]["experiment_id"]
-        runs = self.post("runs/search", experiment_ids=[number]).get("runs", [])
-        return sorted(runs, key=lambda run: run["info"]["start_time"])
+    def runs(self, experiment: str, count: int = 1, *, going_on: int = 0) -> list[dict[str, Any]]:
+        """All runs of an experiment, oldest first, when there are so many and all but some have ended."""
+        until_s = time.monotonic() + 20
+        while True:
+            runs = self._found(experiment)
+            running = [run for run in runs if run["info"]["status"] == "RUNNING"]
+            if (len(runs) >= count and len(running) <= going_on) or time.monotonic() > until_s:
+                return sorted(runs, key=lambda run: run["info"]["start_time"])
+            time.sleep(0.02)
+
+    def _found(self, experiment: str) -> list[dict[str, Any]]:
+        try:
+            number = self.get("experiments/get-by-name", experiment_name=experiment)["experiment"]["experiment_id"]
+        except urllib.error.HTTPError:
+            return []  # the experiment is made with its first run
+        found: list[dict[str, Any]] = self.post("runs/search", experiment_ids=[number]).get("runs", [])
+        return found
 
     def history(self, run: dict[str, Any], metric: str) -> list[float]:
         answer = self.get("metrics/get-history", run_id=run["info"]["run_id"], metric_key=metric)

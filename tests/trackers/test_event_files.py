@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,17 @@ def test_tensorboard_knows_a_run_that_failed(book: Notebook, folder: Path) -> No
     (run,) = set((folder / "runs").iterdir()) - before
     done = subprocess.run([sys.executable, "-c", SCALARS, str(run)], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)[1]["run/state"] == "FAILED"
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_sentence_and_the_run_is_good(
+    book: Notebook, folder: Path
+) -> None:
+    book.ok("os.makedirs('other', exist_ok=True)\nos.chdir('other')\nopen('runs', 'w').close()")
+    outcome = book.ok("%%distributed --ranks 2 --track tensorboard\nrank")
+    book.ok("os.chdir('..')")
+    assert outcome.result == "rank 0: 0\nrank 1: 1"
+    (line,) = (line for line in outcome.view.splitlines() if "tensorboard" in line)
+    assert re.search(r"The observer tensorboard was dropped: \w+Error: .*runs.* The run is not affected\.$", line), line
 
 
 HISTORY = """

@@ -36,7 +36,7 @@ from jupyter_distrib.kernel.views import html as html_view
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.state_delta import StateDelta
 from jupyter_distrib.system import interrupts
-from jupyter_distrib.wire.messages import Returned, RunEvent, Started
+from jupyter_distrib.wire.messages import Noted, Returned, RunEvent, Started
 
 if TYPE_CHECKING:
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
@@ -126,15 +126,18 @@ class LiveView(View):
         self._widget: RunWidget | None = None
         self._pieces = StateDelta(run.pool)
         self._place = cell_outputs.place(get_ipython())
+        self._way = route()
         self._show = self._choose()
+        self._chart_inside: bool | None = None
+        """Whether the chart is part of the view of the end; None as long as the end is not shown."""
 
     def _choose(self) -> Callable[[RunRecord, float], object] | None:
         """Return the method that shows this run; None if it is not shown at all."""
         if self._run.link.echoes_output:
             return None
-        way = route()
-        self._in_kernel = way != "terminal"
-        return {"terminal": self._stream, "lines": self._stream, "widget": self._push, "html": self._draw_html}[way]
+        return {"terminal": self._stream, "lines": self._stream, "widget": self._push, "html": self._draw_html}[
+            self._way
+        ]
 
     def open_now(self) -> LiveView:
         """Open the display under the cell now, for a run that another thread shows after the end of the cell."""
@@ -145,8 +148,10 @@ class LiveView(View):
         return self
 
     def observe(self, event: RunEvent, record: RunRecord) -> None:
-        """Wake the thread that waits, if there is something to see."""
-        if not isinstance(event, _QUIET):
+        """Wake the thread that waits, if there is something to see; show a note that comes after the end."""
+        if self._chart_inside is not None and isinstance(event, Noted):
+            self._show_late(event, record, with_chart=self._chart_inside)
+        elif not isinstance(event, _QUIET):
             self._bell.ring()
 
     def wait_for_news(self) -> None:
@@ -178,11 +183,13 @@ class LiveView(View):
 
     def _end(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the end, once, though the thread that waits calls again when all is over."""
-        show, self._show = self._show, None
+        show, self._show, self._chart_inside = self._show, None, not self._chart_is_own
         if show == self._stream:
             self._stream(record, elapsed_s)
             return self._end_of_lines(record, elapsed_s)
-        self._put(self._bundle(record, elapsed_s, shown=self._display.exists))
+        # What comes late can be added to a display, and not make one.
+        shown = self._display.exists or self._run.observers.unfinished
+        self._put(self._bundle(record, elapsed_s, shown=shown))
         if self._display.exists:
             model = self._widget.model_id if self._widget is not None else ""
             bridge.settle(self._run, self._display, model_id=model, place=self._place)
@@ -193,16 +200,28 @@ class LiveView(View):
                 self._widget.close()
             self._widget = None
 
+    def _show_late(self, event: Noted, record: RunRecord, *, with_chart: bool) -> None:
+        """Add a note to the view of a run that has ended; in the thread that notes it."""
+        if self._way in ("terminal", "lines"):
+            print(f"· {event.text}", file=sys.stdout, flush=True)
+        elif self._display.exists:
+            self._put(self._bundle(record, self._run.elapsed_s, shown=True, with_chart=with_chart))
+            bridge.settle(self._run, self._display, model_id="", place=self._place)
+
     # ------------------------------------------------------------------------------------------------ HTML and text
 
     def _draw_html(self, record: RunRecord, elapsed_s: float) -> None:
         self._put(self._bundle(record, elapsed_s, shown=False))
 
-    def _bundle(self, record: RunRecord, elapsed_s: float, *, shown: bool) -> dict[str, str]:
+    def _bundle(
+        self, record: RunRecord, elapsed_s: float, *, shown: bool, with_chart: bool | None = None
+    ) -> dict[str, str]:
         """Return text and HTML; empty if there is nothing to show and (`shown`) no earlier view to replace."""
+        if with_chart is None:
+            with_chart = not self._chart_is_own
         pool = self._run.pool
         text = text_view.as_text(record, elapsed_s, pool, always=shown)
-        html = html_view.as_html(record, elapsed_s, pool, always=shown, with_chart=not self._chart_is_own)
+        html = html_view.as_html(record, elapsed_s, pool, always=shown, with_chart=with_chart)
         return {"text/plain": text, "text/html": html} if text else {}
 
     def _put_chart(self, record: RunRecord) -> None:
@@ -284,7 +303,7 @@ class LiveView(View):
     def _end_of_lines(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the end below the lines: the table of ranks, and in a kernel what else its client can show."""
         text = text_view.as_text(record, elapsed_s, self._run.pool, with_output=False)
-        if text and self._in_kernel:
+        if text and self._way != "terminal":
             html = html_view.as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
             self._put({"text/plain": text, "text/html": html})
             self._put_chart(record)

@@ -26,7 +26,7 @@ class ObservedRun:
     """The cell as the ranks execute it, with an empty line in place of the magic's; empty for an attached run."""
     options: Mapping[str, object]
     """The options of the cell that are set, including defaults of the settings, by their names as keywords; without
-    `env`, which may hold secrets. Empty for an attached run."""
+    `env`, which may hold secrets. Of an attached run, only `track`: the trackers to which no other kernel writes."""
     strategy: str
     pool: str
     ranks: tuple[int, ...]
@@ -51,8 +51,8 @@ class Observer(Protocol):
     """An observer of one run."""
 
     ends_in_background: ClassVar[bool] = False
-    """Whether it goes on with the end of the run when nobody waits for it any more, instead of being dropped: it sends
-    to a server that may be slow."""
+    """Whether it goes on with the end of the run when nobody waits for it any more, instead of being dropped; what it
+    notes then is added to the output later. For a tracker, whose server may be slow, nobody waits at all."""
 
     def begin(self) -> Mapping[str, str]:
         """Return environment variables for the ranks; called once, before the cell is sent. The ranks of an attached

@@ -117,6 +117,7 @@ def command(order: Order, options: Options, inputs: Parcel, run: Run, group: Wor
         profile=options.profile or 0,
         unanswered=_unanswered(run, order),
         label=run.record.label,
+        trackers=run.observers.trackers,
     )
 
 

@@ -14,14 +14,17 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.wire.messages import Cell, Ended
 
 
-def facts(run: Run, cell: Cell | None = None, options: Options | None = None) -> ObservedRun:
-    """Return the facts about a run for its observers; a run without its cell is an attached one."""
+def facts(
+    run: Run, cell: Cell | None = None, options: Options | None = None, *, track: tuple[str, ...] = ()
+) -> ObservedRun:
+    """Return the facts about a run for its observers; a run without its cell is an attached one, and `track` then are
+    the trackers that it writes to."""
     record = run.record
     return ObservedRun(
         id=run.id,
         label=record.label,
         source=cell.source if cell is not None else "",
-        options={} if options is None else options.given(),
+        options=({"track": track} if track else {}) if options is None else options.given(),
         strategy=record.strategy,
         pool=run.pool,
         ranks=tuple(record.ranks),

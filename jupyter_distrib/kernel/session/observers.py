@@ -6,11 +6,13 @@
 
 `tell` is called in the pool's own thread, under the lock of the run, so an observer of this package returns at once.
 An observer of another package is called in a thread of its own, with a record of its own, which folds the same events.
-If it raises, falls behind or hangs, it is dropped with a note, and the run goes on.
+If it raises, falls behind or hangs, it is dropped with a note, and the run goes on. Nobody waits for a tracker
+that `ends_in_background`.
 """
 
 from __future__ import annotations
 
+import atexit
 import copy
 import importlib.metadata
 import math
@@ -32,8 +34,15 @@ BEGIN_S = 2.0
 """The most seconds that a cell waits for the `begin` of all its observers together."""
 FINISH_S = 2.0
 """The most seconds that the end of a cell waits until its observers have handled all events."""
-BACKGROUND_S = 30.0
-"""The most seconds that an observer which `ends_in_background` goes on before it counts as one that hangs."""
+HANGS_S = 10.0
+"""The most seconds that one call of an observer which `ends_in_background` may take before later runs do without it."""
+QUIET_S = 1.0
+"""The most seconds of such a call that the end of a cell does not mention."""
+EXIT_S = 4.0
+"""The most seconds that the end of the kernel waits for such observers: programs that execute notebooks kill a kernel
+after 5, and a tracker's library takes 2 or 3 to be imported."""
+MOST_BEHIND = 200
+"""The most runs that may wait for one such observer."""
 BACKLOG_BYTES = 32_000_000
 """The most bytes of events that may wait for one observer."""
 PROFILE = "profile"
@@ -62,6 +71,16 @@ class RunObservers:
         for observer in self._observers:
             observer.observe(event, record)
 
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The experiment trackers that record the run."""
+        return tuple(each.name for each in self._observers if isinstance(each, ObserverThread) and each.is_tracker)
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether some observer goes on in the background."""
+        return any(isinstance(each, ObserverThread) and each.is_behind for each in self._observers)
+
     def finish(self, given_up: Callable[[], bool]) -> None:
         """Wait, for a bounded time, until observers with a thread of their own have handled the end of the run."""
         until_s = time.monotonic() + FINISH_S
@@ -84,6 +103,9 @@ class Observers:
         """Functions that are called in the thread that begins a run; their observers return at once from every call."""
         self._hung: dict[str, ObserverThread] = {}
         """Observers that have hung in an earlier run, by name."""
+        self._behind: list[ObserverThread] = []
+        """Observers that end in the background, and may not have finished."""
+        atexit.register(self._flush)
 
     def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
         """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
@@ -91,8 +113,7 @@ class Observers:
             if (observer := follow(facts)) is not None:
                 observer.begin()
                 run.observers.add(observer)
-        # An attached run has its trackers in the kernel that began it.
-        tracking = [] if facts.attached else trackers.wanted(facts.trackers)
+        tracking = trackers.wanted(facts.trackers, attached=facts.attached)
         tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
         threads = [each for name in names if (each := self._thread(name, facts, run.record)) is not None]
@@ -101,10 +122,15 @@ class Observers:
             thread.start()
         until_s = time.monotonic() + BEGIN_S
         given = [{} if facts.attached else thread.environment(until_s) for thread in threads]
+        self._behind = [each for each in (*self._behind, *threads) if each.is_behind]
         return {name: value for each in given for name, value in each.items()}
 
     def _thread(self, name: str, run: ObservedRun, record: RunRecord) -> ObserverThread | None:
         if (hung := self._hung.get(name)) is not None and hung.hangs:
+            run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
+            return None
+        behind = [thread for thread in self._behind if thread.name == name and thread.is_behind]
+        if len(behind) >= MOST_BEHIND or any(thread.hangs for thread in behind):
             run.note(f"The observer {name} does not follow this run: it hangs in an earlier one.")
             return None
         make: Callable[[], Observer | None] = lambda: _follow_of(name)(run)  # noqa: E731
@@ -118,6 +144,12 @@ class Observers:
                 return None
             make = lambda: observer  # noqa: E731
         return ObserverThread(name, run, make, record, on_hung=self._hung.update)
+
+    def _flush(self) -> None:
+        """Wait, for a bounded time, for what is still sent when the kernel ends."""
+        until_s = time.monotonic() + EXIT_S
+        for thread in self._behind:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
 
 class ObserverThread(Observer):
@@ -140,13 +172,15 @@ class ObserverThread(Observer):
         *,
         on_hung: Callable[[Mapping[str, ObserverThread]], object],
     ) -> None:
-        self._name, self._note, self._make, self._on_hung = name, run.note, make, on_hung
+        self.name = name
+        self.is_tracker = name != PROFILE and name not in _entry_points()
+        self._note, self._make, self._on_hung = run.note, make, on_hung
         self._record = copy.deepcopy(record)
         self._backlog = Backlog()
         self._environment: dict[str, str] = {}
         self._ends_in_background = False
-        self._waited_until_s = math.inf
-        """The time when nobody waited for it any more."""
+        self._called_at_s = math.inf
+        """The time when the observer was called, as long as it has not returned."""
         self._begun, self._finished = threading.Event(), threading.Event()
         self._dropped = threading.Lock()
         """The lock that the thread which drops the observer acquires and never releases; it then adds the note."""
@@ -157,9 +191,17 @@ class ObserverThread(Observer):
 
     @property
     def hangs(self) -> bool:
-        """Return whether it was dropped, or has had long enough to handle the end of its run, and has not returned."""
-        late = self._dropped.locked() or time.monotonic() > self._waited_until_s + BACKGROUND_S
+        """Return whether it was dropped, or has had long enough for one call, and has not returned."""
+        late = self._dropped.locked() or time.monotonic() > self._called_at_s + HANGS_S
         return late and self._thread.is_alive()
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether it goes on in the background."""
+        return self._ends_in_background and not self._finished.is_set() and not self._dropped.locked()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
     def environment(self, until_s: float) -> dict[str, str]:
         """Return the variables from the observer's `begin`; drop the observer if it has not returned by `until_s`."""
@@ -176,14 +218,17 @@ class ObserverThread(Observer):
             threading.Thread(target=self._say_hung, args=(why,), name=self._thread.name, daemon=True).start()
 
     def finish(self, until_s: float, given_up: Callable[[], bool]) -> None:
-        """Wait until the observer has handled the last event or was dropped, or the user no longer wants to wait."""
+        """Wait until the observer has handled the last event or was dropped, or the user no longer wants to wait; for
+        a tracker that ends in the background, not at all."""
+        if self.is_tracker and self.is_behind:
+            if time.monotonic() > self._called_at_s + QUIET_S:
+                self._note(f"{self.name} has not answered yet: it gets this run while the notebook goes on")
+            return None
         while not (self._finished.is_set() or self._dropped.locked() or given_up()):
             left_s = until_s - time.monotonic()
+            if left_s <= 0 and self._ends_in_background:
+                return None
             if left_s <= 0:
-                if self._ends_in_background:
-                    self._waited_until_s = until_s
-                    self._on_hung({self._name: self})
-                    return None
                 return self._hang(f"it has not dealt with the end of the run within {FINISH_S:g} s")
             interrupts.wait(self._finished, min(left_s, interrupts.HEAR_S))
 
@@ -203,14 +248,16 @@ class ObserverThread(Observer):
     def _pass_on(self, observer: Observer) -> None:
         while not self._dropped.locked() and (event := self._backlog.take()) is not None:
             self._record.apply(event)
+            self._called_at_s = time.monotonic()
             observer.observe(event, self._record)
+            self._called_at_s = math.inf
             if isinstance(event, Ended):
                 return
 
     def _drop(self, why: str) -> None:
         """Pass no more events to the observer, and add one note about that."""
         if self._dropped.acquire(blocking=False):
-            self._note(_dropped(self._name, why))
+            self._note(_dropped(self.name, why))
 
     def _hang(self, why: str) -> None:
         if self._dropped.acquire(blocking=False):
@@ -218,8 +265,8 @@ class ObserverThread(Observer):
 
     def _say_hung(self, why: str) -> None:
         self._backlog.close()
-        self._on_hung({self._name: self})
-        self._note(_dropped(self._name, why))
+        self._on_hung({self.name: self})
+        self._note(_dropped(self.name, why))
 
 
 class Backlog:

@@ -342,7 +342,7 @@ class Session:
 
         def make(event: Attached) -> Run:
             run = new_runs.attached(event, connection)
-            self.observers.follow(observed_runs.facts(run), run)
+            self.observers.follow(observed_runs.facts(run, track=event.trackers), run)
             return run
 
         answer = connection.attach(name or "" if listed is None else listed.run, make)

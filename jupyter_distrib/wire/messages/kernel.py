@@ -102,6 +102,8 @@ class Execute:
     """Seconds of waiting in one place for other ranks after which the agent stops the run."""
     label: str = ""
     """The run's name in lists: `Cell In[5]`."""
+    trackers: tuple[str, ...] = ()
+    """The experiment trackers that record the run, for kernels that attach later."""
     max_restarts: int = 0
     """Number of times that the run is started again after the loss of a rank, see `Restarted`."""
     restart_on_error: bool = False
@@ -264,6 +266,8 @@ class Attached:
     started_wall_s: float
     """Seconds since 1970."""
     elapsed_s: float
+    trackers: tuple[str, ...] = ()
+    """The experiment trackers of the run that no kernel writes to any more, so that this one may."""
 
 
 @message
