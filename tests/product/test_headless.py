@@ -80,6 +80,33 @@ def test_a_queued_run_and_a_refused_one_are_told(book: Notebook) -> None:
     assert (last["label"], last["state"], last["values"], last["refusal"]) == ("work()", "done", {"0": "5"}, None)
 
 
+def test_a_detached_run_is_a_line_with_the_same_keys_in_its_kernel_and_in_one_that_attaches_it(
+    book: Notebook, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    book.ok(
+        f"%%distributed --ranks 2 --detach --out job\nimport os, time\nprint('begun')\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nrank"
+    )
+    book.ok("import time\nwhile 'begun' not in job.logs(1): time.sleep(0.01)")
+    going_on = status(book)[-1]
+    with Notebook(tmp_path) as other:
+        other.ok("%load_ext jupyter_distrib")
+        other.ok(f"job = get_ipython().run_line_magic('distributed_attach', {going_on['run']!r})")
+        go.touch()
+        other.ok("job.wait_ended(20)\njob.result()")
+        book.ok("job.wait_ended(20)\njob.result()")
+        (attached,), ended = status(other), status(book)[-1]
+        (logs,) = other.ok("%distributed_logs --json").stdout.splitlines()
+
+    assert going_on.keys() == attached.keys() == ended.keys() == KEYS
+    assert (going_on["state"], going_on["detached"], going_on["values"]) == ("running", True, {})
+    same = ("run", "label", "state", "ranks", "world_size", "detached", "values", "errors", "files")
+    assert {key: attached[key] for key in same} == {key: ended[key] for key in same}
+    assert (ended["state"], ended["values"]) == ("done", {"0": "0", "1": "1"})
+    assert json.loads(logs) == {"run": ended["run"], "state": "done", "logs": {"0": "begun\n", "1": "begun\n"}}
+
+
 def test_a_notebook_is_executed_by_nbclient_and_stops_at_a_failure(tmp_path: Path) -> None:
     cells = [
         "%load_ext jupyter_distrib",
