@@ -109,6 +109,28 @@ def linear_algebra(plan: Plan) -> Iterator[Figure]:
     )
 
 
+def one_rank(plan: Plan) -> Iterator[Figure]:
+    """A step of one rank under ddp and without a strategy, by turns."""
+    compared = turns.Compared()
+    with plan.warm("--ranks 1 --strategy ddp") as first, plan.warm("--ranks 1") as second:
+        mine, other = (
+            partial(
+                turns.in_a_cell, notebook, f"--ranks 1 --strategy {strategy} --fresh", model="tiny", how="unchanged"
+            )
+            for notebook, strategy in ((first, "ddp"), (second, "none"))
+        )
+        for number in plan.times(8, 2):
+            with turns.both(mine, other, number=number) as pair:
+                compared.add(*turns.rates(*pair, steps=200, pairs=plan.times(30, 20)))
+    yield Figure(
+        what="training on one rank, a tiny model: under ddp against no strategy",
+        measured=str(compared),
+        target=">= 0.98",
+        ok=compared.ratio >= 0.98,
+        numbers={"ratios": compared.ratios, "ddp_steps_per_s": compared.mine, "none_steps_per_s": compared.other},
+    )
+
+
 def training(plan: Plan) -> Iterator[Figure]:
     """Steps a second of 2 CPU ranks, by turns."""
     line = "--ranks 2 --strategy ddp"

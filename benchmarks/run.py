@@ -23,6 +23,7 @@ import rows_ray
 import rows_slurm
 import rows_ssh
 import rows_start
+import rows_trackers
 import rows_training
 import rows_trouble
 import rows_view
@@ -41,6 +42,9 @@ ROWS: dict[str, Callable[[Plan], Iterator[Figure]]] = {
     "prints": rows_data.prints,
     "million": rows_data.million,
     "training": rows_training.training,
+    "one-rank": rows_training.one_rank,
+    "tracked": rows_trackers.tracked,
+    "tracker-hangs": rows_trackers.hanging,
     "memory": rows_training.memory,
     "numpy": rows_training.linear_algebra,
     "killed": rows_trouble.killed,
