@@ -42,19 +42,14 @@ def follow(run: ObservedRun) -> MLflowObserver | None:
     parent = None if run.attached else _active_run()
     if parent is None and "mlflow" not in run.trackers:
         return None
-    chosen = getattr(sys.modules.get("mlflow"), "get_tracking_uri", None)
-    uri = chosen() if chosen is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
-    if not run.attached and not uri.startswith(SERVERS) and uri not in _opened:
-        _open_local_store(uri)
-    return MLflowObserver(run, parent, uri)
-
-
-def _open_local_store(uri: str) -> None:
-    """Make the tables of a new database, which takes seconds, before a rank looks for them."""
     with WholeImports():
-        import mlflow
-    mlflow.MlflowClient().search_experiments(max_results=1)
-    _opened.update((uri, mlflow.get_tracking_uri()))
+        import mlflow  # here, since a thread cannot import it any more when the kernel ends with its run
+    uri = mlflow.get_tracking_uri()
+    if not run.attached and not uri.startswith(SERVERS) and uri not in _opened:
+        # Makes the tables of a new database, which takes seconds, before a rank looks for them.
+        mlflow.MlflowClient().search_experiments(max_results=1)
+        _opened.add(uri)
+    return MLflowObserver(run, parent, uri)
 
 
 def _active_run() -> Any:
@@ -84,8 +79,7 @@ class MLflowObserver(Observer):
         names = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
         given = self._given = {name: os.environ[name] for name in names if name in os.environ}
         given[RUN_VARIABLE] = f"{self._run.id} {self._run.ranks[0]}"
-        if self._uri:
-            given["MLFLOW_TRACKING_URI"] = self._uri
+        given["MLFLOW_TRACKING_URI"] = self._uri
         if self._parent is not None:
             given["MLFLOW_EXPERIMENT_ID"] = self._parent.info.experiment_id
         elif chosen := getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None):
@@ -108,7 +102,6 @@ class MLflowObserver(Observer):
         """Make the MLflow run, or find that of an attached run, if it was left open."""
         import mlflow
 
-        self._uri = self._uri or mlflow.get_tracking_uri()
         self._client = mlflow.MlflowClient(self._uri)
         _check_answers(self._uri)
         if self._run.attached:

@@ -205,7 +205,9 @@ def test_s17_a_notebook_that_ends_with_its_run_has_it_in_full(
         monkeypatch.setenv(name, value)
     code = ("%load_ext jupyter_distrib", "%%distributed --ranks 1 --track mlflow\nrank")
     document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in code])
-    NotebookClient(document, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        document, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     (run,) = server.runs("executed")
     assert run["info"]["status"] == "FINISHED"
 

@@ -40,7 +40,7 @@ QUIET_S = 1.0
 """The most seconds of such a call that the end of a cell does not mention."""
 EXIT_S = 4.0
 """The most seconds that the end of the kernel waits for such observers: programs that execute notebooks kill a kernel
-after 5, and a tracker's library takes 2 or 3 to be imported."""
+after 5."""
 MOST_BEHIND = 200
 """The most runs that may wait for one such observer."""
 BACKLOG_BYTES = 32_000_000
