@@ -314,15 +314,16 @@ def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_
     expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
 
 
-LEARNED = """%%distributed --ranks 2 --with lr=1.0
+LEARNED = """%%distributed --ranks 2 --timeout 60
 import jupyter_distrib
+lr = 1.0
 for step in range(20):
     jupyter_distrib.report(loss=lr / (1 + step))
 print('learned')"""
 
 
 def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
-    other = LEARNED.replace("1.0", "3.0").replace("range(20)", "range(30)")
+    other = LEARNED.replace("60", "90").replace("1.0", "3.0").replace("range(20)", "range(30)")
     lab = open_notebook(LEARNED, other, "%%distributed --ranks 2\nrank")
     panel = lab.panel()
     for cell in (1, 2, 3):
@@ -331,7 +332,7 @@ def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title", has_text="History").click()
     saved = panel.get_by_role("list", name="Saved runs").get_by_role("listitem")
     expect(saved.first).to_contain_text("done")
-    panel.get_by_label("Search saved runs").fill("report lr=")
+    panel.get_by_label("Search saved runs").fill("report learned")
     expect(saved).to_have_count(2)
     expect(saved.first).to_contain_text("loss 0.1")
     expect(panel.get_by_role("button", name="Show", exact=True)).to_be_disabled()
@@ -341,7 +342,7 @@ def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
     panel.get_by_role("button", name="Compare").click()
     compared = lab.page.locator(".jp-Distributed-compared")
     expect(compared.get_by_role("img", name="loss over steps").locator("path")).to_have_count(2)
-    expect(compared.get_by_role("row", name="lr=1.0")).to_contain_text("lr=3.0")
+    expect(compared.get_by_role("row", name="option.timeout_s")).to_contain_text("90")
     expect(compared.locator(".jp-mod-removed", has_text="range(20)")).to_be_visible()
     expect(compared.locator(".jp-mod-added", has_text="range(30)")).to_be_visible()
     lab.shoot("compared-light")

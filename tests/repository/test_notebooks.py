@@ -70,7 +70,7 @@ def test_the_notebook_on_collectives_shows_them_step_by_step(tmp_path: Path) -> 
     cells = executed("collectives.ipynb", tmp_path)
 
     assert "ranks 0-2: [2.0, 4.0, 6.0]" in outputs(cells[1])
-    assert "step 1 of 1 · all_reduce (sum) · line 5" in outputs(cells[1])
+    assert "step 1 of 1 · all_reduce (sum) · line 6" in outputs(cells[1])
     assert "step 2 of 2 · scatter (from rank 0)" in outputs(cells[2])
     assert "step 3 of 3 · reduce_scatter_tensor (sum)" in outputs(cells[3])
     assert "rank 2  [20], [21], [22]  ->  [2], [12], [22]" in outputs(cells[4])

@@ -20,6 +20,8 @@ LINE, PADDING, GAP = 17, 9, 8
 LETTER = 7.4
 LABEL, ARROWS = 56, 150
 _numbers = itertools.count(1)
+_OWN_KEYS = 'data-lm-suppress-shortcuts="true"'
+"""The mark by which JupyterLab leaves the arrow keys to an element."""
 
 
 def show(steps: Sequence[Step], ranks: Sequence[int], left_out: int) -> None:
@@ -65,14 +67,15 @@ def as_html(steps: Sequence[Step], ranks: Sequence[int], left_out: int = 0) -> s
     """Return one piece of HTML with all steps."""
     name = f"jd-steps-{os.getpid()}-{next(_numbers)}"
     radios = "".join(
-        f'<input type="radio" name="{name}" id="{name}-{number}" '
+        f'<input type="radio" name="{name}" id="{name}-{number}" {_OWN_KEYS} '
         f'aria-label="{escape(_heading(number, step, len(steps)))}"{" checked" if number == 1 else ""}>'
         for number, step in enumerate(steps, 1)
     )
     sections = "".join(_section(name, number, step, ranks, len(steps)) for number, step in enumerate(steps, 1))
     left = "".join(f"<div>{each}</div>" for each in _left(left_out))
     return (
-        f'<div class="{name}" role="group" aria-label="What the ranks send to one another, step by step">'
+        f'<div class="{name}" role="group" '
+        f'aria-label="What the ranks send to one another, step by step">'
         f"<style>{_style(name, len(steps))}</style>{radios}{sections}{left}</div>"
     )
 

@@ -356,6 +356,27 @@ def test_a_log_reads_as_it_would_stand_in_a_terminal(book: Notebook) -> None:
     ]
 
 
+def test_saved_runs_are_listed_searched_and_compared(book: Notebook) -> None:
+    for lr in (1.0, 3.0):
+        book.ok(
+            f"%%distributed --ranks 2 --timeout {60 * lr:.0f}\nimport jupyter_distrib\n"
+            f"rate_of_this_test = {lr}\nfor step in range(3):\n    jupyter_distrib.report(loss=rate_of_this_test * step)"
+        )
+    found = ask(book, op="history", words="rate_of_this_test report")
+    newer, older = found["saved"]
+    assert (found["more"], newer["state"], newer["ranks"]) == (0, "done", "0-1")
+    assert newer["metrics"] == "loss 6"
+
+    compared = ask(book, op="compare", runs=[older["run"], newer["run"]])["comparison"]
+    assert compared["head"] == ["run", older["run"], newer["run"]]
+    assert ["option.timeout_s", "60.0", "180.0"] in [list(row) for row in compared["rows"]]
+    (chart,) = compared["charts"]
+    assert [line["points"] for line in chart["lines"]] == [[[0, 0], [1, 1], [2, 2]], [[0, 0], [1, 3], [2, 6]]]
+    assert "-rate_of_this_test = 1.0" in compared["code"][0]
+    assert "+rate_of_this_test = 3.0" in compared["code"][0]
+    assert "no saved run" in ask(book, op="compare", runs=["999999"])["error"]
+
+
 def test_a_run_tells_which_ranks_have_a_log(book: Notebook) -> None:
     book.ok("%%distributed --ranks 4\nrank")
     book.ok("%%distributed --on 2,3\nprint('here', rank)")

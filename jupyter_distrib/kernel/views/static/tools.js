@@ -3,6 +3,8 @@
 import { copyText, element, set } from "./dom.js";
 import { t, tn } from "./say.js";
 
+const OWN_KEYS = "data-lm-suppress-shortcuts"; // keys that are pressed here are no commands of JupyterLab's
+
 /** The bar above a box; `changed` is called when something else is wanted, `copied` gives what Copy takes. */
 export class Tools {
   /** `open` shows the whole log; without it there is no such button. */
@@ -14,9 +16,9 @@ export class Tools {
     this.root = element("div", "jd-tools");
     this.root.setAttribute("role", "toolbar");
     this.root.setAttribute("aria-label", t("Output"));
-    this.root.setAttribute("data-lm-suppress-shortcuts", "true"); // what is typed here is no command of JupyterLab's
     this.search = this.root.appendChild(element("input", "jd-search"));
     this.search.type = "search";
+    this.search.setAttribute(OWN_KEYS, "true");
     this.search.placeholder = t("Search");
     this.search.setAttribute("aria-label", t("Search the output"));
     this.search.addEventListener("input", () => this.change({ search: this.search.value }));
@@ -35,6 +37,7 @@ export class Tools {
     const node = this.root.appendChild(element("button", "jd-act"));
     node.type = "button";
     node.title = title;
+    node.setAttribute(OWN_KEYS, "true");
     set(node, name);
     node.addEventListener("click", act);
     return node;
