@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from jupyter_distrib.kernel.record.terminal_styles import Span
+from jupyter_distrib.kernel.record.terminal_styles import Span, StyledText
 
 HEAD_LINES = 200
 RANK_HEAD_LINES = 20
@@ -52,6 +53,24 @@ class Lines:
         self.count += line.skipped or 1
         self._append(line)
 
+    def extend(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Append lines of one stream; those that would be dropped at once, as most of a flood, are only counted."""
+        first = 0
+        while first < len(texts) and self._has_room_in_head(rank):
+            self.append(line_of(rank, stream, texts[first]))
+            first += 1
+        surplus = len(texts) - first - TAIL_LINES
+        if surplus > 0:
+            for _, old in self._tail:
+                self._note_dropped(old)
+            self._tail.clear()
+            self._dropped[rank, stream] += surplus
+            self.entries += surplus
+            self.count += surplus
+            first += surplus
+        for text in texts[first:]:
+            self.append(line_of(rank, stream, text))
+
     def clear(self, rank: int, stream: str) -> None:
         """Drop the lines of one stream; who has read them finds an entry that says so."""
         self._head = [entry for entry in self._head if not _is_of(entry[1], rank, stream)]
@@ -75,15 +94,26 @@ class Lines:
     def _append(self, line: Line) -> None:
         number = self.entries
         self.entries += 1
-        few = len(self._head) < HEAD_LINES or self._first[line.rank] < RANK_HEAD_LINES
-        if few and len(self._head) < MOST_HEAD_LINES:
+        if self._has_room_in_head(line.rank):
             self._head.append((number, line))
             self._first[line.rank] += 1
             return
         if len(self._tail) == TAIL_LINES:
-            old = self._tail.popleft()[1]
-            self._dropped[old.rank, old.stream] += old.skipped or (not old.cleared)
+            self._note_dropped(self._tail.popleft()[1])
         self._tail.append((number, line))
+
+    def _has_room_in_head(self, rank: int | None) -> bool:
+        length = len(self._head)
+        return length < HEAD_LINES or (length < MOST_HEAD_LINES and self._first[rank] < RANK_HEAD_LINES)
+
+    def _note_dropped(self, old: Line) -> None:
+        self._dropped[old.rank, old.stream] += old.skipped or (not old.cleared)
+
+
+def line_of(rank: int, stream: str, text: str) -> Line:
+    """Return a line with the text of a stream, which may have colours."""
+    spans = text.spans if isinstance(text, StyledText) else ()
+    return Line(rank=rank, stream=stream, text=text, spans=spans)
 
 
 def _number(entry: tuple[int, Line]) -> int:

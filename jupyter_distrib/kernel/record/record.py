@@ -16,10 +16,9 @@ from math import isfinite
 
 from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.clearing import RankClearing
-from jupyter_distrib.kernel.record.output_lines import Line, Lines
+from jupyter_distrib.kernel.record.output_lines import Line, Lines, line_of
 from jupyter_distrib.kernel.record.rank_record import RankRecord, Sample
 from jupyter_distrib.kernel.record.terminal_stream import Stream
-from jupyter_distrib.kernel.record.terminal_styles import StyledText
 from jupyter_distrib.system.formatting import short
 from jupyter_distrib.wire.messages import (
     Cleared,
@@ -182,7 +181,7 @@ class RunRecord:
 
     def partial_lines(self) -> list[Line]:
         """Return the beginning of each line that a rank has not ended yet."""
-        return [_line(rank, name, text) for rank, name, stream in self._streams() if (text := stream.peek())]
+        return [line_of(rank, name, text) for rank, name, stream in self._streams() if (text := stream.peek())]
 
     def _write(self, rank: RankRecord, event: Wrote) -> None:
         stream = self._of(event.rank).stream(event.stream)
@@ -198,9 +197,7 @@ class RunRecord:
         rank.last_line = stream.peek() or rank.last_line
 
     def _keep(self, rank: RankRecord, stream: str, texts: list[str]) -> None:
-        number, append = rank.rank, self._output.append
-        for text in texts:
-            append(_line(number, stream, text))
+        self._output.extend(rank.rank, stream, texts)
         rank.last_line = next((text for text in reversed(texts) if text.strip()), rank.last_line)
 
     def _display(self, rank: RankRecord, event: Displayed) -> None:
@@ -280,11 +277,6 @@ class RunRecord:
         self.ended, self.log_directory = True, event.log_directory
         if self.ok:
             self.stall = None
-
-
-def _line(rank: int, stream: str, text: str) -> Line:
-    spans = text.spans if isinstance(text, StyledText) else ()
-    return Line(rank=rank, stream=stream, text=text, spans=spans)
 
 
 def _again(old: Sample, event: Measured) -> bool:

@@ -53,6 +53,8 @@ def within_reach(things: Sequence[T], start: object) -> list[T]:
 
     Gives up on a heap of more than `REACH` objects, and then returns all of the things.
     """
+    if not things:
+        return []  # the rest takes a new rank 0.1 s
     wanted, reached = {id(thing) for thing in things}, set[int]()
     # A function's globals lead to its whole library, which may hold things of earlier cells, on some of the ranks.
     loaded = [vars(each) for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]

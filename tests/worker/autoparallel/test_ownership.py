@@ -37,6 +37,13 @@ def test_what_only_a_library_holds_is_not_though_the_cell_has_a_function_of_it(i
     assert ownership.within_reach([in_a_library], {"decode": json.decoder.py_scanstring}) == []
 
 
+def test_where_nothing_is_looked_for_no_library_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new rank joins a group in a moment: to look through all modules would take it 0.1 s."""
+    monkeypatch.setattr(ownership.file_owner, "is_library", None)
+
+    assert ownership.within_reach([], {"a": 1}) == []
+
+
 def test_a_heap_that_is_too_large_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "REACH", 10)
     far = Thing()
