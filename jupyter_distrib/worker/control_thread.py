@@ -123,7 +123,7 @@ class ControlThread:
         try:
             answer = self._prober.look(deep=probe.deep)
         except Exception:  # noqa: BLE001 - it reads data that the main thread changes; the next probe will succeed
-            return
+            answer = self._prober.nothing_seen()  # the agent asks again only if it has an answer
         self._messenger.send(answer)
 
     def _show_stack(self, command: AskStacks) -> None:

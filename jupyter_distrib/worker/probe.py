@@ -77,6 +77,20 @@ class Prober:
             in_debugger=self._in_debugger(),
         )
 
+    def nothing_seen(self) -> ProbeAnswer:
+        """Return the answer for a look that has failed: nothing is known of the place."""
+        return ProbeAnswer(
+            run=self._run,
+            rank=self._rank,
+            line=None,
+            function="",
+            call="",
+            unmoved_s=0.0,
+            idle_s=0.0,
+            groups=None,
+            in_debugger=self._in_debugger(),
+        )
+
     def _compare(self, frames: list[types.FrameType], now_s: float) -> None:
         cpu_s = _cpu_s(self._main)
         if cpu_s - self._cpu_s > BUSY_S:

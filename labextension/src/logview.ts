@@ -37,7 +37,6 @@ export class Log extends Widget {
     super();
     const { t, ranks } = source;
     this.addClass('jp-Distributed-log');
-    this.rank.className = 'jp-mod-styled';
     this.rank.setAttribute('aria-label', t('Rank'));
     for (const each of ranks.length > 1 ? [ALL, ...ranks.map(String)] : ranks.map(String)) {
       this.rank.add(new Option(each === ALL ? t('all ranks') : t('rank %1', each), each));

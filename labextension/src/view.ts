@@ -421,7 +421,10 @@ function others(options: string): string[] {
 
 /** How a line of a difference is drawn. */
 export function lineKind(line: string): string {
-  return line.startsWith('+') ? 'jp-mod-added' : line.startsWith('-') ? 'jp-mod-removed' : line.startsWith('@@') ? 'jp-mod-place' : '';
+  if (/^(---|\+\+\+|@@) /.test(line)) {
+    return 'jp-mod-place';
+  }
+  return line.startsWith('+') ? 'jp-mod-added' : line.startsWith('-') ? 'jp-mod-removed' : '';
 }
 
 /** Lines of several runs in one chart, as paths of an image of this size. */

@@ -403,7 +403,7 @@ def test_the_panel_follows_the_notebook_and_the_console_that_are_shown(open_note
 def test_colours_come_from_the_theme() -> None:
     style = (TOP / "labextension" / "style" / "base.css").read_text()
     values = re.findall(r"(?:color|background|border(?:-\w+)*):([^;}]*)", style)
-    assert [value for value in values if re.search(r"#|rgb|hsl|white|black|gr[ae]y|red|green|blue", value)] == []
+    assert [value for value in values if re.search(r"#|\brgb|hsl|white|black|gr[ae]y|red|green|blue", value)] == []
 
 
 def test_the_panel_lives_on_the_other_side_too(open_notebook: Open) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Cell as CellSource
-from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Probe, Setting
+from jupyter_distrib.wire.messages import CutSockets, Execute, Forget, Parcel, Probe, ProbeAnswer, Setting
 from jupyter_distrib.worker.control_thread import ControlThread, Entry
 from jupyter_distrib.worker.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger
+from jupyter_distrib.worker.probe import Prober
 
 
 class Heard:
@@ -28,18 +29,20 @@ class Heard:
         self.groups = SimpleNamespace(apart=False, abort=lambda then: self.aborted.set())
         messenger = Messenger(self.link)
         self.interrupts = Interrupts(messenger)
+        sightings = SimpleNamespace(communication=(), begin=lambda: None, counts=self._fail)
+        self.prober = Prober(0, sightings)  # type: ignore[arg-type]
         self.control = ControlThread(
             self.link,
             self.inbox,
             messenger=messenger,
             interrupts=self.interrupts,
-            prober=SimpleNamespace(look=self._look),  # type: ignore[arg-type]
+            prober=self.prober,
             groups=self.groups,  # type: ignore[arg-type]
             debugger=DebuggerChannel(0, messenger.send, self.interrupts),
             take_device=take_device,
         )
 
-    def _look(self, *, deep: bool) -> None:
+    def _fail(self) -> None:
         raise SystemError("while the main thread changes what it looks at")
 
     def close(self) -> None:
@@ -78,9 +81,13 @@ def test_a_stop_aborts_also_where_the_cell_has_just_ended() -> None:
     cell = CellSource(source="", filename="c")
     run = Execute(run="r", group="g", ranks=(0,), cell=cell, inputs=Parcel(data=b""), setting=Setting())
     heard.control.start()
+    heard.prober.begin("r", "c")
     heard.theirs.send(run)
     heard.inbox.get(timeout=10)
     heard.theirs.send(Probe(run="r"))
+    answer, _ = heard.theirs.receive()  # a look that fails is answered, too: else the agent would never ask again
+    assert isinstance(answer, ProbeAnswer)
+    assert (answer.run, answer.groups) == ("r", None)
     heard.theirs.send(Forget(group="g", keys=()))
     assert heard.inbox.get(timeout=10) == (Forget(group="g", keys=()), [])  # a look that fails leaves it able to hear
     heard.control.ended("r")
