@@ -67,7 +67,7 @@ class LightNode:
                 self._loop.later(1 / STEPS_PER_S, self._go_on)
 
     def _tell(self, event: messages.Event) -> None:
-        self._loop.soon(lambda: self._group.heard(self._number, event))
+        self._loop.soon(lambda: self._group.handle_event(self._number, event))
 
     def _go_on(self) -> None:
         self._step += 1
