@@ -6,6 +6,7 @@ each.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ from jupyter_distrib.system import paths, run_list
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
+_PLACEMENT_GROUPS = itertools.count(1)
+"""Makes their names unique, as Ray wants: a group that is released keeps its name for a moment."""
 TELL_S = 5.0
 """Seconds after which a kernel that still waits for the cluster gets the reason."""
 JOIN_S = 1.5 * cluster.JOIN_S
@@ -108,7 +111,6 @@ class RayReservation:
         """Lock held to make the placement group or an actor, and to record that no more will be made."""
         self._group: Any = None
         self._actors: list[Any] = []
-        self._attempts = 0
         self._said = ""
 
     def acquire(self) -> ReservedNodes:
@@ -168,9 +170,8 @@ class RayReservation:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         strategy = need.strategy(shape, need.there(_alive() if known is None else known))
-        self._attempts += 1
         who = os.path.basename(self._hello.notebook) or self._hello.label  # its next kernel may have it, too
-        name = f"jupyter_distrib: {who} #{need.command.group}.{self._attempts}"  # Ray wants them unique
+        name = f"jupyter_distrib: {who} #{need.command.group}.{next(_PLACEMENT_GROUPS)}"
         with self._lock:
             if self._given_up.is_set():
                 raise PoolError("the ranks were given up before they had started.")
