@@ -13,6 +13,7 @@ import mmap
 import os
 import pickle
 import platform
+import shutil
 import signal
 import socket
 import threading
@@ -26,7 +27,7 @@ from jupyter_distrib.coordinator.incoming_content import IncomingContent
 from jupyter_distrib.coordinator.node_agent import NodeAgent
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
-from jupyter_distrib.system import network_interfaces, process_environment
+from jupyter_distrib.system import network_interfaces, process, process_environment
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of
 from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
@@ -196,12 +197,14 @@ class Relay:
         return contents
 
     def end(self) -> None:
-        """End the agent and its ranks, and have the folder removed."""
+        """End the agent and its ranks, which removes the folder; remove it here if the agent has been killed."""
         with suppress(OSError):
             self._link.sock.shutdown(socket.SHUT_RDWR)
         with suppress(ProcessLookupError):
             os.kill(self._welcomed.pid, signal.SIGTERM)
             os.kill(self._welcomed.pid, signal.SIGCONT)  # one that was stopped would keep its ranks and their GPUs
+        if not process.is_alive(self._welcomed.pid):
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def stamp(directory: str) -> tuple[int, int] | None:

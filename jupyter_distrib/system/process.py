@@ -31,7 +31,7 @@ def die_with_parent(parent_pid: int) -> None:
     if sys.platform != "linux":
         return
     while os.getppid() != parent_pid:
-        if not _is_alive(parent_pid):
+        if not is_alive(parent_pid):
             os._exit(1)
         time.sleep(0.0002)
     _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -39,7 +39,7 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Return whether a process lives; a zombie, which its own parent has not waited for, does not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
