@@ -100,8 +100,9 @@ def test_a_console_prints_lines_as_they_come_and_the_end_once(tmp_path: Path) ->
         console.expect(r"In \[1\]: ")
         console.sendline("%load_ext jupyter_distrib")
         console.expect(r"In \[2\]: ")
-        for line in ("%%distributed --ranks 2", "print('hello from', rank)", "rank + 1", ""):
-            console.sendline(line)
+        # The simple prompt takes one line for a cell.
+        cell = r"print('hello from', rank)\nrank + 1"
+        console.sendline(f'get_ipython().run_cell_magic("distributed", "--ranks 2", "{cell}")')
         console.expect(r"\[0\] hello from 0")
         console.expect(r"rank 0: 1\s+rank 1: 2")
         console.expect(r"In \[3\]: ")
