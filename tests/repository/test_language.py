@@ -15,9 +15,7 @@ from tests.notebook import ROOT
 MOST_WORDS = 25
 """The length of a sentence, or of a part of it that ends with a colon or a semicolon. Code counts as one word."""
 PAGES = sorted(
-    path.relative_to(ROOT)
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
-    if path.name != "architecture.md"
+    path.relative_to(ROOT) for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
 )
 _END = re.compile(r"(?<=[.!?:;·])\s+")
 _MADE_BY_A_PROGRAM = re.compile(r"<!-- (figures|options|guesses) -->.*?<!-- /\1 -->", re.DOTALL)
