@@ -61,3 +61,12 @@ def test_long_sentences_are_found_in_paragraphs_lists_and_tables() -> None:
     long = " ".join(["word"] * MOST_WORDS)
     short = f"{long}: `a b c`."
     assert long_sentences(f"{short}\n\n- {long} more\n\n|a|\n|-|\n|{long} more|\n") == [f"{long} more"] * 2
+
+
+def test_the_glossary_has_few_words_and_each_is_used() -> None:
+    glossary = (ROOT / "docs/glossary.md").read_text("utf-8")
+    entries = re.findall(r"^\| ([a-z ]+) \| (?!meaning)", glossary, re.MULTILINE)
+    assert 0 < len(entries) == len(set(entries)) <= 25
+    others = [path for path in (ROOT / "docs").glob("*.md") if path.name != "glossary.md"]
+    prose = " ".join(path.read_text("utf-8") for path in others).lower()
+    assert [word for word in entries if not re.search(rf"\b{word}", prose)] == []

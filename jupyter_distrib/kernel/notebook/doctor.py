@@ -50,7 +50,7 @@ SLOW_BYTES_PER_S = 125e6
 SLOW_LATENCY_S = 2e-3
 GRADIENT_BYTES = 400e6
 """The gradients of 100 million parameters."""
-PROBE = "from jupyter_distrib.worker import network_probe\nnetwork_probe.measure()"
+MEASUREMENT = "from jupyter_distrib.worker import network_check\nnetwork_check.measure()"
 """The source with which ranks measure the network between them."""
 EXPLAINED = {
     "anywidget": ("install", "what-is-missing"),
@@ -232,7 +232,7 @@ def _network(session: Session) -> Iterator[Finding]:
             yield Finding(topic="network", text=f"of {group.connection.pool} is not measured: its ranks are busy")
             continue
         try:
-            results = session.queries.ask_ranks(group, PROBE, "the network between nodes")
+            results = session.queries.ask_ranks(group, MEASUREMENT, "the network between nodes")
         except DistributedError as error:
             yield Finding(topic="network", text=f"of {group.connection.pool} was not measured", advice=str(error))
             continue

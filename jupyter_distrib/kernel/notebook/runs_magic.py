@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_distrib.errors import OptionsError
-from jupyter_distrib.kernel.history import store
+from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import Comparison, RunList, matching
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.options import split_words
@@ -17,7 +17,7 @@ def answer(line: str) -> RunList | Comparison:
     if first == "diff":
         if len(names) < 2:
             raise OptionsError("%distributed_runs diff wants two or more runs: %distributed_runs diff 12 15")
-        return Comparison(tuple(store.find(name) for name in names))
+        return Comparison(tuple(run_files.find(name) for name in names))
     if first.isdecimal() and not names:
-        return Comparison((store.find(first),))
-    return matching(store.load(), words)
+        return Comparison((run_files.find(first),))
+    return matching(run_files.load(), words)

@@ -260,12 +260,12 @@ class Session:
 
     def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
         """Save runs in the history; called in the history's thread, which imports what no cell needs."""
-        from jupyter_distrib.kernel.history import saved_run, store
+        from jupyter_distrib.kernel.history import run_files, saved_run
 
         settings = self.settings
         if settings.history:
-            limits = store.Limits(runs=int(settings.history), days=settings.history_days)
-            store.save([(saved_run.of(run, record, self.identity.notebook), record) for run, record in runs], limits)
+            limits = run_files.Limits(runs=int(settings.history), days=settings.history_days)
+            run_files.save([(saved_run.of(run, record, self.identity.notebook), record) for run, record in runs], limits)
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""

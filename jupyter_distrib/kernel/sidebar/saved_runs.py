@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jupyter_distrib.kernel.history import store
+from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.listing import SHOWN, Comparison, matching, points
 from jupyter_distrib.kernel.history.saved_run import thinned
 
@@ -15,13 +15,13 @@ POINTS = 300
 
 def listed(words: str) -> dict[str, Any]:
     """Return the newest saved runs in which all of these words stand, and the number of further ones."""
-    found = matching(store.load(), words.split())
+    found = matching(run_files.load(), words.split())
     return {"saved": found.as_dicts(), "more": max(0, len(found) - SHOWN)}
 
 
 def compared(names: Sequence[str]) -> dict[str, Any]:
     """Return what differs between saved runs, by their numbers. Raises `DistributedError`."""
-    comparison = Comparison(tuple(store.find(name) for name in names))
+    comparison = Comparison(tuple(run_files.find(name) for name in names))
     lines: dict[str, list[dict[str, Any]]] = {}
     for run in comparison:
         for name, each in points(run):

@@ -27,12 +27,12 @@ COLORS = ("#f2b17c", "#eda36a", "#e8c27a", "#e9b49b", "#dfa58a", "#f0c58f")
 
 
 @dataclass(slots=True)
-class _Node:
+class _Call:
     """A function, at one place in the stacks."""
 
     name: str
     count: int = 0
-    called: dict[str, _Node] = field(default_factory=dict)
+    called: dict[str, _Call] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,18 @@ def _name(frame: Frame) -> str:
     return f"{frame.function} ({PurePath(frame.filename).name})"
 
 
-def _tree(samples: Iterable[Sequence[str]]) -> _Node:
-    root = _Node("all")
+def _tree(samples: Iterable[Sequence[str]]) -> _Call:
+    root = _Call("all")
     for stack in samples:
         root.count += 1
         node = root
         for name in stack:
-            node = node.called.setdefault(name, _Node(name))
+            node = node.called.setdefault(name, _Call(name))
             node.count += 1
     return root
 
 
-def _boxes(node: _Node, left: float, width: float, depth: int) -> Iterator[tuple[_Node, float, float, int]]:
+def _boxes(node: _Call, left: float, width: float, depth: int) -> Iterator[tuple[_Call, float, float, int]]:
     """Yield each node that is wide enough, with its place."""
     yield node, left, width, depth
     for each in node.called.values():
@@ -104,7 +104,7 @@ def _boxes(node: _Node, left: float, width: float, depth: int) -> Iterator[tuple
         left += share
 
 
-def _box(node: _Node, left: float, width: float, depth: int, total: int) -> str:
+def _box(node: _Call, left: float, width: float, depth: int, total: int) -> str:
     color = COLORS[zlib.crc32(node.name.encode()) % len(COLORS)]
     room = int((width - 6) / CHARACTER)
     text = node.name if len(node.name) <= room else f"{node.name[: room - 1]}…" if room > 3 else ""

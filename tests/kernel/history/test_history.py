@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.errors import DistributedError
-from jupyter_distrib.kernel.history import listing, saved_run, store
-from jupyter_distrib.kernel.history.store import Limits
+from jupyter_distrib.kernel.history import listing, run_files, saved_run
+from jupyter_distrib.kernel.history.run_files import Limits
 from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
@@ -52,13 +52,13 @@ def ended(run: str, losses: list[float], *, lost: bool = False) -> RunRecord:
 
 def save(run: str, losses: list[float], *, limits: Limits = ROOMY, lost: bool = False, **facts: object) -> None:
     record = ended(run, losses, lost=lost)
-    store.save([(saved_run.of(observed(run, **facts), record, "lab.ipynb"), record)], limits)  # type: ignore[arg-type]
+    run_files.save([(saved_run.of(observed(run, **facts), record, "lab.ipynb"), record)], limits)  # type: ignore[arg-type]
 
 
 def test_a_saved_run_has_its_code_options_versions_end_and_numbers(home: Path) -> None:
     save("a-7", [0.9, 0.5], source="model.fit()")
 
-    saved = store.find("a-7")
+    saved = run_files.find("a-7")
     assert (saved.number, saved.state, saved.notebook, saved.source) == (1, "done", "lab.ipynb", "model.fit()")
     assert saved.facts["option.with"] == "lr=0.1"
     assert "version.python" in saved.facts
@@ -82,23 +82,23 @@ def test_the_oldest_make_room_and_numbers_go_on() -> None:
     for number in range(5):
         save(f"a-{number}", [], limits=Limits(runs=3, days=90.0))
 
-    assert [run.number for run in store.load()] == [3, 4, 5]
+    assert [run.number for run in run_files.load()] == [3, 4, 5]
 
 
 def test_old_runs_are_removed(home: Path) -> None:
     save("a-1", [])
-    long_ago_s = time.time() - 100 * store.DAY_S
+    long_ago_s = time.time() - 100 * run_files.DAY_S
     os.utime(next(home.glob("*.json")), (long_ago_s, long_ago_s))
     save("a-2", [])
 
-    assert [run.run for run in store.load()] == ["a-2"]
+    assert [run.run for run in run_files.load()] == ["a-2"]
 
 
 def test_a_run_that_is_attached_again_is_saved_once() -> None:
     save("a-1", [0.5])
     save("a-1", [])
 
-    assert [run.last for run in store.load()] == [{"loss": 0.5}]
+    assert [run.last for run in run_files.load()] == [{"loss": 0.5}]
 
 
 def test_damaged_files_are_left_out(home: Path) -> None:
@@ -106,15 +106,15 @@ def test_damaged_files_are_left_out(home: Path) -> None:
     (home / "00000002_a-2.json").write_text("{")
     (home / "00000003_a-3.json").write_text('{"run": "a-3"}\n')
 
-    assert [run.run for run in store.load()] == ["a-1"]
+    assert [run.run for run in run_files.load()] == ["a-1"]
     with pytest.raises(DistributedError, match="no saved run has the number or id 2"):
-        store.find("2")
+        run_files.find("2")
 
 
 def test_many_reports_are_thinned() -> None:
     save("a-1", [float(step) for step in range(5000)])
 
-    points = store.find("1").metrics["loss"][1]
+    points = run_files.find("1").metrics["loss"][1]
     assert len(points) <= saved_run.ROWS / 2 + 1
     assert points[-1] == (4999, 4999.0)
 
@@ -122,7 +122,7 @@ def test_many_reports_are_thinned() -> None:
 def test_runs_are_listed_newest_first_and_searched_by_words() -> None:
     save("a-1", [0.5], source="train_resnet()")
     save("a-2", [], lost=True)
-    runs = store.load()
+    runs = run_files.load()
 
     assert [run.run for run in listing.matching(runs, [])] == ["a-2", "a-1"]
     assert [run.run for run in listing.matching(runs, ["RESNET", "ddp"])] == ["a-1"]
@@ -135,7 +135,7 @@ def test_runs_are_listed_newest_first_and_searched_by_words() -> None:
 def test_two_runs_show_only_what_differs() -> None:
     save("a-1", [0.9, 0.5], source="a = 1\nb = 2\n")
     save("a-2", [0.9, 0.3], source="a = 1\nb = 3\n", lr=0.2)
-    both = listing.Comparison((store.find("1"), store.find("2")))
+    both = listing.Comparison((run_files.find("1"), run_files.find("2")))
 
     shown = repr(both)
     assert [line.split() for line in shown.splitlines() if line.startswith("option.with")] == [
@@ -149,14 +149,14 @@ def test_two_runs_show_only_what_differs() -> None:
 def test_the_code_of_one_run_is_shown_whole() -> None:
     save("a-1", [], source="a = 1\nb = 2\n")
 
-    assert "a = 1\nb = 2" in repr(listing.Comparison((store.find("1"),)))
+    assert "a = 1\nb = 2" in repr(listing.Comparison((run_files.find("1"),)))
 
 
 def test_runs_that_end_together_are_saved_in_order_and_once(home: Path) -> None:
-    store.save([(saved_run.of(observed(run), ended(run, []), ""), ended(run, [])) for run in ("a-2", "a-1")], ROOMY)
-    store.save([(saved_run.of(observed(run), ended(run, []), ""), ended(run, [])) for run in ("a-1", "b-1")], ROOMY)
+    run_files.save([(saved_run.of(observed(run), ended(run, []), ""), ended(run, [])) for run in ("a-2", "a-1")], ROOMY)
+    run_files.save([(saved_run.of(observed(run), ended(run, []), ""), ended(run, [])) for run in ("a-1", "b-1")], ROOMY)
 
-    assert [(each.number, each.run) for each in store.load()] == [(1, "a-2"), (2, "a-1"), (3, "b-1")]
+    assert [(each.number, each.run) for each in run_files.load()] == [(1, "a-2"), (2, "a-1"), (3, "b-1")]
 
 
 def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
     home.write_text("in the way")
     notes: list[str] = []
     writer = HistoryWriter(
-        lambda runs: store.save([(saved_run.of(run, record, ""), record) for run, record in runs], ROOMY)
+        lambda runs: run_files.save([(saved_run.of(run, record, ""), record) for run, record in runs], ROOMY)
     )
     for number in range(3):
         observer = writer.follow(observed(f"a-{number}", notes=notes))
