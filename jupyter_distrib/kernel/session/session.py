@@ -265,7 +265,8 @@ class Session:
         settings = self.settings
         if settings.history:
             limits = run_files.Limits(runs=int(settings.history), days=settings.history_days)
-            run_files.save([(saved_run.of(run, record, self.identity.notebook), record) for run, record in runs], limits)
+            saved = [(saved_run.of(run, record, self.identity.notebook), record) for run, record in runs]
+            run_files.save(saved, limits)
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""
