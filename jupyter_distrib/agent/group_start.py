@@ -54,12 +54,15 @@ class GroupStart:
         starter.on_started, starter.on_failed = self._started, self._not_started
 
     def start(self, local_ranks: Iterable[int]) -> None:
-        """Start processes for these local ranks, and give the whole worker group a new store."""
+        """Start processes for these local ranks, and give the whole worker group a new store; where other nodes belong
+        to it, that is up to the coordinator."""
         self._before_start()
         ranks = [self._starter.prepare(local_rank) for local_rank in local_ranks]
         for rank in ranks:
             self._ranks.put(rank)
-        if not self._store.spans_nodes or not self.opened:
+        if self._store.spans_nodes and self.opened:
+            self._store.hand_on(ranks)
+        else:
             self._store.renew()
         self._starter.start(ranks)
 

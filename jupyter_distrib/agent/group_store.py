@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_table import RankTable
@@ -31,6 +31,10 @@ class GroupStore:
         self.settling = Settling(loop)
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
+        self._unused: ResetGroups | None = None
+        """Store of several nodes that no cell has used: whoever takes the place of a rank that is gone has it too."""
+        self._listener: socket.socket | None = None
+        """Socket of that store, so that nobody is refused before rank 0 serves it."""
 
     @property
     def spans_nodes(self) -> bool:
@@ -47,8 +51,9 @@ class GroupStore:
         listener, self._reserved = _server(host)
         with listener:
             port = listener.getsockname()[1]
-            for rank in self._ranks:
-                self._send(rank, ResetGroups(host=host, port=port), [] if rank.number else [listener.fileno()])
+            if self.spans_nodes:
+                self._listener = listener.dup()
+            self._give(ResetGroups(host=host, port=port), listener)
         if self.spans_nodes:
             self._tell(GroupsReset(group=self._command.group, host=host, port=port), ())
 
@@ -59,18 +64,37 @@ class GroupStore:
 
     def close(self) -> None:
         """Give the reserved port back."""
+        self.begin_use()
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
 
     def use(self, command: UseStore) -> None:
         """Use the store of another node."""
-        for rank in self._ranks:
-            self._send(rank, ResetGroups(host=command.host, port=command.port))
+        self._give(ResetGroups(host=command.host, port=command.port), None)
         self._tell(GroupsReset(group=command.group, host=command.host, port=command.port), ())
 
-    def _send(self, rank: Rank, command: ResetGroups, fds: Sequence[int] = ()) -> None:
-        rank.post(command, fds)
+    def begin_use(self) -> None:
+        """Record that a cell begins: groups that it makes in the store end with any of its ranks."""
+        self._unused = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def hand_on(self, ranks: Iterable[Rank]) -> None:
+        """Tell ranks of a store that was made for those whose places they take, if no cell has used it."""
+        if self._unused is not None:
+            for rank in ranks:
+                self._send(rank, self._unused, self._listener)
+
+    def _give(self, command: ResetGroups, listener: socket.socket | None) -> None:
+        """Tell all ranks of a new store."""
+        self._unused = command
+        for rank in self._ranks:
+            self._send(rank, command, listener)
+
+    def _send(self, rank: Rank, command: ResetGroups, listener: socket.socket | None) -> None:
+        rank.post(command, [] if rank.number or listener is None else [listener.fileno()])
         if rank.settles and rank.state == "idle":
             self.settling.begin(rank)
 

@@ -196,6 +196,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if self.ranks.starting:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
             return
+        self.store.begin_use()
         for rank in self.ranks:
             rank.streams.begin_run()  # what has come so far is of the run before
         frame = frame or encode(command, len(descriptors))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.notebook import ROOT, Notebook
+from tests.pools.command.test_restarts import POOL as TWO_NODES
 
 pytestmark = pytest.mark.slow  # ranks that are programs of their own
 
@@ -56,9 +57,28 @@ class Clustered(MadeUp):
     name = "theirs:Clustered"
     def settle(self, order): self.groups = Cluster(order.rank, order.world_size)
 
+BEGUN = os.path.join(os.path.dirname(__file__), "begun")
+
+class Late(Cluster):
+    # Its rank 0, which is to make its groups anew, leaves only when rank 1 has begun the next cell.
+    def exchange(self, text):
+        if self._rank == 1 and os.path.exists(BEGUN): open(BEGUN, "w").close()
+        return super().exchange(text)
+    def reset(self, host, port, listen_fd):
+        if self.met and self._rank == 0:
+            with open(BEGUN): pass
+        super().reset(host, port, listen_fd)
+
+class Lagging(MadeUp):
+    name = "theirs:Lagging"
+    def settle(self, order): self.groups = Late(order.rank, order.world_size)
+
 class Once(Strategy):
     framework = Clustered.name
     def begin(self, run): run.names["addresses"] = run.exchange(os.environ["RANK"])
+
+class OnceLate(Once):
+    framework = Lagging.name
 
 class Spread(Strategy):
     framework = MadeUp.name
@@ -81,7 +101,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     info = folder / "theirs-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[jupyter_distrib.strategies]\nspread = theirs:Spread\nonce = theirs:Once\n")
+    (info / "entry_points.txt").write_text("[jupyter_distrib.strategies]\nspread = theirs:Spread\nonce = theirs:Once\nlate = theirs:OnceLate\n")
     with Notebook(folder, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}) as book:
         book.ok("%load_ext jupyter_distrib")
         yield book
@@ -136,3 +156,11 @@ def test_ranks_that_end_when_their_groups_are_reset_are_replaced_before_the_next
         after = book.ok(f"{line}import os; os.getpid(), addresses").result
         assert "('0', '1')" in after
         assert after != before
+
+
+def test_ranks_of_two_nodes_meet_also_when_one_is_replaced_after_they_were_told_where(book: Notebook) -> None:
+    line = f"%%distributed {TWO_NODES} --ranks 2 --strategy late\n"
+    assert book.ok(f"{line}addresses").result == "ranks 0-1: ('0', '1')"
+
+    assert book.fails(f"{line}import os, theirs\nif rank: os.mkfifo(theirs.BEGUN)\nassert not rank").ename
+    assert book.ok(f"{line}addresses").result == "ranks 0-1: ('0', '1')"
