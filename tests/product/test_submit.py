@@ -83,6 +83,23 @@ def test_s22_stopping_ends_running_and_queued_runs(book: Notebook) -> None:
     assert book.ok("list(work.distributed(5))").result == "[5]"
 
 
+def test_s22_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Notebook) -> None:
+    book.ok("from jupyter_distrib.kernel.session import new_runs\nplace = new_runs.on_group")
+    book.ok(
+        "def stopped(group, order, queued, new_id):\n"
+        "    if order.label.startswith('work(1'): queued.cancel()\n"
+        "    run = place(group, order, queued, new_id=new_id)\n"
+        "    if order.label.startswith('work(2'): run.cancel()\n"
+        "    return run\n"
+        "new_runs.on_group = stopped"
+    )
+    book.ok("work.submit(0).result()\nruns = [work.submit(number, 'never') for number in (1, 2)]")
+
+    assert book.ok("[run.wait_ended(20) for run in runs], {run.state for run in runs}").result == (
+        "([True, True], {'interrupted'})"
+    )
+
+
 def test_s20_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run(book: Notebook) -> None:
     book.ok("import torch\ndata = torch.zeros(100_000)\nbusy = [work.submit(0, 'go') for _ in range(4)]")
     book.ok("@distributed(ranks=1)\ndef total(x): return float(x.sum()), os.environ['MINE'], os.getcwd()")

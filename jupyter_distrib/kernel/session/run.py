@@ -176,7 +176,12 @@ class Run:
             self.start.begin()
         self.link = link
         self.clock.restart()
-        self.stop_order.redirect(link)
+
+    def sent(self) -> None:
+        """Pass on a stop that was asked for before the ranks were sent the cell: a pool stops no run that it does not
+        know."""
+        if not self.done():
+            self.stop_order.redirect(self.link)
 
     def end_unplaced(self, refusal: BaseException | None) -> None:
         """End the run, which has no ranks: it was refused, or for None cancelled."""

@@ -293,6 +293,7 @@ class Session:
                     self._remember(run)
                 connection.begin(run)
                 connection.node.send(command, descriptors)
+                run.sent()
                 if content is not None and early:
                     content.fill(given_up=lambda: guard.pressed or run.interrupted)
         except PayloadError:
