@@ -1,4 +1,5 @@
-"""The crash table on two nodes of a real Slurm: each place and each cause; tests/ssh has all pairs over the same pipe."""
+"""The crash table on two nodes of a real Slurm: each place and each cause; tests/ssh has all pairs over the same pipe.
+And cells that are started again."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.notebook import Notebook
-from tests.product import crash_cases
+from tests.product import crash_cases, restart_cases
 from tests.ray.conftest import write_trusted
 from tests.slurm.bed import SlurmBed
 
@@ -38,3 +39,8 @@ def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, wh
     crash_cases.run(book, where, how, 1, line="%%distributed --strategy ddp")
     good = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
     assert book.cell(good, timeout_s=60).result == "ranks 0-1: 2"
+
+
+@pytest.mark.parametrize("victim", restart_cases.VICTIMS)
+def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
+    restart_cases.check(book, victim, ranks=2)

@@ -101,7 +101,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     info = folder / "theirs-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[jupyter_distrib.strategies]\nspread = theirs:Spread\nonce = theirs:Once\nlate = theirs:OnceLate\n")
+    (info / "entry_points.txt").write_text(
+        "[jupyter_distrib.strategies]\nspread = theirs:Spread\nonce = theirs:Once\nlate = theirs:OnceLate\n"
+    )
     with Notebook(folder, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}) as book:
         book.ok("%load_ext jupyter_distrib")
         yield book
