@@ -41,7 +41,7 @@ from benchmarks.gpu_kit.step import STEPS, Findings, Skipped, Step, Where, read
 
 DECLARED = (steps_start, steps_memory, steps_stop, steps_training, steps_many, steps_figures)
 """The files of steps; importing one declares what is in it."""
-TOTAL_S = 510.0
+TOTAL_S, TOTAL_WITHOUT_GPU_S = 510.0, 1800.0
 BEGAN = "GPU_KIT_BEGAN"
 """The variable with the time, in seconds since 1970, at which `.ci/gpu` began: making the environment counts."""
 LEAST_S = 8.0
@@ -72,10 +72,11 @@ def main() -> int:
         found = replace(found, gpus=(), why_no_gpu="--bed", about={**found.about, "gpus": ""})
     if not found.gpus:
         print(f"No GPU ({found.why_no_gpu}): feigned GPUs and CPU ranks instead.", flush=True)
+    total_s = options.total_s or (TOTAL_S if found.gpus else TOTAL_WITHOUT_GPU_S)
     folder = options.results or default_folder(on_gpu=bool(found.gpus))
     rows: list[Row] = []
     for name in options.steps:
-        left_s = options.total_s - (time.monotonic() - began_s)
+        left_s = total_s - (time.monotonic() - began_s)
         rows.append(run_step(STEPS[name], found.gpus, left_s, options.also))
         if rows[-1].reason.startswith(NO_NCCL):
             os.environ[NO_NCCL_KNOWN] = rows[-1].reason
@@ -207,7 +208,7 @@ def _options() -> argparse.Namespace:
     add("--bed", action="store_true", help="as if there were no GPU: feigned GPUs and CPU ranks")
     add("--only", nargs="+", metavar="STEP", help=f"some of: {', '.join(STEPS)}")
     add("--results", type=Path, help="folder of the two files (default: $OUT, or benchmarks/results)")
-    add("--total-s", type=float, default=TOTAL_S, help=f"seconds for everything (default: {TOTAL_S:.0f})")
+    add("--total-s", type=float, help=f"seconds for everything (default: {TOTAL_S:.0f} where there is a GPU)")
     add("--list", action="store_true", help="list the steps and their limits")
     add("--also", metavar="MODULE", help="a module with more steps, which are run by --only")
     add("--step", help=argparse.SUPPRESS)

@@ -55,13 +55,13 @@ def tutorial(place: Place, find: Findings) -> None:
                 find.that(f"{what}: each on its own", got == list(range(group.count)), got)
 
 
-@step("D2", "Stop in collectives and in training, with a GPU for each rank", limit_s=120, without_gpu=None, gpus=2)
+@step("D2", "Stop in collectives and in training, with a GPU for each rank", limit_s=120, without_gpu="cpu", gpus=2)
 def stops(place: Place, find: Findings) -> None:
     for run in (steps_stop.check_collective, steps_stop.check_raises, steps_stop.check_stall, steps_stop.check_kept):
         with find.going_on(run.__name__):
             run(all_of(place), find)
     with find.going_on("training"):
-        steps_stop.check_training(all_of(place), find, rounds=5)
+        steps_stop.check_training(all_of(place), find, rounds=5 if place.on_gpu else 2)
 
 
 @step(
@@ -109,7 +109,7 @@ def leaves(place: Place, find: Findings) -> None:
         steps_stop.check_trains(book, group, find, "after it")
 
 
-@step("D5", "a step of ddp is as fast as one of torch's own DDP on all GPUs", limit_s=120, without_gpu=None, gpus=2)
+@step("D5", "a step of ddp is as fast as one of torch's own DDP on all GPUs", limit_s=120, without_gpu="cpu", gpus=2)
 def speed(place: Place, find: Findings) -> None:
     steps_training.check_speed(all_of(place), find, limit=1.03)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
+import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
@@ -10,8 +14,8 @@ from ast import literal_eval
 from collections.abc import Sequence
 
 from benchmarks.gpu_kit.machine import ROOT
-from benchmarks.gpu_kit.place import GIB, Backend, Book, Place
-from benchmarks.gpu_kit.step import Findings, step
+from benchmarks.gpu_kit.place import GIB, PID, Backend, Book, Place
+from benchmarks.gpu_kit.step import Findings, Skipped, step
 from benchmarks.gpu_kit.steps_stop import Group
 
 MB = 1 << 20
@@ -244,6 +248,102 @@ def graphs(place: Place, find: Findings) -> None:
                 find.that(
                     f"{what} trains", outcome.status == "ok", outcome.text[-400:] if outcome.status != "ok" else ""
                 )
+
+
+PROFILED = """
+import time, torch
+where = device if {on_gpu} else "cpu"
+model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(20))).to(where)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+began_s = time.monotonic()
+for step in range({steps}):
+    model(torch.ones(16, 32, device=where)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 20:
+        {flag}
+time.monotonic() - began_s
+"""
+
+
+@step(
+    "K21",
+    "--profile records kernels and the GPU's memory, and Stop in it is as fast as ever",
+    limit_s=60,
+    without_gpu="bed",
+)
+def profiled(place: Place, find: Findings) -> None:
+    one = place.ranks()
+    with place.notebook() as book:
+        (pid,) = book.settled(one)
+        code = PROFILED.format(on_gpu=place.on_gpu, steps=40, flag="pass")
+        (plain_s,) = book.values(one, code)
+        outcome = book.ok(f"%%distributed {one} --profile 5 --out took\n{code}")
+        find.that("it says what is shown", "shows steps 4-8 on rank 0" in outcome.text, outcome.text[-300:])
+        find.figure(
+            "40 steps, without and with it", f"{plain_s:.2f} s, {book.ok('print(took[0])').stdout.strip()[:4]} s"
+        )
+        (path,) = place.folder.rglob("trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        kernels = sum(event.get("cat") == "kernel" for event in events)
+        find.that("the trace has kernels", kernels > 100 or not place.on_gpu, f"{kernels} of {len(events)} events")
+        counters = {event["name"] for event in events if event["ph"] == "C"}
+        find.that("and a timeline of memory", ("memory of GPU 0" in counters) or not place.on_gpu, counters)
+        (path,) = place.folder.rglob("memory-rank0.pickle")
+        history = pickle.loads(path.read_bytes())["device_traces"]
+        told = f"{sum(map(len, history))} entries in {path.stat().st_size / MB:.1f} MB"
+        find.that("torch.cuda.memory has a history of the steps", any(history) or not place.on_gpu, told)
+        endless = PROFILED.format(on_gpu=place.on_gpu, steps=10**6, flag=place.flag_line("profiled"))
+        flags = place.flags("profiled", 1)
+        took_s, outcome = book.stopped(f"%%distributed {one} --profile 900\n{endless}", flags, 1.0)
+        find.that("Stop is a KeyboardInterrupt", outcome.ename == "KeyboardInterrupt", outcome.text[-300:])
+        find.within("Stop", took_s, 3.0)
+        find.that("on the same rank", book.values(one, PID) == [pid])
+
+
+ZERO = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+{device}
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+x = torch.randn(40, 8, 16)
+losses = []
+for batch in x:
+    loss = model(batch{to}).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+losses
+"""
+
+
+@step("K22", "--strategy deepspeed trains as the plain loop, and again after Stop", limit_s=80, without_gpu="cpu")
+def deepspeed(place: Place, find: Findings) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        raise Skipped("DeepSpeed is not installed")
+    one = place.ranks()
+    to = ".to(device)" if place.on_gpu else ""
+    code = ZERO.format(device=f"model = model{to}", to=to)
+    with place.notebook() as book:
+        (pid,) = book.settled(one)
+        (wanted,) = book.values(one, code)
+        for stage in (1, 3):
+            with find.going_on(f"stage {stage}"):
+                options = f"{one} --strategy deepspeed --zero {stage}"
+                (got,) = book.values(options, code)
+                apart = max(abs(a - b) for a, b in zip(got, wanted, strict=True))
+                find.that(f"stage {stage}: every loss is that of the plain loop", apart < 1e-4, f"apart by {apart:.1e}")
+                flag = place.flag_line(f"zero{stage}")
+                endless = code.replace("for batch in x:", f"{flag}\nwhile True:\n    batch = x[0]")
+                flags = place.flags(f"zero{stage}", 1)
+                took_s, outcome = book.stopped(f"%%distributed {options}\n{endless}", flags, 1.0)
+                find.that("Stop is a KeyboardInterrupt", outcome.ename == "KeyboardInterrupt", outcome.text[-300:])
+                find.within("Stop", took_s, 3.0)
+                (again,) = book.values(options, code)
+                find.that(f"stage {stage}: it trains again, with the same losses", again == got)
+        find.that("on the same rank", book.values(one, PID) == [pid])
 
 
 TESTS = ("tests/product/test_gpu.py", "tests/serialization/test_tensors.py")

@@ -1,18 +1,66 @@
-"""`--profile` on a GPU whose driver has no profiler: what runs on the host is recorded, and the cell goes on."""
+"""`--profile` on a GPU whose driver has no profiler: what runs on the host is recorded, and what the GPU's allocator does."""
 
 from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.gpu_bed import GpuBed
-from tests.product.test_profile import training
+from tests.notebook import Notebook
+from tests.product.test_profile import trace, training
 
 pytestmark = pytest.mark.slow  # each test starts an agent of its own
 
+HEAD = "%%distributed --gpus 1 --profile 4\nimport feigned_cuda"
+HOLDS = "feigned_cuda.hold(step << 20)"
 
-def test_a_gpu_without_a_profiler_leaves_a_trace_of_the_host(bed: GpuBed) -> None:
-    with bed.notebook() as book:
-        shown = book.ok(f"%%distributed --gpus 1 --profile 4\n{training()}")
 
-        assert "trace.json.gz shows steps 4-7 on rank 0" in shown.text
-        assert "[0!]" not in shown.text  # nothing in standard error
+@pytest.fixture(scope="module")
+def bed() -> Iterator[GpuBed]:
+    with GpuBed(count=1) as machine:
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def book(bed: GpuBed) -> Iterator[Notebook]:
+    with bed.notebook() as one:
+        yield one
+
+
+def history(book: Notebook) -> list[tuple[str, int]]:
+    """Return what the newest run has taken of the GPU's memory, and given back, in MB; empty if it was not written."""
+    newest = max(folder(book).glob("runs/*"), key=lambda path: path.stat().st_mtime_ns)
+    paths = list(newest.glob("memory-rank0.pickle"))
+    (entries,) = pickle.loads(paths[0].read_bytes())["device_traces"] if paths else ([],)
+    return [(entry["action"], entry["size"] >> 20) for entry in entries]
+
+
+def folder(book: Notebook) -> Path:
+    return Path(book.ok("import os; print(os.getcwd())").stdout.strip())
+
+
+def test_a_gpu_without_a_profiler_leaves_a_trace_of_the_host_and_the_history_of_its_memory(book: Notebook) -> None:
+    shown = book.ok(f"{HEAD}\n{training(extra=HOLDS)}")
+
+    assert "trace.json.gz shows steps 4-7 on rank 0" in shown.text
+    assert "memory-rank0.pickle is the history of its GPU's memory" in shown.text
+    assert "[0!]" not in shown.text  # nothing in standard error
+    assert "memory of tensors" in {event["name"] for event in trace(folder(book)) if event["ph"] == "C"}
+    # Step 4 begins when the third optimizer step has ended, before the third `hold`.
+    assert history(book) == [("alloc", step) for step in range(3, 7)]
+
+
+def test_a_rank_that_is_stopped_writes_no_history_of_memory_and_stays(book: Notebook) -> None:
+    """It would take longer to write than a rank has that is stopped."""
+    pid = book.ok("%%distributed --gpus 1\nimport os\nos.getpid()").result
+    ready = f"{HOLDS}\n    if step == 6: print('at step', step)"
+    book.start(f"{HEAD.replace('4', '900')}\n{training(1000, ready)}".replace("rank == 1", "True"))
+    book.until("at step 6")
+    book.interrupt()
+
+    assert "trace.json.gz shows steps 4-" in book.finish().text
+    assert history(book) == []
+    assert book.ok("%%distributed --gpus 1\nimport os\nos.getpid()").result == pid

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +137,39 @@ def test_a_script_is_profiled_too(book: Notebook, folder: Path) -> None:
     assert (
         "shows steps 4-11 on ranks 0-1" in book.ok("%distributed_run --ranks 2 --strategy ddp --profile train.py").text
     )
+
+
+STARTER = """#!/bin/sh
+host=$1
+shift
+[ "$host" = a ] || exec unshare --time --monotonic {ahead_s} "$@"
+exec "$@"
+"""
+CLOCK = "import time; print(time.monotonic())"
+
+
+def test_the_clocks_of_two_hosts_are_aligned(book: Notebook, folder: Path, tmp_path: Path) -> None:
+    """A host's clock runs since it was started: here, in a time namespace of Linux."""
+    ahead_s = 100_000
+    command = ["unshare", "--time", "--monotonic", str(ahead_s), sys.executable, "-c", CLOCK]
+    ahead = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ahead.returncode or float(ahead.stdout) < ahead_s:
+        pytest.skip(f"no time namespaces here: {ahead.stderr}")
+    (tmp_path / "start").write_text(STARTER.format(ahead_s=ahead_s))
+    (tmp_path / "start").chmod(0o755)
+    book.ok(
+        f"%distributed_pool add clocks --kind command --hosts a,b --nodes 2 --start '{tmp_path}/start {{host}} {{python}}' "
+        f"--python {sys.executable} --interface lo"
+    )
+
+    shown = book.ok(
+        f"%%distributed --pool clocks --ranks 2 --strategy ddp --profile 5 --out clocks\n{training()}\ntime.monotonic()"
+    )
+
+    own_s = float(book.ok("clocks[1] - clocks[0]").result)
+    assert abs(own_s - ahead_s) < 60
+    assert "shows steps 4-8 on ranks 0-1" in shown.text
+    first, second = steps(trace(folder), 0), steps(trace(folder), 1)
+    # Both ranks leave the reduction of the same step.
+    apart_ms = sorted(abs(first[name][1] - second[name][1]) for name in first)
+    assert apart_ms[len(apart_ms) // 2] < 25, apart_ms

@@ -29,8 +29,8 @@ TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not e
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 BatchNorm = _BatchNorm
 """The class of all batch normalizations; relies on `_BatchNorm`, from which torch derives each of them."""
-MEMORY_ENTRIES = 100_000
-"""The number of allocations that the history of a GPU's memory keeps."""
+MEMORY_ENTRIES = 50_000
+"""The number of allocations that the history of a GPU's memory keeps; to write so many takes a second or two."""
 _PROFILER: Any = _profiler
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 """The variable by which the profiler's library is told not to write to standard error; read at its first use."""
@@ -262,11 +262,14 @@ def start_profiler(*, on_gpu: bool) -> None:
     """Begin to record operators in this thread, on a GPU also kernels and memory; relies on the functions that
     `torch.autograd.profiler.profile` calls. Itself it would make an object for each event at the end."""
     profilers: Any = torch.profiler
-    on_gpu = on_gpu and profilers.ProfilerActivity.CUDA in profilers.supported_activities()
+    kernels = on_gpu and profilers.ProfilerActivity.CUDA in profilers.supported_activities()
     if on_gpu:
         with suppress(Exception):  # an allocator that keeps no history
-            torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
-    profile: Any = _profiler.profile(use_kineto=True, profile_memory=on_gpu, use_device="cuda" if on_gpu else None)
+            # The frames of C++ would be looked up in the files of libraries, which takes seconds.
+            torch.cuda.memory._record_memory_history(
+                context="alloc", stacks="python", max_entries=MEMORY_ENTRIES, clear_history=True
+            )
+    profile: Any = _profiler.profile(use_kineto=True, profile_memory=on_gpu, use_device="cuda" if kernels else None)
     config, quiet = profile.config(), os.environ.setdefault(_LOG_LEVEL, "99")
     try:
         _PROFILER._prepare_profiler(config, profile.kineto_activities)
@@ -286,11 +289,12 @@ def event_count(result: Any) -> int:
     return len(result.events())
 
 
-def memory_history() -> bytes:
-    """Return what the allocator of the GPU has done since `start_profiler`, as pytorch.org/memory_viz reads it; empty
-    if the device has failed. Relies on `_snapshot` and `_record_memory_history`."""
+def memory_history(*, wanted: bool) -> bytes:
+    """End the recording of memory. Return what the allocator of the GPU has done since `start_profiler`, as
+    pytorch.org/memory_viz reads it; empty if it is not wanted, or the device has failed. Relies on `_snapshot` and
+    `_record_memory_history`."""
     try:
-        snapshot = pickle.dumps(torch.cuda.memory._snapshot())
+        snapshot = pickle.dumps(torch.cuda.memory._snapshot()) if wanted else b""
         torch.cuda.memory._record_memory_history(enabled=None)
     except Exception:  # noqa: BLE001 - torch's, of a device that has failed
         return b""

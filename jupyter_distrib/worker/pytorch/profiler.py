@@ -119,7 +119,7 @@ class CellProfiler:
         """End with the cell, and send what was recorded, unless that is done. `stopped`: the rank has little time."""
         if self._clock.on_step is None:
             return
-        self._stop()
+        self._stop(memory=not stopped)
         recording = self._recording
         if stopped and recording is not None and private.event_count(recording.result) > STOPPED_EVENTS:
             self._recording, self._part = None, replace(self._part, note=NO_TIME)
@@ -130,7 +130,7 @@ class CellProfiler:
         now_s = time.monotonic()
         recording = self._recording
         if self._clock.steps == WARM_UP:
-            self._stop()
+            self._stop(memory=False)
             self._timer.cancel()
             return self._start(first=WARM_UP + 1)
         if recording is None or recording.result is not None:
@@ -153,7 +153,8 @@ class CellProfiler:
         self._clock.spans = self._recording.spans
         return None
 
-    def _stop(self) -> None:
+    def _stop(self, *, memory: bool = True) -> None:
+        """End the recording. The history of a GPU's memory may take seconds."""
         recording = self._recording
         if recording is None or recording.result is not None:
             return
@@ -161,7 +162,7 @@ class CellProfiler:
         recording.stopped_s = time.monotonic()
         recording.result = private.stop_profiler()
         if self._on_gpu:
-            recording.memory = private.memory_history()
+            recording.memory = private.memory_history(wanted=memory)
 
     def _stop_soon(self) -> None:
         """Have the main thread stop the profiler, which works by thread; called in the timer's thread."""

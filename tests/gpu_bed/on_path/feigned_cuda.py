@@ -17,6 +17,8 @@ from feigned_nvml import FOLDER, bed, contexts
 
 _current = 0
 _initialized = False
+_history: list[dict[str, Any]] | None = None
+"""What `hold` has done, while it is recorded."""
 
 
 def devices() -> list[dict[str, Any]]:
@@ -79,7 +81,21 @@ def hold(size_bytes: int) -> None:
     uuid, held = devices()[_current]["uuid"], _held()
     if size_bytes > 0 and size_bytes > mem_get_info()[0]:
         raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes.")
+    if _history is not None:
+        _history.append({"action": "alloc" if size_bytes > 0 else "free_completed", "size": abs(size_bytes)})
     _write({**held, uuid: held.get(uuid, 0) + size_bytes})
+
+
+def record_memory_history(enabled: str | None = "all", *, clear_history: bool = False, **_: object) -> None:
+    global _history
+    if enabled is None:
+        _history = None
+    elif _history is None or clear_history:
+        _history = []
+
+
+def snapshot() -> dict[str, Any]:
+    return {"segments": [], "device_traces": [list(_history or ())]}
 
 
 def mem_get_info(device: object = None) -> tuple[int, int]:
@@ -162,6 +178,7 @@ def install(torch: Any) -> None:
     cuda.current_device = lambda: _current
     cuda.is_available = lambda: bool(devices())
     cuda.empty_cache = lambda: None
+    cuda.memory._record_memory_history, cuda.memory._snapshot = record_memory_history, snapshot
     cuda.get_device_name = lambda device=None: devices()[_current]["name"]
     torch.backends.cuda.is_built = lambda: True
     torch.version.cuda, torch.version.hip = _build()
