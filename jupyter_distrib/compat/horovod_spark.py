@@ -8,7 +8,6 @@ from typing import Any
 
 from jupyter_distrib.compat import launching, on_ranks
 from jupyter_distrib.kernel.session import pool_capacity, session
-from jupyter_distrib.kernel.settings.settings import NamedPool
 
 __all__ = ["run", "run_elastic"]
 
@@ -95,7 +94,8 @@ def _launch(
     env: Mapping[str, str] | None,
     **options: Any,
 ) -> list[Any]:
-    current, pool = session.current(), _pool()
+    current = session.current()
+    pool = current.settings.pool_of_kind(KIND)
     if num_proc is not None:
         launching.check_whole("num_proc", num_proc)
     room = pool_capacity.of(current, pool.name, pool.options)
@@ -104,10 +104,3 @@ def _launch(
     wait_s = start_timeout or int(os.environ.get(_START_TIMEOUT, _DEFAULT_TIMEOUT_S))
     options |= {"pool": pool.name, **size, "wait_s": float(wait_s), "env": dict(env or {})}
     return launching.launch("horovod.spark.run", on_ranks.with_variables, call, {}, **options).values()
-
-
-def _pool() -> NamedPool:
-    """Return the pool of kind `spark` in use, else the first that the settings name, else the built-in one."""
-    settings = session.current().settings
-    found = [each for each in (settings.pools[settings.pool], *settings.pools.values()) if each.kind == KIND]
-    return next((each for each in found if each.name != KIND or each.name == settings.pool), found[0])

@@ -80,15 +80,15 @@ def _scaled(number: str) -> float:
 def _replace_bars(module: ModuleType) -> None:
     from tqdm import tqdm  # type: ignore[import-untyped]  # it is installed: its notebook module is being imported
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class TerminalBar(tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             keywords.pop("display", None)
             if isinstance(keywords.get("ncols"), str):  # `100%` of a browser's window
                 del keywords["ncols"]
             super().__init__(*arguments, **keywords)
 
-    Bar.__module__, Bar.__qualname__ = module.__name__, "tqdm_notebook"  # by this name it is pickled
-    module.__dict__.update(tqdm=Bar, tqdm_notebook=Bar)
+    TerminalBar.__module__, TerminalBar.__qualname__ = module.__name__, "tqdm_notebook"  # by this name it is pickled
+    module.__dict__.update(tqdm=TerminalBar, tqdm_notebook=TerminalBar)
 
 
 TQDM = Library(modules=("tqdm",), mend={"tqdm.notebook": _replace_bars})

@@ -408,9 +408,17 @@ def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
     for file in FOLDER.rglob("*.py"):
         if is_in(name_of(file, FOLDER), "pools"):
             continue
+        constants = {
+            target.id: node.value.value
+            for node in tree_of(file).body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Compare | ast.match_case):
                 words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                words |= {constants.get(each.id) for each in ast.walk(node) if isinstance(each, ast.Name)}
                 compared += [f"{file.name}: {word}" for word in words & kinds]
     assert compared == []
 
@@ -418,7 +426,7 @@ def test_no_kind_of_pool_is_known_by_its_name_outside_of_the_pools() -> None:
 def test_no_two_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
     for file in FOLDER.rglob("*.py"):
-        for node in tree_of(file).body:
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name_of(file, FOLDER))
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

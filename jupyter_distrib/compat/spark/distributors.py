@@ -162,14 +162,14 @@ class LogServer:
     def start(self, spark_host_address: str = "") -> None:
         launched = self._launched
 
-        class Lines(socketserver.StreamRequestHandler):
+        class LineHandler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 rank = 0
                 while len(size := self.rfile.read(4)) == 4:
                     text = self.rfile.read(struct.unpack(">i", size)[0])
                     rank = launched.read(text.decode("utf-8", "replace"), rank)
 
-        self._server = server = socketserver.ThreadingTCPServer((spark_host_address, 0), Lines)
+        self._server = server = socketserver.ThreadingTCPServer((spark_host_address, 0), LineHandler)
         server.daemon_threads = True
         self.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, name="jupyter_distrib-lines", daemon=True).start()

@@ -114,6 +114,11 @@ class Settings:
             self._read[line] = parse_line(line, **self.possible)
         return self._read[line]
 
+    def pool_of_kind(self, kind: str) -> NamedPool:
+        """Return the pool in use if it is of this kind, else the first that was defined, else the built-in one."""
+        fitting = [each for each in (self.pools[self.pool], *self.pools.values()) if each.kind == kind]
+        return next((each for each in fitting if each.origin != BUILT_IN or each.name == self.pool), fitting[0])
+
     def remote_pool(self) -> str | None:
         """Return the pool of functions with `remote=True`; None if there is none."""
         return self.remote or (REMOTE if REMOTE in self.pools else None)

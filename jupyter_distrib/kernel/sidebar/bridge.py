@@ -176,15 +176,8 @@ class FrontEnd:
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":
                 return self._log(_text(request, "run"), int(request["rank"]), whole=bool(request.get("whole")))
-            case "history":
-                from jupyter_distrib.kernel.sidebar import saved_runs  # not needed before somebody looks
-
-                current.history_writer.flush()
-                return saved_runs.listed(str(request.get("words", "")))
-            case "compare":
-                from jupyter_distrib.kernel.sidebar import saved_runs
-
-                return saved_runs.compared([str(name) for name in request["runs"]])
+            case "history" | "compare" as op:
+                return self._look_at_history(op, request)
             case "view":
                 return {"view": self.cells.view(_text(request, "run"))}
             case "settled":
@@ -201,6 +194,14 @@ class FrontEnd:
                     f"this version of jupyter_distrib does not know the request {op!r}: restart the kernel."
                 )
         return {}
+
+    def _look_at_history(self, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        from jupyter_distrib.kernel.sidebar import saved_runs  # not needed before somebody looks
+
+        if op == "compare":
+            return saved_runs.compared([str(name) for name in request["runs"]])
+        session.current().history_writer.flush()
+        return saved_runs.listed(str(request.get("words", "")))
 
     def _begin(self, op: str, pool: str, request: Mapping[str, Any]) -> None:
         """Start ranks in a thread: that may take seconds, and the front end can stop them meanwhile."""
