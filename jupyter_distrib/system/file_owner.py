@@ -17,11 +17,14 @@ LIBRARY_FOLDERS = tuple(
     }
 )
 """The interpreter's own folders, and this package's."""
+CALL = "call of "
+"""The beginning of the file name under which the call of a distributed function is executed."""
+_OWN = (*process_environment.OWN, CALL)
 
 
 def is_own(filename: str) -> bool:
-    """Return whether code with this file name is this package's."""
-    return filename.startswith(process_environment.OWN)
+    """Return whether code with this file name is this package's, as is the call of a decorated function."""
+    return filename.startswith(_OWN)
 
 
 @lru_cache(maxsize=1 << 14)  # a training cell asks for every module, and `realpath` reads each folder of each path

@@ -27,6 +27,7 @@ _NO_NCCL = (
     "NCCL is for GPUs, and these ranks have none: ask init_process_group for gloo, or for no backend at all, which is "
     "gloo on CPU ranks and NCCL on GPU ranks; or run the cell with --backend-fallback."
 )
+_NO_CUDA = "These ranks have no GPU: take torch.device('cuda' if torch.cuda.is_available() else 'cpu')."
 _BROKEN_HOROVOD = (
     "Horovod does not build with this torch: uninstall horovod, run %distributed_compat horovod in the notebook, and "
     "import horovod.torch is served here."
@@ -35,6 +36,7 @@ _NO_GROUP = "Default process group has not been initialized"
 _HINTS = {
     "bdb.BdbQuit": NO_KEYBOARD,
     **dict.fromkeys(("doesn't have NCCL built in", "only supported with GPUs, no GPUs found"), _NO_NCCL),
+    **dict.fromkeys(("Torch not compiled with CUDA enabled", "_cuda_setDevice", "Found no NVIDIA driver"), _NO_CUDA),
     **{
         f"No module named '{name}'": f"Install it: pip install 'jupyter_distrib[{x}]'"
         for name, x in known.extras().items()

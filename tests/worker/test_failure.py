@@ -21,5 +21,15 @@ def test_nccl_on_cpu_ranks_is_answered_by_gloo(text: str) -> None:
     assert "ask init_process_group for gloo" in failure._NO_NCCL
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["module 'torch._C' has no attribute '_cuda_setDevice'", "Torch not compiled with CUDA enabled"],
+)
+def test_a_cuda_device_on_cpu_ranks_is_answered_by_the_device_to_take(text: str) -> None:
+    (note,) = failure.describe(AssertionError(text), run="r", by_value=False).notes
+
+    assert note.startswith("These ranks have no GPU: take torch.device(")
+
+
 def test_another_error_has_no_hint() -> None:
     assert failure.describe(RuntimeError("NCCL is fine"), run="r", by_value=False).notes == ()

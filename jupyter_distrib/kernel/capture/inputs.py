@@ -20,6 +20,14 @@ from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.nested_code import names_in
 
+_OF_CALLS = {
+    "__function__": "function",
+    "__arguments__": "args",
+    "__keywords__": "kwargs",
+    "inside the cell": "inside the function",
+}
+"""The words for the parts of the call of a distributed function, in a sentence on one that cannot be sent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedInputs:
@@ -117,7 +125,11 @@ def _sentence(problem: payload.PickleProblem, item: Input) -> str:
     where = f" (used on line {item.line})" if item.line else ""
     inside = f" at {problem.path}" if problem.path != problem.name else ""
     holds = "holds" if inside else "is"
-    return (
+    sentence = (
         f"`{problem.name}`{where} {holds} a {problem.type_name}{inside}, which cannot be sent to the ranks "
         f"({problem.reason}). Build it inside the cell."
     )
+    if problem.name in input_sizes.CALLS:
+        for ours, theirs in _OF_CALLS.items():
+            sentence = sentence.replace(ours, theirs)
+    return sentence

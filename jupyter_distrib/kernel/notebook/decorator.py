@@ -9,11 +9,12 @@ In the thread that calls the function.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from jupyter_distrib.errors import DistributedError, OptionsError
 from jupyter_distrib.kernel.capture import inputs as inputs_module
@@ -26,7 +27,7 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings import find_files
 from jupyter_distrib.kernel.settings.cell_options import DEFAULT_POOL, Options, from_keywords
 from jupyter_distrib.kernel.settings.settings import Settings
-from jupyter_distrib.system import formatting, interrupts
+from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire.messages import Cell
 from jupyter_distrib.worker import identity
 
@@ -38,14 +39,26 @@ LABEL_CHARACTERS = 60
 _CALL = "__function__(*__arguments__, **__keywords__)"
 
 
+@overload
+def distributed(function: Callable[P, R], /) -> DistributedFunction[P, R]: ...
+@overload
 def distributed(
     *, remote: bool | None = None, timeout: float | None = None, **options: Any
-) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]:
+) -> Callable[[Callable[P, R]], DistributedFunction[P, R]]: ...
+def distributed(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    remote: bool | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> DistributedFunction[P, R] | Callable[[Callable[P, R]], DistributedFunction[P, R]]:
     """Give a function the methods `distributed` and `submit`, which run it on every rank of a pool.
 
     Without `strategy`, each rank finds torchrun's environment and no process group.
 
     Args:
+        function: The function, where the decorator stands without parentheses.
         remote: True for the pool that the settings name as `remote`, False for this machine.
         timeout: The same as `timeout_s`.
         options: The options of `%%distributed`.
@@ -54,7 +67,7 @@ def distributed(
         OptionsError: It names the keyword that is wrong.
     """
     if identity.is_rank():  # a module that a rank imports: its settings are not the notebook's
-        return lambda function: DistributedFunction(function, Options())
+        return _given(function, Options())
     settings = session.current().settings
     given = {**options, **_pool_option(remote, options, settings), **_timeout_option(timeout, options)}
     chosen = from_keywords(given, **settings.possible)
@@ -63,7 +76,17 @@ def distributed(
             raise OptionsError(
                 f"{name} is an option of cells only: a function has arguments and a return value instead"
             )
-    return lambda function: DistributedFunction(function, chosen)
+    return _given(function, chosen)
+
+
+def _given(
+    function: Callable[P, R] | None, options: Options
+) -> DistributedFunction[P, R] | Callable[[Callable[P, R]], DistributedFunction[P, R]]:
+    if function is None:
+        return lambda function: DistributedFunction(function, options)
+    if not callable(function):
+        raise OptionsError(f"distributed wants its options by name, as in distributed(gpus=8); got {function!r}")
+    return DistributedFunction(function, options)
 
 
 def _pool_option(remote: bool | None, options: dict[str, Any], settings: Settings) -> dict[str, str]:
@@ -110,6 +133,7 @@ class DistributedFunction(Generic[P, R]):
             TypeError: The arguments do not fit the function; nothing was started.
             BaseException: The exception of the first rank that failed.
         """
+        __tracebackhide__ = True
         self._check("distributed", args, kwargs)
         try:
             run = self.start(args, kwargs)
@@ -126,6 +150,7 @@ class DistributedFunction(Generic[P, R]):
         Raises:
             TypeError: The arguments do not fit the function; nothing was started.
         """
+        __tracebackhide__ = True
         self._check("submit", args, kwargs)
         try:
             run = self.start(args, kwargs, submitted=True)
@@ -168,7 +193,7 @@ class DistributedFunction(Generic[P, R]):
             packed_inputs = inputs_module.pack(inputs, namespace, most_bytes=settings.max_capture(self.options))
         handles = [value for value in (*args, *kwargs.values()) if isinstance(value, RankValue)]
         absent = inputs_module.absent(_CALL, packed_inputs, namespace, current.dropped)
-        cell = Cell(source=_CALL, filename=f"call of {name}", absent=absent, sources=packed_inputs.sources())
+        cell = Cell(source=_CALL, filename=f"{file_owner.CALL}{name}", absent=absent, sources=packed_inputs.sources())
         label = _call(name, args, kwargs) if submitted else f"{name}()"
         begin = current.submit if submitted else current.start
         run = begin(cell, packed_inputs.packed, self.options, label=label, handles=handles, settings=settings)
@@ -193,8 +218,19 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _brief(value: object) -> str:
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return formatting.short(repr(value)) if plain else f"<{type(value).__name__}>"
+    """Return a value as it would be written if it is short: of a dataclass, what differs from its defaults."""
+    if isinstance(value, (list, tuple, dict)):
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return formatting.short(repr(value)) if all(map(_is_plain, parts)) else f"<{type(value).__name__}>"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = [(field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr]
+        shown = [f"{field.name}={each!r}" for field, each in given if _is_plain(each) and each != field.default]
+        return formatting.short(f"{type(value).__name__}({', '.join(shown)})")
+    return formatting.short(repr(value)) if _is_plain(value) else f"<{type(value).__name__}>"
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _namespace() -> dict[str, Any]:
