@@ -11,6 +11,8 @@ from jupyter_distrib import testing
 from jupyter_distrib.pools.ray.pool import RayPool
 from jupyter_distrib.testing import pool_client
 from jupyter_distrib.wire.messages import OpenWorkerGroup, WorkerGroupOpened, WorkerGroupQueued, WorkerGroupRefused
+from tests.gpu_bed import GpuBed
+from tests.gpu_bed.test_hosts import WHERE
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster, write_trusted
 
@@ -67,3 +69,34 @@ def test_a_cluster_without_gpus_is_asked_again_when_gpus_may_be_waited_for(clust
         assert "no GPU here: 2 CPU ranks" in outcome.text
         said = book.fails(f"%%distributed {at} --gpus 2 --wait 1\nrank").traceback
         assert "2 GPUs are asked for, and 0 of 0 are free in the Ray cluster" in said
+
+
+HOLDS = """
+import os, ray
+
+@ray.remote(num_gpus=1)
+class Holder:
+    def gpus(self):
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"], os.environ.get("CUDA_VISIBLE_DEVICES")
+
+ray.init({address!r}, logging_level="ERROR")
+held = Holder.remote()
+print(ray.get(held.gpus.remote()))
+"""
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+
+
+def test_v13_ranks_have_the_gpus_that_ray_has_given_also_where_it_sets_no_variable(tmp_path: Path) -> None:
+    """The node has feigned GPUs; another program of the cluster's holds the first of them."""
+    with GpuBed(count=2) as bed:
+        cluster = Cluster(nodes=1, **{**bed.environment, NOSET: "1"})
+        try:
+            with Notebook(tmp_path, {NOSET: "1"}) as other, Notebook(tmp_path) as book:
+                assert other.ok(HOLDS.format(address=cluster.address)).stdout.strip() == "(['0'], None)"
+                book.ok("%load_ext jupyter_distrib")
+                at = f"--pool ray --insecure --address {cluster.address}"
+                outcome = book.cell(f"%%distributed {at} --gpus 1\n{WHERE}", timeout_s=150)
+                assert outcome.result == "rank 0: ('1', 'cuda:0')", outcome.text
+                assert list(bed.numbers().values()) == [[1]]
+        finally:
+            cluster.close()
