@@ -80,8 +80,12 @@ export class Log extends Widget {
     const asked = this.rank.value;
     const wanted = asked === ALL ? ranks : [Number(asked)];
     this.goesOn = goesOn(); // once more after the end
-    const logs = await Promise.all(wanted.map(async rank => ({ rank, ...(await load(rank, this.isWhole)) })));
-    if (this.isDisposed || asked !== this.rank.value) {
+    const loaded = Promise.all(wanted.map(async rank => ({ rank, ...(await load(rank, this.isWhole)) })));
+    const logs = await loaded.catch((error: unknown) => {
+      this.goesOn = true; // it is asked again
+      this.none.textContent = error instanceof Error ? error.message : String(error);
+    });
+    if (!logs || this.isDisposed || asked !== this.rank.value) {
       return;
     }
     const skipped = logs.reduce((sum, log) => sum + log.skippedBytes, 0);

@@ -10,6 +10,16 @@ const MARK = /^[✓✗] /u;
 /** `afterS` is the least time of a run that is told of, in seconds; 0 for detached ones only. */
 export function tellOfEnds(model: Model, afterS: () => number, goTo: (home: Home, run: Run) => void, t: view.Say): void {
   const goingOn = new Set<string>();
+  let mark = '';
+  const setMark = (wanted: string): void => {
+    mark = wanted;
+    const title = mark + document.title.replace(MARK, '');
+    if (title !== document.title) {
+      document.title = title;
+    }
+  };
+  // JupyterLab writes the title anew whenever it saves the layout.
+  new MutationObserver(() => mark && setMark(mark)).observe(document.head, { childList: true, subtree: true });
   model.changed.connect(() => {
     for (const [home, link] of model.links()) {
       for (const run of link.overview?.runs ?? []) {
@@ -30,13 +40,13 @@ export function tellOfEnds(model: Model, afterS: () => number, goTo: (home: Home
     const actions = run.cell ? [{ label: t('Go to cell'), callback: () => goTo(home, run) }] : [];
     Notification.emit(told.text, told.good ? 'success' : 'error', { autoClose: told.good ? 8000 : false, actions });
     if (document.hidden) {
-      document.title = `${told.good ? '✓' : '✗'} ${document.title.replace(MARK, '')}`;
+      setMark(told.good ? '✓ ' : '✗ ');
     }
   };
 
   document.addEventListener('visibilitychange', () => {
     if (!document.hidden) {
-      document.title = document.title.replace(MARK, '');
+      setMark('');
     }
   });
 }

@@ -392,6 +392,18 @@ def until(cell: str, enough: Path) -> str:
     return cell.replace("ENOUGH", str(enough))
 
 
+def press_copy(button: Locator) -> None:
+    """Press a button that copies, and wait for what it says for a moment."""
+    button.evaluate(
+        """node => {
+            window.said = [];
+            new MutationObserver(() => window.said.push(node.textContent)).observe(node, { childList: true, characterData: true, subtree: true });
+        }"""
+    )
+    button.click()
+    button.page.wait_for_function("() => window.said.includes('Copied')", timeout=PATIENCE_MS)
+
+
 def harmless(lab: Lab, where: str, *drawn: str) -> None:
     """What the ranks wrote is there as text: nothing in it has run, or could when it is clicked."""
     expect(lab.page.locator(where, has_text="window.pwned").first).to_be_visible()

@@ -27,7 +27,7 @@ from jupyter_distrib.wire.messages import (
     Wrote,
 )
 from tests.browser.conftest import Open
-from tests.browser.lab import ARTIFACTS, BAD, Lab, harmless, until
+from tests.browser.lab import ARTIFACTS, BAD, Lab, harmless, press_copy, until
 from tests.kernel.record import golden_run
 
 TRAIN = """%%distributed --ranks 4
@@ -504,8 +504,7 @@ def test_the_output_is_searched_copied_and_stands_still_when_it_is_not_followed(
     expect(follow).to_have_text("Follow")
 
     tools.get_by_label("Search the output").fill("e")
-    tools.get_by_role("button", name="Copy").click()
-    expect(tools.get_by_role("button", name="Copied")).to_be_visible()
+    press_copy(tools.get_by_role("button", name="Copy"))
     copied = page.evaluate("window.copied").splitlines()
     assert copied[-3:] == ["[0] on stderr", "[0] one", "[0] three"]
     assert copied[0] == "[all 2] step 0"

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Open
-from tests.browser.lab import BAD, TOP, TRAINING, Lab, harmless, until
+from tests.browser.lab import BAD, TOP, TRAINING, Lab, harmless, press_copy, until
 
 COLLECTIVE = """%%distributed --ranks 2 --strategy ddp
 import time
@@ -283,8 +283,7 @@ def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None
     lab.shoot("log", log)
     log.get_by_label("Rank").select_option("3")
     expect(lines).to_have_text(["3said by rank 3"])
-    log.get_by_role("button", name="Copy").click()
-    expect(log.get_by_role("button", name="Copied")).to_be_visible()
+    press_copy(log.get_by_role("button", name="Copy"))
     assert lab.page.evaluate("() => navigator.clipboard.readText()") == "[3] said by rank 3"
     lab.select(0)
     run.get_by_role("button", name="Go to cell").click()
@@ -307,6 +306,8 @@ def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_
     expect(toast).to_contain_text("Cell In[2]: failed after 0:")
     expect(toast).to_contain_text("rank 1: ZeroDivisionError")
     lab.page.wait_for_function("() => document.title.startsWith('✗ ')")
+    lab.page.evaluate("document.title = 'saved - JupyterLab'; null")  # as JupyterLab does when it saves the layout
+    lab.page.wait_for_function("() => document.title === '✗ saved - JupyterLab'")
     lab.shoot("notification")
     lab.page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); null")
     lab.page.wait_for_function("() => !document.title.startsWith('✗ ')")
