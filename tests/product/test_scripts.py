@@ -134,7 +134,7 @@ def test_t02_a_script_that_ends_early_or_fails_says_so(
         ("--ranks 2 nothing.py", "the script nothing.py cannot be read: there is no such file in "),
         ("project", "the script project cannot be read: it is a folder: name the script in it"),
         ("--rank 2 project/train.py", "unknown option --rank: did you mean --ranks?"),
-        ("--keep model project/train.py", "--keep is about the names of a cell: a script has none of the notebook's"),
+        ("--keep model project/train.py", "--keep is for cells: a script has no names of the notebook"),
     ],
 )
 def test_t02_a_wrong_line_is_refused(book: Notebook, folder: Path, line: str, message: str) -> None:

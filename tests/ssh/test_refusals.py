@@ -104,7 +104,7 @@ def test_a_disk_that_is_full(bed: Bed) -> None:
     bed.write_config()
     try:
         said = refusal(bed, hosts="host7")
-        assert said.startswith("there is no room on host host7 for the files of a worker group"), said
+        assert said.startswith("there is no space left on host host7 for a worker group"), said
         assert full.folders() == []
     finally:
         bed.hosts.remove(full)

@@ -65,7 +65,7 @@ class RunList(Sequence[SavedRun]):
         return f"{left} earlier run{'s' * (left != 1)}: name words to search for" if left > 0 else ""
 
 
-_NONE = "no saved run is like that."
+_NONE = "no saved run matches these words."
 
 
 def matching(runs: Sequence[SavedRun], words: Sequence[str]) -> RunList:

@@ -250,7 +250,7 @@ def _way(pool: str, found: Mapping[str, Any]) -> Finding:
     if per_s < SLOW_BYTES_PER_S or latency_s > SLOW_LATENCY_S:
         step_s = 2 * GRADIENT_BYTES / per_s
         advice = (
-            f"too slow for training: to average the gradients of 100 million parameters takes about {step_s:.0f} s in "
+            f"too slow for training: averaging the gradients of 100 million parameters takes about {step_s:.0f} s in "
             "each step. Use ranks of one node, or a faster network (--interface or NCCL_SOCKET_IFNAME choose one)"
         )
     return Finding(topic=topic, text=text, advice=advice)

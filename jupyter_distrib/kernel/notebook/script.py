@@ -53,7 +53,7 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
     for name in OF_CELLS:
         if getattr(options, name):
             flag = "--" + name.strip("_").replace("_", "-")
-            raise OptionsError(f"{flag} is about the names of a cell: a script has none of the notebook's")
+            raise OptionsError(f"{flag} is for cells: a script has no names of the notebook")
     cell = Cell(source=_read(path), filename=path, script=path, arguments=tuple(arguments))
     current = session.current()
     if options.pool:

@@ -64,7 +64,7 @@ def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input
     """
     for name in configuration:
         if name in captured.defines:
-            raise CaptureError(f"--sweep gives `{name}` its values, and so does the cell: take its own line out.")
+            raise CaptureError(f"--sweep gives `{name}` its values, and so does the cell: remove its line there.")
     others = [item for item in captured.inputs if item.name not in configuration]
     swept = [
         Input(name=name, value=value, line=0, certain=True, reason="--sweep") for name, value in configuration.items()

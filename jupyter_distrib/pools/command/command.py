@@ -69,7 +69,7 @@ def sentence(host: str, python: str, status: int | None, said: str, *, tried: st
     """
     for words in _FULL:
         if words in said:
-            return f"there is no room on host {host} for the files of a worker group ({words}): free some in its /tmp."
+            return f"there is no space left on host {host} for a worker group ({words}): free some in its /tmp."
     last = last_line(said)
     if status in (126, 127) or (last.lower().endswith(_NO_PYTHON) and python in last):
         return f"there is no Python at {python} on host {host}: set python to one with torch there; try `{tried}`."

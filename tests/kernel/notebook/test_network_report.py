@@ -24,7 +24,7 @@ def test_g09_a_fast_network_is_a_line() -> None:
 @pytest.mark.parametrize(("latency_s", "bytes_per_s", "seconds"), [(40e-6, 100e6, 8), (5e-3, 1.25e9, 1)])
 def test_g09_a_slow_network_is_warned_of(latency_s: float, bytes_per_s: float, seconds: int) -> None:
     finding = way(latency_s=latency_s, bytes_per_s=bytes_per_s)
-    assert "too slow for training: to average the gradients of 100 million parameters takes about" in finding.advice
+    assert "too slow for training: averaging the gradients of 100 million parameters takes about" in finding.advice
     assert f"about {seconds} s in each step" in finding.advice
 
 
