@@ -10,6 +10,12 @@ from benchmarks.gpu_kit.step import Findings, step
 from benchmarks.gpu_kit.steps_stop import MEET
 
 MB = 1 << 20
+PRODUCT = """
+import time, torch
+began_s = time.monotonic()
+(torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)).sum().item()
+time.monotonic() - began_s
+"""
 
 
 @step("M1", "what it costs: a rank's start, a process group, the driver", limit_s=60, without_gpu="cpu")
@@ -31,6 +37,9 @@ def costs(place: Place, find: Findings) -> None:
         again_s = [_regrouped(book, group) for _ in range(3)]
         find.figure("the first collective after a cell that failed", _spread(again_s))
         find.figure("GPU memory after three of them", f"{_used(place, before)} MB")
+        find.figure(
+            "the first product of matrices, on a rank that has idled or not", " or ".join(_first_products(book, one))
+        )
         find.that("all of it ran", len(book.values(one, PID)) == 1)
     if place.on_gpu:
         find.figure("nvmlInit and a look at all GPUs", f"{1e3 * _nvml_s():.1f} ms")
@@ -39,6 +48,18 @@ def costs(place: Place, find: Findings) -> None:
 def _regrouped(book: Book, group: str) -> float:
     book.fails(f"%%distributed {group}\nraise ValueError")
     return book.ok(f"%%distributed {group}\n{MEET}").wall_s
+
+
+def _first_products(book: Book, one: str) -> list[str]:
+    """Return how long they take: before the first cell comes, a rank has loaded what it needs."""
+    found = []
+    for idle_s in (2.0, 0.0):
+        if idle_s:
+            book.ok("%distributed_pool restart")
+            time.sleep(idle_s)
+        (took_s,) = book.values(one if idle_s else f"{one} --fresh", PRODUCT)
+        found.append(f"{1e3 * took_s:.1f} ms")
+    return found
 
 
 def _used(place: Place, before: int) -> str:

@@ -1,4 +1,5 @@
-"""The cleanup of a rank's memory after a cell, when the notebook has its answer. Rank's main thread."""
+"""The work of an idle rank: before its first cell it warms its device; after a cell, when the notebook has its answer,
+it cleans up its memory. Rank's main thread."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from jupyter_distrib.worker.framework import Framework
 
 COLLECT_AFTER_S = 0.02
 """The idle time after which a rank collects garbage: not while the next cell may be on its way."""
+WARM_AFTER_S = 0.2
+"""The idle time after which a rank that has had no cell warms its device: not while the first one is on its way."""
 RELEASE_AFTER_S = 1.0
 """The idle time after which a rank gives back memory of its GPU that it holds in reserve."""
 
@@ -22,6 +25,8 @@ class Cleanup:
 
     def __init__(self, framework: Framework, *, has_gpu: bool) -> None:
         self._framework, self._has_gpu = framework, has_gpu
+        self._cold = has_gpu
+        """Whether the device has computed nothing yet."""
         self._garbage = self._reserved = False
         """Whether a cell has left garbage, and memory of the GPU in reserve."""
         self.is_urgent = False
@@ -32,6 +37,7 @@ class Cleanup:
     def after(self, command: Execute, namespace: dict[str, object]) -> None:
         """Drop the values that the cell has not kept."""
         keep = command.setting.keep
+        self._cold = False
         tensors.whole.clear()
         self._framework.finish(value for name, value in namespace.items() if name not in keep)
         if keep:
@@ -54,7 +60,9 @@ class Cleanup:
         gc.collect()
 
     def when_idle(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        """Yield the next steps of the cleanup, each after the time that the rank must be idle for it."""
+        """Yield what is to be done next, each after the time that the rank must be idle for it."""
+        if self._cold:
+            yield WARM_AFTER_S, self._warm
         if self._garbage:
             yield COLLECT_AFTER_S, self.collect
         if self._reserved:
@@ -63,6 +71,10 @@ class Cleanup:
     def collect(self) -> None:
         self._garbage = self.is_urgent = False
         gc.collect()
+
+    def _warm(self) -> None:
+        self._cold = False
+        self._framework.warm_device()
 
     def _release(self) -> None:
         self._reserved = False

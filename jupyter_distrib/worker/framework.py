@@ -154,6 +154,10 @@ class Framework(Protocol):
     def is_of_device(self, error: BaseException) -> bool:
         """Return whether an exception may come from a broken device."""
 
+    def warm_device(self) -> None:
+        """Load what the first computation on the device would load. Called once, when a rank is idle before its first
+        cell."""
+
     def release_memory(self) -> None:
         """Give back the device's memory that the framework holds and does not use. Called when a rank is idle."""
 

@@ -85,6 +85,9 @@ class TensorFlow:
     def is_of_device(self, error: BaseException) -> bool:
         return "CUDA_ERROR" in str(error)
 
+    def warm_device(self) -> None:
+        pass
+
     def release_memory(self) -> None:
         """Do nothing: TensorFlow keeps the memory that it has taken."""
 

@@ -23,7 +23,9 @@ def released() -> list[str]:
 
 
 def cleanup(released: list[str], *, has_gpu: bool) -> Cleanup:
-    framework: Any = SimpleNamespace(finish=list, release_memory=lambda: released.append("memory"))
+    framework: Any = SimpleNamespace(
+        finish=list, warm_device=lambda: released.append("warm"), release_memory=lambda: released.append("memory")
+    )
     return Cleanup(framework, has_gpu=has_gpu)
 
 
@@ -47,6 +49,20 @@ def test_a_gpu_rank_collects_before_the_next_cell_and_gives_memory_back_when_idl
     assert released == ["memory"]
     assert not cleaning.is_urgent
     assert list(cleaning.when_idle()) == []
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_gpu_is_warmed_once_and_only_before_the_first_cell(released: list[str], has_gpu: bool) -> None:
+    """A workspace that a cell's CUDA graphs use must stay."""
+    idle, used = cleanup(released, has_gpu=has_gpu), cleanup(released, has_gpu=has_gpu)
+    for _ in range(2):
+        for _, do in idle.when_idle():
+            do()
+    assert released == ["warm"] * has_gpu
+    used.after(command(), {})
+    for _, do in used.when_idle():
+        do()
+    assert "warm" not in released[1:]
 
 
 def test_a_cpu_rank_collects_when_it_is_idle(released: list[str]) -> None:

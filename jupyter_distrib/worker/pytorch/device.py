@@ -1,14 +1,17 @@
-"""The rank's GPU: taken by each thread that queries it, drained after an unclean end, relieved of unused memory.
+"""The rank's GPU: taken by each thread that queries it, warmed before the first cell, drained after an unclean end,
+relieved of unused memory.
 No function waits without a limit: work on a GPU that never ends is left to a thread of its own.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import torch
 
 from jupyter_distrib.worker.framework import DeviceState
+from jupyter_distrib.worker.pytorch import private
 
 RELEASE_BYTES = 1 << 30
 """The size from which memory that the allocator holds in reserve is worth giving back."""
@@ -52,6 +55,15 @@ class Device:
     def memory(self) -> tuple[int, int] | None:
         """Return the bytes of tensors, and those that the allocator holds for them; None for a CPU rank."""
         return None if self._module is None else (self._module.memory_allocated(), self._module.memory_reserved())
+
+    def warm(self) -> None:
+        """Multiply two matrices, so that the library for it (cuBLAS) is loaded, and leave no memory taken."""
+        if self._module is None:
+            return
+        with suppress(Exception):  # without memory, or of a device that has failed: the cell will tell
+            torch.mm(*[torch.ones(8, 8, device=self._name)] * 2)
+            private.clear_workspaces()
+            self._module.empty_cache()
 
     def release_memory(self) -> None:
         """Give back the memory that the allocator holds in reserve, if it is large."""

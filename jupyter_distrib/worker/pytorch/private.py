@@ -255,6 +255,14 @@ def point_fsdp_to_its_mesh(module: Any) -> None:
         module.reset_iter_state()
 
 
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def clear_workspaces() -> None:
+    """Free the memory of cuBLAS, which it takes again when it is used; relies on `_cuda_clearCublasWorkspaces`."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 # ---------------------------------------------------------------------------------------------------------- profiler
 
 

@@ -81,6 +81,9 @@ class PyTorch:
     def is_of_device(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
+    def warm_device(self) -> None:
+        self._device.warm()
+
     def release_memory(self) -> None:
         self._device.release_memory()
 

@@ -93,6 +93,27 @@ def test_much_memory_in_reserve_is_given_back(
     assert device.RELEASE_BYTES == 1 << 30
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpu_that_is_warmed_has_multiplied_and_no_memory_is_taken(
+    asked: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    done: list[str] = []
+
+    def ones(*size: int, device: str) -> object:
+        if fails:
+            raise torch.OutOfMemoryError
+        return device
+
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch, "mm", lambda one, other: done.append(f"{one} @ {other}"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("cleared"), raising=False)
+
+    Device("cuda:1").warm()
+
+    assert done == ([] if fails else ["cuda:1 @ cuda:1", "cleared"])
+    assert len(asked["empty_cache"]) == len(done) // 2
+
+
 @pytest.fixture
 def gpu_rank() -> Iterator[None]:
     order = WorkerOrder(
