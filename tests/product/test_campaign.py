@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -23,9 +24,10 @@ from tests.processes import agents, wait_until_gone
 
 STEPS = 12
 LIMIT_S = 40.0
-ENDLESS = "print('begun', rank, flush=True)\nimport time\nwhile True:\n    time.sleep(0.01)"
+BEGUN = "import os\nprint('begun', rank, os.getpid(), flush=True)\n"
+ENDLESS = f"{BEGUN}import time\nwhile True:\n    time.sleep(0.01)"
 WAITING = (
-    "import time, torch, torch.distributed as dist\nprint('begun', rank, flush=True)\n"
+    f"{BEGUN}import time, torch, torch.distributed as dist\n"
     "if rank == 1:\n    time.sleep(600)\ndist.all_reduce(torch.ones(1))"
 )
 
@@ -57,10 +59,14 @@ class Campaign:
     def _load(self) -> None:
         assert self._book.cell("%load_ext jupyter_distrib").status == "ok"
 
-    def _begin(self) -> None:
+    def _begin(self) -> list[int]:
+        """Begin a run without an end; return the pids of its ranks, which may be others than before: idle ranks are
+        exchanged for better ones."""
         body = self._random.choice((ENDLESS, WAITING))
         self._book.start(f"%%distributed --ranks 2 --strategy ddp\n{body}")
-        self._book.until("begun 1")
+        self._book.until("begun 0")
+        text = self._book.until("begun 1").text
+        return [int(pid) for pid in re.findall(r"begun [01] (\d+)", text)]
 
     def _ends(self, *names: str) -> None:
         outcome = self._book.finish(LIMIT_S)
@@ -78,9 +84,7 @@ class Campaign:
         self._ends("KeyboardInterrupt")
 
     def kill_rank_in_a_run(self) -> None:
-        pids = self._ranks()
-        self._begin()
-        os.kill(self._random.choice(pids), signal.SIGKILL)
+        os.kill(self._random.choice(self._begin()), signal.SIGKILL)
         self._ends("RankLost")
 
     def kill_idle_rank(self) -> None:
