@@ -42,6 +42,18 @@ weights
 """
 
 
+TWO_MODELS = """
+model, other = net(), net()
+first = torch.optim.SGD(model.parameters(), lr=0.05)
+second = torch.optim.SGD(other.parameters(), lr=0.05)
+for a, b in DataLoader(samples, batch_size=4):
+    for each, optimizer in ((model, first), (other, second)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(each(a), b * (1 + (each is other))).backward()
+        optimizer.step()
+"""
+
+
 def difference(book: Notebook) -> float:
     return float(book.ok("max((got[r] - expected[0]).abs().max().item() for r in (0, 1))").result)
 
@@ -158,6 +170,9 @@ REFUSED = {
         "jupyter_distrib.save(optimizer=...): ZeRO divides it among the ranks, and DeepSpeed keeps it in a form of its own",
     "--zero 1\nw = torch.ones(3, requires_grad=True)\ntorch.optim.SGD([w], lr=0.1)":
         "SGD (line 3) trains 0 models and 1 tensors that belong to no model",
+    "--zero 1" + UNCHANGED + "nn.parallel.DistributedDataParallel(model)":
+        "Sequential is trained by DeepSpeed already: leave DistributedDataParallel out, or take --strategy ddp",
+    "--zero 0" + TWO_MODELS: "ZeRO stage 0 trains one model with one loss in a cell: take --zero 1, 2 or 3",
     "--config with_optimizer" + UNCHANGED: "AdamW (line 3) is built by the cell, and DeepSpeed's configuration names an optimizer",
     "--config eights" + UNCHANGED: "the loader of line 5 gives each rank batches of 4, and DeepSpeed's configuration says 8",
     "--zero 1 --on 0\n1": "--strategy deepspeed trains on all ranks, and --on runs the cell on some of them",
@@ -232,19 +247,9 @@ def test_d05_gpus_that_are_not_there_refuse_fp16_before_the_cell(ours: Notebook)
 
 
 def test_d05_two_models_with_two_losses_train_as_on_one_device(ours: Notebook) -> None:
-    two = """
-model, other = net(), net()
-first = torch.optim.SGD(model.parameters(), lr=0.05)
-second = torch.optim.SGD(other.parameters(), lr=0.05)
-for a, b in DataLoader(samples, batch_size=BATCH):
-    for each, optimizer in ((model, first), (other, second)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(each(a), b * (1 + (each is other))).backward()
-        optimizer.step()
-"""
     both = "torch.cat([p.flatten() for each in (model, other) for p in each.state_dict().values()])"
-    ours.ok(f"{two.replace('BATCH', '8')}\nexpected = [{both}.clone()]")
-    ours.ok(f"{LINE}--zero 1{two.replace('BATCH', '4')}{both}")
+    ours.ok(f"{TWO_MODELS.replace('=4', '=8')}\nexpected = [{both}.clone()]")
+    ours.ok(f"{LINE}--zero 1{TWO_MODELS}{both}")
 
     assert difference(ours) < 1e-5
 
