@@ -9,10 +9,12 @@ from types import TracebackType
 from jupyter_distrib.agent.devices import Gpu
 
 _CODE = """
-import sys
+import os, sys
 from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.system.event_loop import Loop
+if len(sys.argv) > 1:
+    os.setuid(int(sys.argv[1]))  # now: the interpreter may be in a folder that is root's alone
 loop = Loop()
 leases = Leases(loop)
 def take():
@@ -24,11 +26,18 @@ loop.run()
 
 
 class Holder:
-    """A process that takes leases when it is told, and answers who asks for them."""
+    """A process that takes leases when it is told, and answers who asks for them.
 
-    def __init__(self) -> None:
+    Args:
+        uid: The user whose process it is; None: this one.
+    """
+
+    def __init__(self, uid: int | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _CODE, *([] if uid is None else [str(uid)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def hold(self, gpu: Gpu) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import time
@@ -15,6 +16,7 @@ from jupyter_distrib.agent.devices import Gpu
 from jupyter_distrib.agent.gpu_leases import Leases
 from jupyter_distrib.system.event_loop import Loop
 from tests.agent.lease_holder import Holder
+from tests.processes import wait_until
 
 
 def gpu() -> Gpu:
@@ -43,6 +45,20 @@ def test_a_lease_is_between_processes_and_ends_with_its_holder(loop: Loop, holde
     mine.give_back(one)
     mine.give_back(other)
     assert mine.holder(other) == ""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has processes of other users")
+def test_a_lease_is_between_users(loop: Loop) -> None:
+    one, other, mine = gpu(), gpu(), Leases(loop)
+    with Holder(uid=65534) as theirs:
+        assert theirs.hold(one)
+        assert not mine.take(one, "me")
+        assert re.match(r"(user )?nobody\b.* since \d\d:\d\d", mine.holder(one)), mine.holder(one)
+        assert mine.take(other, "me")
+        assert not theirs.hold(other)
+    assert wait_until(lambda: mine.take(one, "me"))
+    mine.give_back(one)
+    mine.give_back(other)
 
 
 def test_two_in_one_process_exclude_each_other_too(loop: Loop) -> None:

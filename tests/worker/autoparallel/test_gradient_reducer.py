@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from jupyter_distrib.worker.autoparallel import divergence, gradient_reducer
 from jupyter_distrib.worker.autoparallel.gradient_reducer import GradientReducer
 from tests.worker.feigned_device import FeignedDevice
 
@@ -76,6 +77,26 @@ def test_a_model_of_which_everything_is_used_sends_nothing_to_the_host(monkeypat
     for _ in range(3):
         assert backward(reducer, model(torch.ones(2, 2), both=True).sum())
         reducer.resolve()
+    assert (device.copies, device.waits) == (0, 0)
+    reducer.drop()
+
+
+def test_a_step_that_is_captured_as_a_cuda_graph_sends_nothing_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA ends a capture with an error where something is read on the host."""
+    device, model, losses = FeignedDevice(monkeypatch), Branches(), divergence.LossComparison()
+    reducer = GradientReducer([model], [])
+    backward(reducer, model(torch.ones(2, 2), both=True).sum())
+    reducer.resolve()
+    monkeypatch.setattr(gradient_reducer, "is_capturing", lambda: True)
+    monkeypatch.setattr(divergence, "is_capturing", lambda: True)
+
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = model(torch.ones(2, 2), both=False).sum()
+    losses.before([loss])
+    assert backward(reducer, loss)
+    reducer.resolve()
+
     assert (device.copies, device.waits) == (0, 0)
     reducer.drop()
 
