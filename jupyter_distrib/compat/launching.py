@@ -15,6 +15,7 @@ from jupyter_distrib.kernel.notebook.decorator import distributed
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.notebook.script import run_script
 from jupyter_distrib.kernel.record import failures
+from jupyter_distrib.kernel.record.traceback_text import Rendering
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.results import Results
 from jupyter_distrib.kernel.session.run import Run, View
@@ -80,7 +81,11 @@ def failure(name: str, run: Run, cause: BaseException) -> RuntimeError:
     notes = rank.failure.notes if rank is not None and rank.failure is not None else ()
     shown = lines[-LAST_LINES:]
     output = [f"The last {len(shown)} lines of output:", *shown] if shown else []
-    return RuntimeError("\n".join([text, *notes, *output]))
+    error = RuntimeError("\n".join([text, *notes, *output]))
+    if callable(rendering := getattr(cause, "_render_traceback_", None)):
+        # A notebook shows the rank's own lines, which no frame of this process has; the output stands there already.
+        error.__dict__["_render_traceback_"] = Rendering(lines=(*rendering(), "", f"RuntimeError: {text}"))
+    return error
 
 
 def _is_ours(error: Exception) -> bool:

@@ -138,6 +138,11 @@ def train():
     assert text.startswith("TorchDistributor failed: rank 1 ended with exit code 1; Broken: no data\n")
     assert "The last 100 lines of output:\n[rank 1] line 20\n" in text
     assert text.endswith("[rank 1] line 119")
+    shown = book.fails("raise caught").traceback
+    assert "Cell In[" in shown
+    assert "in train(...)" in shown
+    assert shown.endswith("\nRuntimeError: TorchDistributor failed: rank 1 ended with exit code 1; Broken: no data")
+    assert "launching.py" not in shown
 
 
 def test_t05_a_process_that_dies_is_told_with_its_signal(book: Notebook) -> None:

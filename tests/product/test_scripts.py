@@ -95,6 +95,25 @@ def test_t07_modules_beside_the_script_are_imported_anew_for_each_run(book: Note
     )
 
 
+def test_t07_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder: Path) -> None:
+    (folder / "project" / "__init__.py").touch()
+    (folder / "project" / "run.py").write_text(
+        "import os, sys\nfrom . import helper\n"
+        "print(__name__, __package__, os.path.basename(sys.argv[0]), sys.argv[1:], sys.path[0] == os.getcwd())\n"
+        "helper.COUNT / len(sys.argv[2:])\n"
+    )
+
+    line = "%distributed_run --ranks 2 -m project.run --lr 1"
+    assert "[0-1] __main__ project run.py ['--lr', '1'] True" in book.ok(line).view
+    failed = book.fails(line.removesuffix(" 1"))
+    assert (failed.ename, "runpy" in failed.traceback) == ("ZeroDivisionError", False)
+    assert f"File {folder}/project/run.py:4" in failed.traceback
+    assert "No module named project.rum" in book.fails("%distributed_run --ranks 2 -m project.rum").evalue
+    assert book.fails("import jupyter_distrib\njupyter_distrib.run_script('-m')").evalue == (
+        "-m wants the name of a module"
+    )
+
+
 def test_t02_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: Path) -> None:
     (folder / "ddp.py").write_text(TRAIN)
     book.ok("%distributed_run --ranks 2 ddp.py --lr 0.1 --out ours.pt")
@@ -129,8 +148,9 @@ def test_t02_a_script_that_ends_early_or_fails_says_so(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "there is no script: write its path after the options"),
-        ("--ranks 2", "there is no script: write its path after the options"),
+        ("", "there is no script: write its path, or -m and a module, after the options"),
+        ("--ranks 2", "there is no script: write its path, or -m and a module, after the options"),
+        ("--ranks 2 -m", "there is no script: write its path, or -m and a module, after the options"),
         ("--ranks 2 nothing.py", "the script nothing.py cannot be read: there is no such file in "),
         ("project", "the script project cannot be read: it is a folder: name the script in it"),
         ("--rank 2 project/train.py", "unknown option --rank: did you mean --ranks?"),

@@ -17,7 +17,7 @@ from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.help import help_text
 
-USAGE = "usage: jupyter distrib run [OPTION]... SCRIPT [ARGUMENT]..."
+USAGE = "usage: jupyter distrib run [OPTION]... SCRIPT|-m MODULE [ARGUMENT]..."
 WRONG_USAGE, INTERRUPTED = 2, 130
 
 

@@ -1,7 +1,8 @@
 """Scripts on warm ranks, as torchrun runs them: `%distributed_run train.py`, `run_script` and `jupyter distrib run`.
 
 The script is the cell: its text travels, is `__main__` on each rank, and finds its arguments in `sys.argv` and its
-folder first on the path, which other nodes are given a copy of. In the thread that executes the cell.
+folder first on the path, which other nodes are given a copy of. A module (`-m package.train`) is looked for on the
+ranks, and the folder of the notebook is first on the path. In the thread that executes the cell.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.presses import early_interrupt
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.settings.cell_options import Options, from_keywords
+from jupyter_distrib.kernel.settings.cell_options import MODULE, Options, from_keywords
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.system import formatting, interrupts
+from jupyter_distrib.system import file_owner, formatting, interrupts
 from jupyter_distrib.wire.messages import Cell
 
 OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
@@ -29,7 +30,7 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any)
     """Run a script on every rank of a pool, as torchrun does.
 
     Args:
-        path: The script.
+        path: The script; or `-m`, and the first argument is a module.
         arguments: Its arguments, which it finds in `sys.argv` as texts.
         options: The options of `%%distributed`.
 
@@ -49,12 +50,13 @@ def run_script(path: str | os.PathLike[str], *arguments: object, **options: Any)
 
 
 def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
-    """Run a script and show it; a detached one is returned at once."""
+    """Run a script, or for the path `-m` the module that is the first argument, and show it; a detached one is returned
+    at once."""
     for name in OF_CELLS:
         if getattr(options, name):
             flag = "--" + name.strip("_").replace("_", "-")
             raise OptionsError(f"{flag} is for cells: a script has no names of the notebook")
-    cell = Cell(source=_read(path), filename=path, script=path, arguments=tuple(arguments))
+    cell = _of_module(arguments) if path == MODULE else _of_file(path, arguments)
     current = session.current()
     if options.pool:
         current.choices.name(options.pool)
@@ -73,6 +75,18 @@ def run(path: str, arguments: Sequence[str], options: Options) -> Run | None:
     begun.start.wait()
     runs_view.show([begun])
     return begun
+
+
+def _of_file(path: str, arguments: Sequence[str]) -> Cell:
+    return Cell(source=_read(path), filename=path, script=path, arguments=tuple(arguments))
+
+
+def _of_module(arguments: Sequence[str]) -> Cell:
+    if not arguments:
+        raise OptionsError("-m wants the name of a module")
+    name, *rest = arguments
+    source = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    return Cell(source=source, filename=f"{file_owner.CALL}{name}", script=MODULE, arguments=tuple(rest))
 
 
 def _read(path: str) -> str:

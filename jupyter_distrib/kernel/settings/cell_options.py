@@ -224,9 +224,13 @@ def parse_line(
     return table.chosen(arguments.values)
 
 
+MODULE = "-m"
+"""The word in the place of a script that says: a module follows."""
+
+
 def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[str]]:
-    """Parse the words of a command: options, then a script and its arguments. Return the options, and the words from
-    the script on.
+    """Parse the words of a command: options, then a script, or `-m` and a module, and its arguments. Return the
+    options, and the words from the script or from `-m` on.
 
     Args:
         words: The words, as a shell splits them.
@@ -241,11 +245,13 @@ def parse_command(words: Sequence[str], **declared: Any) -> tuple[Options, list[
     table = possible(declared["strategies"], declared["pools"], strategy, pool, as_flag)
     known = {option.flag: option for option in table.options}
     end = 0
-    while end < len(words) and words[end].startswith("-"):
+    while end < len(words) and words[end].startswith("-") and words[end] != MODULE:
         option = known.get(words[end])
         end += 2 if option is not None and takes(option, "".join(words[end + 1 : end + 2])) else 1
-    if end >= len(words):
-        raise OptionsError("there is no script: write its path after the options, and its arguments after that")
+    if end >= len(words) or words[end:] == [MODULE]:
+        raise OptionsError(
+            "there is no script: write its path, or -m and a module, after the options, and its arguments after that"
+        )
     return parse_line(shlex.join(words[:end]), **declared), list(words[end:])
 
 
