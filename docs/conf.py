@@ -16,6 +16,7 @@ TOP = Path(__file__).parent.parent
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    ".github/SECURITY.md": "reporting.md",
     "benchmarks/README.md": "measuring.md",
     **{f"example_notebooks/{each.name}": f"notebooks/{each.name}" for each in TOP.glob("example_notebooks/*.ipynb")},
 }
@@ -56,10 +57,22 @@ def with_links_to_pages(text: str, file: str) -> str:
     return re.sub(r"\]\((?P<path>[\w./-]+)(?P<anchor>#[^)\s]*)?\)", link, text)
 
 
+def in_both_themes(text: str) -> str:
+    """Return Markdown in which a picture of the light theme has that of the dark one beside it; one is shown."""
+
+    def both(match: re.Match[str]) -> str:
+        return "\n\n".join(
+            f"```{{image}} {match['path']}-{theme}.png\n:alt: {match['alt']}\n:class: only-{theme}\n```"
+            for theme in ("light", "dark")
+        )
+
+    return re.sub(r"^!\[(?P<alt>[^]]*)\]\((?P<path>\S+)-light\.png\)$", both, text, flags=re.MULTILINE)
+
+
 def lead_to_pages(app: Sphinx, name: str, source: list[str]) -> None:
     page = str(app.env.doc2path(name, base=False))
     file = next((file for file, copied in PAGES.items() if copied == page), f"docs/{page}")
-    source[0] = with_links_to_pages(source[0], file)
+    source[0] = in_both_themes(with_links_to_pages(source[0], file))
 
 
 def remove_copies(app: Sphinx, error: Exception | None) -> None:

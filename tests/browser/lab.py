@@ -365,8 +365,14 @@ class Lab:
         return nbformat.read(path, as_version=4)
 
     def dark(self) -> None:
-        self.do("apputils:change-theme", theme="JupyterLab Dark")
-        expect(self.page.locator("body[data-jp-theme-light=false]")).to_be_attached()
+        self._change_theme("JupyterLab Dark", light="false")
+
+    def light(self) -> None:
+        self._change_theme("JupyterLab Light", light="true")
+
+    def _change_theme(self, name: str, *, light: str) -> None:
+        self.do("apputils:change-theme", theme=name)
+        expect(self.page.locator(f"body[data-jp-theme-light={light}]")).to_be_attached()
         expect(
             self.page.locator("#jupyterlab-splash")
         ).not_to_be_attached()  # it covers the page while styles are loaded

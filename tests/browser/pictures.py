@@ -1,14 +1,31 @@
-"""Takes the pictures of the README, of real runs in JupyterLab: `.venv-browser/bin/python -m tests.browser.pictures`."""
+"""Takes the pictures of README and docs, of real runs in JupyterLab: `.venv-browser/bin/python -m tests.browser.pictures`.
+
+Each is taken in the light and in the dark theme; `running.gif` is an animation. A picture carries what the page showed when
+it was taken: the code, the words of buttons and headings, and the parts of our views. With `--check` nothing is taken: the
+runs are made again, and pictures that a page has outgrown are named with what differs. `test_pictures.py` does the same.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+from PIL import Image, PngImagePlugin
+from playwright.sync_api import Browser, Locator, expect
 
 from tests.browser.lab import TOP, Lab, Server, serving
 
 IMAGES = TOP / "docs" / "images"
+THEMES = ("light", "dark")
+KEY = "Shows"
+"""The name of the text in a PNG that says what it shows."""
 LOAD = "%load_ext jupyter_distrib"
 DATA = """import torch
 from torch import nn
@@ -45,27 +62,131 @@ def load_batch(step):
 for step in jupyter_distrib.progress(range(200), label="step"):
     dist.all_reduce(load_batch(step))
     time.sleep(0.05)"""
+SHORT = """%%distributed --ranks 4 --strategy ddp
+model = nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in jupyter_distrib.progress(DataLoader(data, batch_size=8), label="step"):
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    jupyter_distrib.report(loss=loss.item())"""
+NEXT = """%%distributed --ranks 4
+rank, str(device)"""
+BY_CHANCE = re.compile(r"jd-(aloud|course.*|none|notes?|rate|told.*)")
+"""Parts that come and go with the speed of the machine: sentences on slow ranks, steps that ranks fell behind."""
+READ_PAGE = """root => {
+    const parts = new Set(), words = new Set();
+    for (const node of root.querySelectorAll('*')) {
+        if (!node.checkVisibility()) continue;
+        for (const name of node.classList) if (/^(jd-|jp-Distributed-)/.test(name)) parts.add(name);
+        if (!node.matches('button, summary, label, h3, [placeholder]') || node.closest('.jp-Cell-inputWrapper')) continue;
+        const own = [...node.childNodes].filter(each => each.nodeType === Node.TEXT_NODE).map(each => each.data).join('');
+        words.add((node.getAttribute('placeholder') ?? own).trim().replace(/\\d+/g, '#'));
+    }
+    words.delete('');
+    return {parts: [...parts].sort(), words: [...words].sort()};
+}"""
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Shown:
+    """What a picture shows, or a page."""
+
+    code: list[str]
+    """The lines of the cells."""
+    words: list[str]
+    """Of buttons, fields and headings, with # for each number."""
+    parts: list[str]
+    """The classes of our views' elements that can be seen."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What can be taken: a part of a page that shows what the picture of that name is of."""
+
+    name: str
+    lab: Lab
+    target: Locator
+    code: str
+
+    def shown(self) -> Shown:
+        found = self.target.evaluate(READ_PAGE)
+        parts = [each for each in found["parts"] if not BY_CHANCE.fullmatch(each)]
+        return Shown(self.code.splitlines(), found["words"], parts)
+
+
+Scene = Callable[[Browser, Server], Iterator[View]]
+
+
+def main(arguments: list[str]) -> int:
     os.environ["PYTHONWARNINGS"] = "ignore"  # torch without numpy
+    found: list[str] = []
     with serving({"python3": None}) as (browser, server):
-        watched(browser, server)
-        stalled(browser, server)
+        for scene in SCENES:
+            for view in scene(browser, server):
+                if arguments == ["--check"]:
+                    found += outdated(view)
+                else:
+                    take(view)
+            server.forget_theme()
+        if arguments != ["--check"]:
+            animate(browser, server)
+    print(*found or ["The pictures show what the pages show."], sep="\n")
+    return int(bool(found))
 
 
-def watched(browser: Browser, server: Server) -> None:
+def take(view: View) -> None:
+    for theme in THEMES:
+        if theme == "dark":
+            view.lab.dark()
+        shown = PngImagePlugin.PngInfo()
+        shown.add_itxt(KEY, json.dumps(asdict(view.shown())), zip=True)
+        image = (
+            Image.open(io.BytesIO(view.target.screenshot()))
+            .convert("RGB")
+            .quantize(256, kmeans=2, dither=Image.Dither.NONE)
+        )
+        image.save(IMAGES / f"{view.name}-{theme}.png", optimize=True, pnginfo=shown)
+    view.lab.light()
+
+
+def outdated(view: View) -> list[str]:
+    """Return a sentence for each picture of the view that shows something else than the page."""
+    found = []
+    for path in (IMAGES / f"{view.name}-{theme}.png" for theme in THEMES):
+        with Image.open(path) as image:
+            image.load()
+            told = Shown(**json.loads(image.text[KEY]))
+        found += [f"{path.name}: {each}" for each in differences(told, view.shown())]
+    return found
+
+
+def differences(picture: Shown, page: Shown) -> list[str]:
+    """Return a sentence for each kind of thing in which they differ, and what to do."""
+    found = []
+    for kind, before in asdict(picture).items():
+        now = asdict(page)[kind]
+        gone, new = ([each for each in one if each not in other] for one, other in ((before, now), (now, before)))
+        if gone or new:
+            found.append(f"{kind} are new: {new}, gone: {gone}. Take it again: python -m tests.browser.pictures")
+    return found
+
+
+def watched(browser: Browser, server: Server) -> Iterator[View]:
     """A training cell, alone and with the sidebar beside it."""
-    lab = opened(browser, server, [LOAD, DATA, TRAIN], height=1080)
-    lab.do("filebrowser:toggle-main")
+    lab = opened(browser, server, [LOAD, DATA, TRAIN], height=1400)
     lab.run(1)
     lab.wait_idle(1)
     lab.run(2)
     epoch = lab.page.locator(".jd-outer").first
     expect(epoch).to_contain_text("2/60")
     lab.page.locator(".jd-no").first.click()
-    expect(epoch).to_contain_text("4/60")
-    lab.cell(2).screenshot(path=str(IMAGES / "live-view.png"))
+    lab.page.mouse.move(0, 0)
+    expect(epoch).to_contain_text("3/60")
+    expect(lab.page.locator(".jd-legend").first).to_be_visible()
+    expect(lab.page.locator(".jd-chart")).to_have_count(2)
+    yield View("live-view", lab, lab.cell(2), TRAIN)
     lab.page.locator(".jd-no").first.click()
     lab.page.set_viewport_size({"width": 1280, "height": 960})
     panel = lab.panel()
@@ -74,36 +195,106 @@ def watched(browser: Browser, server: Server) -> None:
     panel.get_by_label("Number", exact=True).fill("4")
     panel.get_by_label("Number", exact=True).press("Enter")
     expect(panel.locator("code")).to_have_text("%%distributed --ranks 4 --strategy ddp")
+    expect(panel.get_by_role("button", name="The notebook's own default")).to_be_visible()
     run = panel.locator(".jp-Distributed-run").first
     expect(run.get_by_role("progressbar")).to_be_visible()
-    lab.page.screenshot(path=str(IMAGES / "sidebar.png"))
+    yield View("sidebar", lab, lab.page.locator("#main"), TRAIN)
     run.get_by_role("button", name="Stop").click()
     expect(lab.ended(2)).to_contain_text("KeyboardInterrupt")
     lab.close()
 
 
-def stalled(browser: Browser, server: Server) -> None:
-    """A run in which nothing moves, in the dark theme."""
+def stalled(browser: Browser, server: Server) -> Iterator[View]:
+    """A run in which nothing moves."""
     lab = opened(browser, server, [LOAD, "import torch, jupyter_distrib", STALL], height=860)
-    lab.dark()
-    lab.do("filebrowser:toggle-main")
     lab.run(1)
     lab.wait_idle(1)
     lab.run(2)
     expect(lab.page.locator(".jd-stall")).to_contain_text("load_batch")
     expect(lab.page.locator(".jd-place")).to_have_count(2)
-    lab.cell(2).screenshot(path=str(IMAGES / "live-view-stall-dark.png"))
+    yield View("stall", lab, lab.cell(2), STALL)
     lab.page.locator(".jd-stop").click()
     expect(lab.ended(2)).to_contain_text("KeyboardInterrupt")
     lab.close()
 
 
-def opened(browser: Browser, server: Server, cells: list[str], *, height: int) -> Lab:
+SCENES: tuple[Scene, ...] = (watched, stalled)
+
+
+class Film:
+    """Frames of a part of a page, as long as each was to be seen."""
+
+    def __init__(self, lab: Lab, target: Locator) -> None:
+        self.lab = lab
+        box = target.bounding_box()
+        assert box
+        self.clip = box
+        self.frames: list[Image.Image] = []
+        self.at_s: list[float] = []
+
+    def roll(self, seconds: float) -> None:
+        """Take frames for this time, as fast as the page gives them, at most five a second."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.at_s.append(time.monotonic())
+            shot = self.lab.page.screenshot(clip=self.clip)  # type: ignore[arg-type]
+            self.frames.append(Image.open(io.BytesIO(shot)).convert("RGB"))
+            self.lab.page.wait_for_timeout(200)
+
+    def save(self, path: Path, shown: Shown) -> None:
+        palette = self.frames[len(self.frames) // 2].quantize(128, kmeans=2, dither=Image.Dither.NONE)
+        frames = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in self.frames]
+        lasts_ms = [round(1000 * (after - at)) for at, after in zip(self.at_s, self.at_s[1:], strict=False)]
+        comment = json.dumps(asdict(shown)).encode()
+        frames[0].save(
+            path,
+            save_all=True,
+            append_images=frames[1:],
+            duration=[*lasts_ms, 3000],
+            loop=0,
+            optimize=True,
+            comment=comment,
+        )
+
+
+def animate(browser: Browser, server: Server) -> None:
+    """A training cell, its live view, Stop, and the next cell."""
+    setup = DATA.replace("import torch\n", "import torch, jupyter_distrib\n")
+    lab = opened(browser, server, [LOAD, setup, SHORT, NEXT], height=760, width=900, scale=1)
+    lab.run(1)
+    lab.wait_idle(1)
+    lab.select(2)
+    lab.cell(2).evaluate("node => node.scrollIntoView()")
+    film = Film(lab, lab.page.locator(".jp-NotebookPanel-notebook"))
+    film.roll(1)
+    lab.run(2)
+    film.roll(7)
+    shown = View("running", lab, lab.page.locator("#main"), f"{SHORT}\n{NEXT}").shown()
+    lab.page.locator(".jd-stop").hover()
+    film.roll(0.6)
+    lab.page.locator(".jd-stop").click()
+    film.roll(2)
+    lab.wait_idle(2)
+    lab.cell(3).scroll_into_view_if_needed()
+    lab.run(3)
+    film.roll(1)
+    lab.wait_idle(3)
+    lab.page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 1e6")
+    film.roll(2)
+    film.save(IMAGES / "running.gif", shown)
+    lab.close()
+
+
+def opened(
+    browser: Browser, server: Server, cells: list[str], *, height: int, width: int = 1280, scale: float = 1.5
+) -> Lab:
     server.notebook("train.ipynb", cells)
-    lab = Lab(browser, server, "train.ipynb", height=height, scale=1.5)
+    lab = Lab(browser, server, "train.ipynb", height=height, scale=scale)
+    lab.page.set_viewport_size({"width": width, "height": height})
     lab.load_extension()
+    lab.do("filebrowser:toggle-main")
     return lab
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -88,6 +88,25 @@ def test_the_notebooks_are_stored_without_outputs() -> None:
             assert cell.get("execution_count") is None, path
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("sweep", "{'lr': 0.3}"),
+        ("checkpoints", "attempt 2 of 2, since rank 1 was lost (killed by SIGKILL)"),
+        ("detach", "[1] rank 1 has ended"),
+        ("hosts", "('second', 3.0)"),
+    ],
+)
+def test_the_tutorials_on_runs_do_what_they_say(name: str, shown: str, tmp_path: Path) -> None:
+    cells = executed(f"{name}.ipynb", tmp_path)
+
+    assert shown in "\n".join(outputs(cell) for cell in cells)
+    if name == "checkpoints":
+        assert "ranks 0-1: 3" in outputs(cells[3])
+        assert outputs(cells[4]).startswith("(5, ")
+
+
 def executed(name: str, tmp_path: Path) -> list[nbformat.NotebookNode]:
     """The code cells of an example, run in a folder of its own."""
     source = tmp_path / "here" / name

@@ -27,7 +27,7 @@ class Block:
 
 def blocks() -> list[Block]:
     """The cells that a reader can run, in the order in which they would."""
-    pages = (README, DOCS / "python-api.md")
+    pages = (README, *(DOCS / f"{page}.md" for page in ("python-api", "queue", "teaching")))
     return [
         Block(found["code"], found["output"] or "")
         for page in pages
