@@ -76,6 +76,9 @@ class Notebook:
     ) -> None:
         self._owned = Path(tempfile.mkdtemp(prefix="jdb-"))
         self.runtime = runtime or self._owned
+        self.folder = self._owned / "notebook"
+        """The kernel's working directory: empty, since hosts may get copies of its files."""
+        self.folder.mkdir()
         self.mark = self._owned.name
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv = argv or [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -90,7 +93,7 @@ class Notebook:
             **({"PYTHONPATH": str(package)} if package else {}),
         }
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.manager.start_kernel(cwd=str(self._owned), env={**os.environ, **ours, **env}, **quiet)
+        self.manager.start_kernel(cwd=str(self.folder), env={**os.environ, **ours, **env}, **quiet)
         self.client: Any = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=120)

@@ -25,6 +25,8 @@ class Delivery:
         """Set when the worker group that has the nodes now gives them back."""
         self.remark = ""
         """Remark on the nodes that a kernel gets with its first cell."""
+        self.shared_folder = ""
+        """The notebook's folder, if all nodes share it."""
         self._told: set[str] = set()
         self._transfer: Transfer | None = None
         self._project_files = file_sync.ProjectFiles()
@@ -38,7 +40,7 @@ class Delivery:
     def put(self, run: str, fds: Sequence[int], receive: Receive) -> None:
         """Bring a content (`shared_memory.Arriving`) to a further node of a run, and through the engine only once."""
         if self._transfer is None or self._transfer.run != run:
-            self._transfer = self.reservation.transfer(run, fds, self.given_back)
+            self._transfer = self.reservation.transfer(run, fds, self.given_back, self.shared_folder)
         self._transfer.add(receive)
 
     def files_for(self, command: Execute) -> file_sync.Found:

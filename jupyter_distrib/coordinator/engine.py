@@ -112,9 +112,9 @@ class Reservation(Protocol):
     def is_room_wanted(self) -> bool:
         """Return whether anybody in the cluster waits for nodes. Blocks until the engine answers."""
 
-    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
         """Start the transfer of a content (`shared_memory.Arriving`) to the nodes; it is given up when the event is
-        set."""
+        set. `folder` is the notebook's, if all nodes share it, else empty."""
 
     def cause(self, error: BaseException) -> str:
         """Describe in a sentence an exception of the engine, or of a method that it called."""

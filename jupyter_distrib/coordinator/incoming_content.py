@@ -18,15 +18,18 @@ class IncomingContent:
         """Reason why the content is missing."""
 
     def add(self, part: Any, start: int, size_bytes: int) -> None:
-        """Add a part of a content of this size, in order from its beginning. Raises `PayloadError` if there is no room
-        for it."""
+        """Add a part of a content of this size, in order from its beginning: bytes, or the path of their file.
+
+        Raises:
+            PayloadError: There is no room for it, or no such file here.
+        """
         try:
             if start == 0:
                 self.discard()
                 self._unfinished = shared_memory.Unfinished(size_bytes)
             if self._unfinished is None:
                 raise self._refusal
-            self._unfinished.add(memoryview(part).cast("B"), start)
+            self._unfinished.add(memoryview(_read(part) if isinstance(part, str) else part).cast("B"), start)
         except Exception as error:
             self.discard()
             self._refusal = error
@@ -43,3 +46,14 @@ class IncomingContent:
         if self._unfinished is not None:
             self._unfinished.close()
             self._unfinished = None
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise PayloadError(
+            f"{path}, in a folder that this node shares with the notebook, cannot be read here ({error.strerror}): set "
+            "copy_files = true, so that values go through the connection."
+        ) from None

@@ -34,11 +34,14 @@ class Carrier(Protocol):
     def ahead(self) -> int:
         """Number of parts that may be on their way to a node."""
 
-    def packed(self, buffer: memoryview, taking: Taking) -> Any:
+    def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> Any:
         """Return the reference of a part, see `ContentPart`; may wait for earlier parts, which it removes then."""
 
     def wait(self, calls: list[Any]) -> None:
-        """Wait for the end of these calls."""
+        """Wait for the end of the calls with which the nodes were given the first part not waited for."""
+
+    def close(self) -> None:
+        """Remove what parts have left."""
 
     def failure(self, error: Exception) -> str:
         """Describe in a sentence why parts cannot be carried."""
@@ -80,23 +83,28 @@ class PartTransfer:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - engines raise all kinds
             self._fail(PoolError(self._carrier.failure(error)))
+        finally:
+            self._carrier.close()
 
     def _send_parts(self, arriving: shared_memory.Arriving, view: memoryview) -> None:
         carrier, size, taking = self._carrier, arriving.size_bytes, Taking()
         for start in range(0, size, carrier.part_bytes):
             end = start + carrier.part_bytes
             arriving.wait(end)
+            last = end >= size
             with view[start:end] as buffer:
-                part = ContentPart(carrier.packed(buffer, taking), start, size, end >= size)
+                part = ContentPart(carrier.packed(buffer, taking, last=last), start, size, last)
             self._calls.put(lambda part=part: self._hand_over(part))  # type: ignore[misc]
-            if part.last:
-                return
+            if last:
+                break
             del part
             taking.append(self._asked.get())
             if not taking[-1] or self._given_up.is_set():
                 return
             if len(taking) >= carrier.ahead:
                 carrier.wait(taking.popleft())
+        for calls in taking:
+            carrier.wait(calls)
 
     def _fail(self, error: Exception) -> None:
         self._calls.put(lambda: self._hand_over(error))

@@ -212,9 +212,12 @@ class Placement:
         differing = list(map(self._check_versions, names, abouts))
         no_route = no_way(abouts, self._reservation.address_advice)
         self.delivery.remark = " ".join(filter(None, (nodes.remark, *differing, no_route)))
+        shared = [file_sync.is_shared(about["folder"], before, after) for about in abouts]
+        self.delivery.shared_folder = folder if all(shared) else ""
+        nodes_of = zip(names, nodes.channels, abouts, shared, strict=True)
         return [
-            RemoteNode(self, number, channel, about, name=name, shared=_is_shared(about, before, after))
-            for number, (name, channel, about) in enumerate(zip(names, nodes.channels, abouts, strict=True))
+            RemoteNode(self, number, channel, about, name=name, shared=has_folder)
+            for number, (name, channel, about, has_folder) in enumerate(nodes_of)
         ]
 
     def _check_versions(self, name: str, about: Mapping[str, Any]) -> str:
@@ -259,10 +262,6 @@ class Placement:
                 return  # another worker group has claimed it
             self.ended = True
         self._reservation.release()
-
-
-def _is_shared(about: Mapping[str, Any], before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
-    return file_sync.is_shared(about["folder"], before, after)
 
 
 def _is_same(hello: Hello, before: Hello) -> bool:

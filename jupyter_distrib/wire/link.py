@@ -202,18 +202,23 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 def encode(message: Message, fd_count: int = 0) -> bytes:
     """Encode one frame; `fd_count` descriptors are expected to travel with it."""
+    return b"".join(encode_pieces(message, fd_count))
+
+
+def encode_pieces(message: Message, fd_count: int = 0) -> list[bytes]:
+    """Encode one frame as pieces that follow one another, without a copy of its raw bytes."""
     blobs: list[bytes] = []
     text = _JSON.encode(_plain(message, blobs)).encode()
     sizes = b"".join(_SIZE.pack(len(blob)) for blob in blobs)
-    return b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text, *blobs))
+    return [b"".join((_PREFIX.pack(len(text), len(blobs), fd_count), sizes, text)), *blobs]
 
 
-def decode_frame(frame: bytes) -> tuple[Message, int]:
-    """Decode one whole frame, and how many descriptors belong to it."""
+def decode_frame(frame: bytes | memoryview) -> tuple[Message, int]:
+    """Decode one whole frame, and how many descriptors belong to it. The raw bytes of a view are views of it."""
     json_bytes, blob_count, fd_count = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + _SIZE.size * blob_count
-    text, at = frame[at : at + json_bytes], at + json_bytes
-    blobs = []
+    text, at = bytes(frame[at : at + json_bytes]), at + json_bytes
+    blobs: list[Any] = []
     for size in _sizes(frame, blob_count):
         blobs.append(frame[at : at + size])
         at += size
@@ -250,12 +255,12 @@ def frame_length(incoming: bytes | bytearray, at: int = 0) -> int | None:
     return int(head_bytes + json_bytes + blob_bytes)
 
 
-def _sizes(frame: bytes | bytearray, blob_count: int, at: int = 0) -> tuple[int, ...]:
+def _sizes(frame: bytes | bytearray | memoryview, blob_count: int, at: int = 0) -> tuple[int, ...]:
     """Return the sizes of the raw bytes behind the text of the frame that begins at an offset."""
     return struct.unpack_from(f"!{blob_count}Q", frame, at + _PREFIX.size)
 
 
-def decode(text: bytes, blobs: list[bytes]) -> Message:
+def decode(text: bytes, blobs: list[Any]) -> Message:
     """Decode one message. Raises `LinkError` for anything that `encode` does not write."""
     try:
         message: Message = _rich(json.loads(text), blobs)
@@ -288,7 +293,7 @@ def _plain(value: object, blobs: list[bytes]) -> object:
     return value
 
 
-def _rich(value: Any, blobs: list[bytes]) -> Any:
+def _rich(value: Any, blobs: list[Any]) -> Any:
     if isinstance(value, list):
         return tuple([item if type(item) in _SIMPLE else _rich(item, blobs) for item in value])
     if not isinstance(value, dict):

@@ -4,13 +4,22 @@ Blocking: `receive` is for one thread, `send` for any."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+import time
+from contextlib import suppress
 
 from jupyter_distrib.wire.link import decode_frame, encode, frame_length
 from jupyter_distrib.wire.messages import Message
 
 _READ_BYTES = 1 << 18
+_TRICKLE_BYTES = 1 << 13
+"""Size below which a read of a large frame gives way to the writer: srun passes on a kilobyte at a time, and a reader
+that wakes for each takes the processor from it."""
+_GATHER_S = 0.0005
+_PIPE_BYTES = 1 << 20
+"""Room of the pipe that is read, where it is one: more gathers in it meanwhile."""
 
 
 class PipeLink:
@@ -24,8 +33,13 @@ class PipeLink:
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
         self._incoming = bytearray()
+        self.reads = 0
+        """Number of reads, which tells whether the peer is silent."""
         self._lock = threading.Lock()
         """Lock held to write, so that each frame is whole."""
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with suppress(OSError):  # a socket, or more than the system allows
+                fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def send(self, message: Message) -> None:
         """Send a message; waits while the peer does not read."""
@@ -35,11 +49,23 @@ class PipeLink:
                 data = data[os.write(self._writing, data) :]
 
     def receive(self) -> Message:
-        """Wait for a message. Raises `EOFError` when the peer has gone."""
-        while (length := frame_length(self._incoming)) is None or len(self._incoming) < length:
-            if not (data := os.read(self._reading, _READ_BYTES)):
+        """Wait for a message, whose raw bytes are views. Raises `EOFError` when the peer has gone."""
+        while (length := frame_length(self._incoming)) is None:
+            self._incoming += self._read()
+        frame = memoryview(bytearray(length))  # filled in place, since parts of values are large
+        have = min(length, len(self._incoming))
+        frame[:have] = self._incoming[:have]
+        del self._incoming[:have]
+        while have < length:
+            if not (count := os.readv(self._reading, [frame[have:]])):
                 raise EOFError
-            self._incoming += data
-        frame = bytes(memoryview(self._incoming)[:length])
-        del self._incoming[:length]
+            have, self.reads = have + count, self.reads + 1
+            if count < _TRICKLE_BYTES <= length - have:
+                time.sleep(_GATHER_S)
         return decode_frame(frame)[0]
+
+    def _read(self) -> bytes:
+        if not (data := os.read(self._reading, _READ_BYTES)):
+            raise EOFError
+        self.reads += 1
+        return data

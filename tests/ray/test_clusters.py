@@ -32,6 +32,7 @@ from jupyter_distrib.wire.messages import (
 )
 from tests.notebook import Notebook
 from tests.ray.conftest import Cluster
+from tests.wheels import environment, install, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NO_TOKEN = "asks for a token: put it into ~/.ray/auth_token or RAY_AUTH_TOKEN"
@@ -179,6 +180,24 @@ def node_with(folder: Path, name: str, version: str) -> str:
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     return json.dumps({"env_vars": {"PYTHONPATH": str(about.parent)}})
+
+
+def test_s12_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
+    _, packages = environment(tmp_path / "env")
+    install(wheel(tmp_path, "tinypkg", "1.2"), packages)
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    line = (
+        f"%%distributed --pool ray --address {cluster.address} --insecure --nodes 2 --ranks 2 --python {sys.executable}"
+    )
+    cell = "import os, tinypkg\n(os.environ['NODE_RANK'], tinypkg.version)"
+    with Notebook(tmp_path, env, python=str(tmp_path / "env" / "bin" / "python")) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert "lacks a package that the notebook has: tinypkg 1.2." in refused(
+            book, f"{line.removeprefix('%%distributed ')} --environment check"
+        )
+        outcome = book.cell(f"{line} --environment sync\n{cell}", timeout_s=200)
+        assert outcome.result == "rank 0: ('0', '1.2')\nrank 1: ('1', '1.2')", outcome.text
+        assert "being installed: tinypkg 1.2" in outcome.text
 
 
 def test_nodes_with_other_versions_are_refused_or_remarked(cluster: Cluster, tmp_path: Path) -> None:

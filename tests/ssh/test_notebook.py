@@ -68,6 +68,10 @@ def test_a_folder_that_hosts_share_is_used(bed: Bed) -> None:
     with Notebook(folder) as shared:
         shared.ok("%load_ext jupyter_distrib")
         assert shared.ok("%%distributed\nimport os\nos.getcwd()").result == f"ranks 0-3: {str(folder)!r}"
+        before = sorted(os.listdir(folder))
+        shared.ok("import numpy as np\nbig = np.arange(5_000_000)")
+        assert shared.ok("%%distributed\nint(big.sum())").result == "ranks 0-3: 12499997500000"
+        assert sorted(os.listdir(folder)) == before, "values went by it, and have left nothing"
 
 
 def test_big_values_go_there_and_back(book: Notebook) -> None:

@@ -16,7 +16,7 @@ from jupyter_distrib.pools.command.connect import HostConnection
 from jupyter_distrib.pools.command.piped_relay import ALIVE_S
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
-from jupyter_distrib.wire.link import encode, split
+from jupyter_distrib.wire.link import encode_pieces, split
 from jupyter_distrib.wire.messages import (
     Message,
     RelayAlive,
@@ -100,12 +100,13 @@ class PipeChannel:
 
     def _send(self, message: Message) -> bool:
         """Send a message, now as far as the pipe takes it; return whether the host is within reach."""
-        frame = encode(message)
+        pieces = encode_pieces(message)
         with self._lock:
             if self._lost is not None:
                 return False
             waits = self._link.unsent
-            self._link.post(frame)
+            for piece in pieces:
+                self._link.post(piece)
             with suppress(OSError):  # the reader notices
                 self._link.flush()
             if self._link.unsent and not waits:

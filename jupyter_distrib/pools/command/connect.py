@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -62,14 +63,14 @@ class GivenUpConnecting(PoolError):
 
 
 def connect(
-    command: HostCommand, host: str, archive: bytes, start: Mapping[str, Any], given_up: threading.Event
+    command: HostCommand, host: str, archive: Future[bytes], start: Mapping[str, Any], given_up: threading.Event
 ) -> HostConnection:
     """Reach a host and start its relay.
 
     Args:
         command: The way to the hosts.
         host: The one to reach.
-        archive: This package as a file.
+        archive: This package as a file; awaited only when the host answers.
         start: Arguments of `PipedRelay._start`.
         given_up: Set when nobody wants the host any more.
 
@@ -113,13 +114,15 @@ class _Dialogue:
         self._host = connection.host
         self._heard = b""
 
-    def run(self, archive: bytes, start: Mapping[str, Any]) -> None:
+    def run(self, archive: Future[bytes], start: Mapping[str, Any]) -> None:
         """Bring the package to the host and start the relay."""
         mark = secrets.token_hex(8)
         with suppress(OSError):  # it has ended, which is told where its answer is missing
             self._link.sock.sendall(bootstrap.line(mark, self._command.kind, piped_relay.__name__))
         self._check_version(self._wait_for_mark(mark))
-        self._send(bootstrap.packed(archive) + encode(RelayCall(number=1, method="start", arguments=(dict(start),))))
+        self._send(
+            bootstrap.packed(archive.result()) + encode(RelayCall(number=1, method="start", arguments=(dict(start),)))
+        )
         self.connection.facts.update(self._wait_for_start())
 
     def _wait_for_mark(self, mark: str) -> tuple[int, int]:

@@ -39,7 +39,7 @@ SILENT_ALIVES = 12
 PART_BYTES = 1 << 20
 END_S = 5.0
 """Seconds in which the agent ends its ranks and removes its folder."""
-_CALLS = ("describe", "bring", "take", "discard", "send")
+_CALLS = ("describe", "bring", "take", "discard")
 
 
 class PipedInbox(RelayInbox):
@@ -93,8 +93,6 @@ class PipedRelay:
     def __init__(self, link: PipeLink, folder: str) -> None:
         self._link, self._folder = link, folder
         self._relay: relay.Relay | None = None
-        self._silent = 0
-        """Number of keep-alives that were due since the other side was heard."""
         self._waits = False
         """Whether the main thread waits for a call, so that it would hear a keep-alive."""
         self._ended = threading.Event()
@@ -106,7 +104,7 @@ class PipedRelay:
             while True:
                 self._waits = True
                 message = self._link.receive()
-                self._waits, self._silent = False, 0
+                self._waits = False
                 if isinstance(message, RelayCall):
                     self._obey(message)
         self.end()
@@ -140,6 +138,9 @@ class PipedRelay:
                 return self._started.logs(*arguments)
             case "end":
                 return self.end()
+            case "send":
+                frame, *part = arguments
+                return self._started.send(bytes(frame), *part)
             case method if method in _CALLS:
                 return getattr(self._started, method)(*arguments)
         raise ValueError(f"there is no call {call.method!r}")
@@ -167,13 +168,14 @@ class PipedRelay:
 
     def _keep_alive(self) -> None:
         """Send keep-alives, in a thread, until the other side is gone."""
+        heard, silent = -1, 0
         while not self._ended.wait(ALIVE_S):
-            self._silent += self._waits
+            heard, silent = self._link.reads, silent + self._waits if heard == self._link.reads else 0
             try:
                 self._link.send(RelayAlive())
             except OSError:
-                self._silent = SILENT_ALIVES
-            if self._silent >= SILENT_ALIVES:
+                silent = SILENT_ALIVES
+            if silent >= SILENT_ALIVES:
                 self.end()
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ from jupyter_distrib.pools.command.command import HostCommand
 from jupyter_distrib.pools.command.connect import connect
 from jupyter_distrib.pools.command.host_gpus import HostGpus
 from jupyter_distrib.pools.command.hosts import MAX_RANKS, Host, Room, plan
-from jupyter_distrib.pools.command.transfer import Pipes
+from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
@@ -142,8 +142,8 @@ class HostsReservation:
     def is_room_wanted(self) -> bool:
         return False  # hosts are not reserved for anybody
 
-    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
-        return PartTransfer(run, fds, self._of.calls, given_up, Pipes())
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
+        return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
 
     def cause(self, error: BaseException) -> str:
         return str(error) or type(error).__name__
@@ -173,9 +173,8 @@ class HostsReservation:
         """
         if not hosts:
             return {}, {}
-        archive = self._of.archive.result()
         with ThreadPoolExecutor(min(CONNECTING, len(hosts)), thread_name_prefix="jupyter_distrib-connect") as threads:
-            futures = {host.name: threads.submit(self._connect_to, host.name, archive) for host in hosts}
+            futures = {host.name: threads.submit(self._connect_to, host.name) for host in hosts}
         found = {name: future.result() for name, future in futures.items() if future.exception() is None}
         failures = {name: str(error) for name, future in futures.items() if (error := future.exception()) is not None}
         if self._given_up.is_set():
@@ -183,14 +182,14 @@ class HostsReservation:
             raise PoolError(_GIVEN_UP)
         return found, failures
 
-    def _connect_to(self, host: str, archive: bytes) -> PipeChannel:
+    def _connect_to(self, host: str) -> PipeChannel:
         start = {
             "label": self._hello.label,
             "session": self._hello.session,
             "interface": self._of.options.interface,
             "env": dict(self._of.options.env),
         }
-        connection = connect(self._of.command, host, archive, start, self._given_up)
+        connection = connect(self._of.command, host, self._of.archive, start, self._given_up)
         channel = PipeChannel(connection, self._of.loop, self._of.calls)
         self._of.calls.put(channel.open)  # now, since it would take silence for our end
         return channel

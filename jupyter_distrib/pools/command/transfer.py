@@ -1,11 +1,32 @@
-"""Carries the parts of large values through the pipes to the hosts; see `coordinator/part_transfer.py`."""
+"""Carries the parts of large values to the hosts: through the pipes, or as files of a folder that all of them share.
+See `coordinator/part_transfer.py`."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.coordinator.part_transfer import Taking
+from jupyter_distrib.coordinator.part_transfer import Carrier, Taking
+
+SHARED_FROM_BYTES = 32 << 20
+"""Size from which a value goes by a shared folder."""
+PREFIX = ".jupyter_distrib-"
+"""First part of the names of such folders."""
+LEFT_S = 3600.0
+"""Age of one whose coordinator was killed."""
+
+
+def carrier(fds: Sequence[int], folder: str) -> Carrier:
+    """Return the way for a content (`shared_memory.Arriving`); `folder` is one that all hosts share, if there is."""
+    return SharedFolder(folder) if folder and os.fstat(fds[0]).st_size >= SHARED_FROM_BYTES else Pipes()
 
 
 class Pipes:
@@ -14,11 +35,63 @@ class Pipes:
     part_bytes = 4 << 20
     ahead = 3
 
-    def packed(self, buffer: memoryview, taking: Taking) -> bytes:
+    def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> bytes | str:
         return bytes(buffer)
 
     def wait(self, calls: list[Future[Any]]) -> None:
         wait(calls)
 
+    def close(self) -> None:
+        """Do nothing: no part lies anywhere."""
+
     def failure(self, error: Exception) -> str:
         return f"the values for this cell cannot be read ({getattr(error, 'strerror', None) or error})."
+
+
+class SharedFolder(Pipes):
+    """A hidden folder in the notebook's own: a part is the path of its file, which is removed when all hosts have read
+    it. The last part goes through the pipes, as do those for which there is no room in the folder."""
+
+    part_bytes = 8 << 20
+
+    def __init__(self, folder: str) -> None:
+        self._within = folder
+        self._folder: Path | None = None
+        self._paths: deque[str] = deque()
+        """Paths of the parts that were not waited for; empty texts for those in the pipes."""
+
+    def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> bytes | str:
+        path = "" if last else self._written(buffer)
+        self._paths.append(path)
+        return path or bytes(buffer)
+
+    def _written(self, buffer: memoryview) -> str:
+        """Write a part; return its path, or nothing if the folder takes none."""
+        try:
+            if self._folder is None:
+                _sweep(self._within)
+                self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._within))
+            fd, path = tempfile.mkstemp(dir=self._folder)
+            with open(fd, "wb", buffering=0) as file:
+                while buffer:
+                    buffer = buffer[file.write(buffer) :]
+        except OSError:
+            return ""
+        return path
+
+    def wait(self, calls: list[Future[Any]]) -> None:
+        wait(calls)
+        if path := self._paths.popleft():
+            os.unlink(path)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sweep(folder: str) -> None:
+    """Remove what a coordinator that was killed has left."""
+    for left in Path(folder).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)

@@ -25,7 +25,7 @@ class ObjectStore:
     ahead = 3
     """Two that some node has not taken yet, and the one that is being put."""
 
-    def packed(self, buffer: memoryview, taking: Taking) -> Any:
+    def packed(self, buffer: memoryview, taking: Taking, *, last: bool) -> Any:
         """Put a part into the store; if store and disk are full, wait until earlier parts have been taken."""
         import ray
 
@@ -46,6 +46,9 @@ class ObjectStore:
         import ray
 
         ray.wait(calls, num_returns=len(calls), timeout=None)
+
+    def close(self) -> None:
+        """Do nothing: Ray removes what nobody refers to."""
 
     def failure(self, error: Exception) -> str:
         return f"the values for this cell could not be put into Ray's object store: {cause(error)}"

@@ -130,7 +130,7 @@ class RayReservation:
     def give_up(self) -> None:
         self._given_up.set()
 
-    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
         return PartTransfer(run, fds, self._cluster.calls, given_up, ObjectStore())
 
     def cause(self, error: BaseException) -> str:

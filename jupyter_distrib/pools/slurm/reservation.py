@@ -20,7 +20,7 @@ from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts, HostsReservation
-from jupyter_distrib.pools.command.transfer import Pipes
+from jupyter_distrib.pools.command.transfer import carrier
 from jupyter_distrib.pools.slurm import command, report, requests
 from jupyter_distrib.pools.slurm.allocation import Allocation, end_of, node_names, seconds_left
 from jupyter_distrib.system.call_soon import CallSoon
@@ -106,8 +106,8 @@ class SlurmReservation:
     def is_room_wanted(self) -> bool:
         return False
 
-    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event) -> Transfer:
-        return PartTransfer(run, fds, self._of.calls, given_up, Pipes())
+    def transfer(self, run: str, fds: Sequence[int], given_up: threading.Event, folder: str) -> Transfer:
+        return PartTransfer(run, fds, self._of.calls, given_up, carrier(fds, folder))
 
     def cause(self, error: BaseException) -> str:
         """Describe an exception; how the job has ended, if it has, is what a user wants to know first."""

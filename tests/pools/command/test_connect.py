@@ -31,7 +31,11 @@ from tests.processes import wait_until
 START = {"label": "a test", "session": "s", "interface": "lo", "env": {}}
 
 
-archive = cache(source_archive.archive)
+@cache
+def archive() -> Future[bytes]:
+    one: Future[bytes] = Future()
+    one.set_result(source_archive.archive())
+    return one
 
 
 def reach(start: str, python: str = sys.executable, *, kind: str = "command", **more: object) -> HostConnection:
