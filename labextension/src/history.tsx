@@ -3,6 +3,7 @@ import * as React from 'react';
 
 import { Button, COMMANDS, Doer } from './panel.js';
 import { SavedRun } from './protocol.js';
+import * as view from './view.js';
 
 /** The time in which more may be typed before the kernel is asked. */
 const TYPING_MS = 300;
@@ -39,7 +40,7 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
               <span>
                 <span className="jp-Distributed-row">
                   <span>
-                    <strong>{run.run}</strong> {run.cell} <span className="jp-Distributed-state">{run.state}</span>
+                    <strong>{run.run}</strong> {run.cell} <span className="jp-Distributed-state">{view.runStateName(run.state, t)}</span>
                   </span>
                   <span className="jp-Distributed-number">{run.time}</span>
                 </span>

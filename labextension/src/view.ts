@@ -225,7 +225,7 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
   const step = run.progress?.step ?? 0;
   return {
     title: run.label,
-    state: stateText(run, t),
+    state: runStateName(run.state, t),
     tone: ended ? (run.state === 'done' ? 'good' : run.state === 'interrupted' ? 'quiet' : 'bad') : 'active',
     facts: facts(run, t),
     time: clock(run.elapsed_s ?? nowS - run.began_at_s),
@@ -237,8 +237,9 @@ export function runRow(run: Run, nowS: number, t: Say): RunRow {
   };
 }
 
-function stateText(run: Run, t: Say): string {
-  switch (run.state) {
+/** The state of a run. */
+export function runStateName(state: string, t: Say): string {
+  switch (state) {
     case 'queued':
       return t('waiting');
     case 'starting':
@@ -257,6 +258,8 @@ function stateText(run: Run, t: Say): string {
       return t('stopped');
     case 'refused':
       return t('refused');
+    default:
+      return state;
   }
 }
 

@@ -121,7 +121,7 @@ TEXTS = """root => {
     return texts;
 }"""
 DATA = re.compile(
-    r"![^!]|%%distributed.*|local|inline|ray|ddp|fsdp|tp|none|deepspeed|tensorflow|[\w.-]+\.ipynb( \(kernel \d+\))?|side panel content|Cell In\[\d+\]|cpu|red|ZeroDivisionError.*"
+    r"![^!]|%%distributed.*|local|inline|ray|ddp|fsdp|tp|none|deepspeed|tensorflow|[\w.-]+\.ipynb( \(kernel \d+\))?|side panel content|Cell In\[\d+\]|cpu|red|(rank \d+: )?ZeroDivisionError.*"
     r"|loss.*|kB|MB|GB|it/s|s/it|[\d.:/% ]+ ?(it/s|s/it|[kMG]?B|%)?"
 )
 """What nobody translates: names, units, and what ranks and the kernel say."""
@@ -137,17 +137,20 @@ def untranslated(root: Locator) -> list[str]:
 def test_every_text_goes_through_the_translator(
     server: Server, pseudo_language: None, open_notebook: Open, enough: Path
 ) -> None:
-    lab: Lab = open_notebook(until(TRAIN, enough))
+    lab: Lab = open_notebook("%%distributed --pool inline\n1 / 0", until(TRAIN, enough))
     panel = lab.panel()
     lab.run(1)
-    view = lab.output(1).locator(".jd-run")
+    lab.wait_idle(1)
+    lab.run(2)
+    view = lab.output(2).locator(".jd-run")
     expect(view).to_contain_text("!!2 ranks")
     expect(panel).to_contain_text("!!2 CPU ranks")
     view.locator(".jd-no").first.click()
     lab.page.locator("#jupyter-distrib-panel .jp-AccordionPanel-title").last.click()
     expect(panel.locator(".jp-Distributed-history")).to_contain_text("!!Show")
+    expect(panel.get_by_role("list", name="Saved runs").get_by_role("listitem").first).to_contain_text("!!failed")
     lab.shoot("pseudo-language")
     found = untranslated(view) + untranslated(panel)
     enough.touch()
-    lab.wait_idle(1)
+    lab.wait_idle(2)
     assert found == []
