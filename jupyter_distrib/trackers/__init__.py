@@ -45,6 +45,16 @@ def wanted(asked: Collection[str], *, attached: bool = False) -> list[str]:
     return [] if NONE in asked else [name for name in names() if name in asked or name in loaded]
 
 
+def context(asked: Collection[str]) -> dict[str, object]:
+    """Return what the trackers of a run have to know of this thread, which submits the run, since another thread will
+    begin it: by name, the run of theirs that is active here."""
+    if "mlflow" not in wanted(asked):
+        return {}
+    from jupyter_distrib.trackers import mlflow
+
+    return {"mlflow": mlflow.active_run()}
+
+
 def check_installed(asked: Collection[str]) -> None:
     """Raise `OptionsError` for a tracker of this package whose library is not installed."""
     for name in asked:

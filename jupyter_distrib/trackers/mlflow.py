@@ -38,8 +38,9 @@ _opened: set[str] = set()
 
 
 def follow(run: ObservedRun) -> MLflowObserver | None:
-    """Return an observer if the run is to be tracked, or an MLflow run is active in this thread."""
-    parent = None if run.attached else _active_run()
+    """Return an observer if the run is to be tracked, or an MLflow run is active in the thread that began or submitted
+    it."""
+    parent = None if run.attached else run.context["mlflow"] if "mlflow" in run.context else active_run()
     if parent is None and "mlflow" not in run.trackers:
         return None
     with WholeImports():
@@ -52,7 +53,8 @@ def follow(run: ObservedRun) -> MLflowObserver | None:
     return MLflowObserver(run, parent, uri)
 
 
-def _active_run() -> Any:
+def active_run() -> Any:
+    """Return the MLflow run that is active in this thread; None without one."""
     active = getattr(sys.modules.get("mlflow"), "active_run", None)  # missing while another thread imports it
     return active() if active is not None else None
 

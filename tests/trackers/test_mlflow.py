@@ -75,6 +75,22 @@ def test_s17_a_run_is_a_child_of_the_one_that_is_active_in_the_notebook(
     assert named(child["data"]["tags"])["mlflow.parentRunId"] == parent["info"]["run_id"]
 
 
+def test_s17_s21_submitted_runs_are_children_of_the_one_that_was_active_when_they_were_submitted(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    book.ok(
+        "import mlflow\nfrom jupyter_distrib import distributed\n@distributed(ranks=1)\n"
+        "def train(lr):\n    import mlflow\n    mlflow.log_param('lr', lr)"
+    )
+    book.ok("with mlflow.start_run(run_name='sweep'):\n    runs = [train.submit(lr) for lr in (1, 2, 3)]")
+    book.ok("[run.result() for run in runs]")
+
+    runs = server.runs(request.node.name, 4)
+    (parent,) = [run["info"]["run_id"] for run in runs if run["info"]["run_name"] == "sweep"]
+    children = [run["data"] for run in runs if named(run["data"]["tags"]).get("mlflow.parentRunId") == parent]
+    assert sorted(named(child["params"])["lr"] for child in children) == ["1", "2", "3"]
+
+
 def test_s17_none_leaves_a_cell_out(book: Notebook, server: Server, request: pytest.FixtureRequest) -> None:
     book.ok("import mlflow\nparent = mlflow.start_run(run_name='parent')")
     outcome = book.ok("%%distributed --ranks 2 --track none\nrank")

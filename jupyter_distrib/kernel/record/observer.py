@@ -8,8 +8,8 @@ The callers and their threads are in `kernel/session/observers.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.wire.messages import RunEvent
@@ -39,6 +39,8 @@ class ObservedRun:
     """The time of the beginning, in seconds since 1970."""
     note: Callable[[str], None]
     """A function that adds a sentence to the output of the run, from any thread; an address in it becomes a link."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run that was submitted, what was active then in the thread that did it: MLflow's run, as `mlflow`."""
 
     @property
     def trackers(self) -> tuple[str, ...]:

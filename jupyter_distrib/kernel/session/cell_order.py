@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jupyter_distrib import trackers
 from jupyter_distrib.kernel.session import prompts, travelling_environment
 from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.results import RankValue
@@ -77,6 +78,8 @@ class Order:
     observed: bool = True
     surroundings: Surroundings | None = None
     """The state of the process at the time of submission; None for the present one."""
+    context: Mapping[str, object] = field(default_factory=dict)
+    """What trackers have to know of the thread that submitted it."""
 
     def as_it_is_now(self, *, remote: bool) -> Order:
         """Return the order with copies of all that may change before it begins."""
@@ -84,7 +87,12 @@ class Order:
         parcel, views = payload.laid_out(self.inputs)
         content = shared_memory.Written(views) if views else None
         inputs = WrittenInputs(parcel=parcel, content=content, sent=self.inputs.sent)
-        return replace(self, inputs=inputs, surroundings=Surroundings.now(remote=remote))
+        return replace(
+            self,
+            inputs=inputs,
+            surroundings=Surroundings.now(remote=remote),
+            context=trackers.context(self.options.track),
+        )
 
     def content(self) -> tuple[Parcel, Content | None]:
         """Return the parcel, and the part of the inputs that travels in shared memory."""

@@ -5,7 +5,7 @@ In the thread that runs the cell."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from jupyter_distrib.kernel.record.observer import ObservedRun
@@ -15,7 +15,12 @@ from jupyter_distrib.wire.messages import Cell, Ended
 
 
 def facts(
-    run: Run, cell: Cell | None = None, options: Options | None = None, *, track: tuple[str, ...] = ()
+    run: Run,
+    cell: Cell | None = None,
+    options: Options | None = None,
+    *,
+    track: tuple[str, ...] = (),
+    context: Mapping[str, object] | None = None,
 ) -> ObservedRun:
     """Return the facts about a run for its observers; a run without its cell is an attached one, and `track` then are
     the trackers that it writes to."""
@@ -34,6 +39,7 @@ def facts(
         attached=cell is None,
         began_at_s=run.clock.began_at_s,
         note=run.note,
+        context=context or {},
     )
 
 

@@ -244,11 +244,8 @@ class Session:
                 if (on_ended := order.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
                 with observed_runs.told_of_a_failed_start(run):
-                    given = (
-                        self.observers.follow(observed_runs.facts(run, order.cell, options), run)
-                        if order.observed
-                        else {}
-                    )
+                    facts = observed_runs.facts(run, order.cell, options, context=order.context)
+                    given = self.observers.follow(facts, run) if order.observed else {}
                     command = cell_order.command(order, cell_order.with_variables(options, given), parcel, run, group)
                     self._send(run, group, command, content)
         return run
