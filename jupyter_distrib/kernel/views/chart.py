@@ -7,24 +7,32 @@ on which its text has a contrast of 4.5 at least. The live view draws its charts
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from itertools import chain
-from math import isfinite
+from itertools import chain, cycle
+from math import fsum, isfinite
 
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import png
-from jupyter_distrib.kernel.views.png import Mark, Stroke, Text
+from jupyter_distrib.kernel.views.png import GLYPH_WIDTH, SCALE, Band, Mark, Stroke, Text
 from jupyter_distrib.system.formatting import short
 
 CHARTS = 4
 COLUMNS = 2
 WIDTH, HEIGHT = 300, 110
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 66
+MANY = 8
+"""With more ranks than these, a chart has a mean and a band."""
+FIRSTS = ("first", "second", "third")
+"""The colours of the lines that stand out, one for each metric of a chart."""
 POINTS = 600
 """The number of points of one chart, over all its ranks."""
+
+_KIND = r"(train(?:ing)?|val(?:id(?:ation)?)?|eval|test)"
+_PART = re.compile(rf"{_KIND}[/_.-](.+)|(.+)[/_.-]{_KIND}", re.IGNORECASE)
 
 Point = tuple[float, float]
 Line = tuple[int, list[Point]]
@@ -62,56 +70,103 @@ class Drawing:
         return f"<div>{left} more metric{'s' * (left != 1)} not drawn here</div>" if left else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """What is drawn of one metric."""
+
+    label: str
+    """What the line that stands out is called."""
+    lines: Sequence[Line]
+    """The one with the smallest number stands out."""
+    lost: Sequence[list[Point]] = ()
+    """Points that later attempts have computed again."""
+    band: Sequence[tuple[float, float, float]] = ()
+    """The lowest and the highest value of many ranks at each step, in the place of their lines."""
+
+    @property
+    def changes(self) -> bool:
+        moved = any(y != points[0][1] for _, points in self.lines for _, y in points)
+        return moved or any(edge[1:] != self.band[0][1:] for edge in self.band)
+
+
 def chart_of(record: RunRecord) -> Drawing | None:
-    """Return one chart for each of the first metrics that change; None if no metric changes."""
-    names = _names(record)
-    lost = {name: _lost(record, name) for name in names}
-    return drawn({name: _lines(record, name) for name in names}, "rank {}".format, lost)
+    """Return one chart for each of the first metrics that change, of which `train/loss` and `val/loss` share one; None
+    if no metric changes."""
+    series = {name: _series(record, name) for name in _names(record)}
+    groups: dict[str, list[str]] = {}
+    for name in series:
+        groups.setdefault(_part_and_title(name)[1], []).append(name)
+    charts = {title if len(names) > 1 else names[0]: names for title, names in groups.items()}
+    return _drawing(
+        {
+            title: [
+                replace(series[name], label=_part_and_title(name)[0]) if len(names) > 1 else series[name]
+                for name in names
+            ]
+            for title, names in charts.items()
+        }
+    )
 
 
-def drawn(
-    lines: Mapping[str, Sequence[Line]],
-    name_of: Callable[[int], str],
-    lost: Mapping[str, Sequence[list[Point]]] | None = None,
-) -> Drawing | None:
+def drawn(lines: Mapping[str, Sequence[Line]], name_of: Callable[[int], str]) -> Drawing | None:
     """Return one chart for each of the first metrics that change; None if none does.
 
     Args:
         lines: The lines of each metric, each with a number; the one with the smallest number stands out.
         name_of: Returns the name of the line with a number.
-        lost: The points of each metric that later attempts have computed again.
     """
-    charts = {name: each for name, each in lines.items() if any(_changes(points) for _, points in each)}
-    if not charts:
+    named = {
+        name: Series(label=name_of(min(number for number, _ in each)) if len(each) > 1 else "", lines=each)
+        for name, each in lines.items()
+        if each
+    }
+    return _drawing({name: [each] for name, each in named.items()})
+
+
+def _drawing(charts: Mapping[str, Sequence[Series]]) -> Drawing | None:
+    changing = {title: each for title, each in charts.items() if any(series.changes for series in each)}
+    if not changing:
         return None
-    shown = list(charts.items())[:CHARTS]
+    shown = list(changing.items())[:CHARTS]
     marks = (
         mark.moved(WIDTH * (index % COLUMNS), HEIGHT * (index // COLUMNS))
-        for index, (name, each) in enumerate(shown)
-        for mark in _chart(name, each, name_of, (lost or {}).get(name, ()))
+        for index, (title, each) in enumerate(shown)
+        for mark in _chart(title, each)
     )
     return Drawing(
-        names=tuple(name for name, _ in shown),
+        names=tuple(title for title, _ in shown),
         width=WIDTH * min(COLUMNS, len(shown)),
         height=HEIGHT * -(-len(shown) // COLUMNS),
         marks=tuple(marks),
-        left_out=len(charts) - len(shown),
+        left_out=len(changing) - len(shown),
     )
+
+
+def _part_and_title(name: str) -> tuple[str, str]:
+    """Return what a metric is taken on and what it measures: `train`, `loss` of `train/loss` (`PART` in `chart.js`)."""
+    found = _PART.fullmatch(name)
+    return (found[1] or found[4], found[2] or found[3]) if found else (name, name)
 
 
 def _names(record: RunRecord) -> list[str]:
     return list(dict.fromkeys(name for rank in record.ranks.values() for name in rank.metrics))
 
 
-def _changes(points: Sequence[Point]) -> bool:
-    return any(y != points[0][1] for _, y in points)
-
-
-def _lines(record: RunRecord, name: str) -> list[Line]:
-    """Return the points of each rank; those of the first rank last, so that they are drawn over the others."""
+def _series(record: RunRecord, name: str) -> Series:
+    """Return the lines of the ranks; of many ranks their mean, with a band from the lowest to the highest."""
     most = max(20, POINTS // len(record.ranks))
-    lines = [(rank.rank, list(points_of(rank, name, most))) for rank in record.ranks.values()]
-    return [(rank, points) for rank, points in reversed(lines) if points]
+    lines = [(rank.rank, points) for rank in record.ranks.values() if (points := list(points_of(rank, name, most)))]
+    lost = _lost(record, name)
+    if len(lines) <= MANY:  # those of the first rank last, so that they are drawn over the others
+        label = f"rank {lines[0][0]}" if len(lines) > 1 else ""
+        return Series(label=label, lines=lines[::-1], lost=lost)
+    values: dict[float, list[float]] = {}
+    for step, value in chain(*(points for _, points in lines)):
+        values.setdefault(step, []).append(value)
+    steps = sorted(values.items())
+    mean = [(step, fsum(value / len(each) for value in each)) for step, each in steps]
+    band = [(step, min(each), max(each)) for step, each in steps]
+    return Series(label=f"mean of {len(lines)} ranks", lines=[(0, mean)], lost=lost, band=band)
 
 
 def _lost(record: RunRecord, name: str) -> list[list[Point]]:
@@ -132,36 +187,48 @@ def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
     return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
 
 
-def _chart(
-    name: str, lines: Sequence[Line], name_of: Callable[[int], str], lost: Sequence[list[Point]]
-) -> Iterable[Mark]:
-    """Draw the title, the lines, and at the right the highest value, the lowest, and the last one of the line that
-    stands out; dashed what later attempts have computed again."""
-    groups = [*(points for _, points in lines), *lost]
+def _chart(title: str, series: Sequence[Series]) -> Iterable[Mark]:
+    """Draw the title, the bands, the lines with their names, and at the right the highest value, the lowest, and the
+    last one of the first line that stands out; dashed what later attempts have computed again."""
+    groups = [
+        *(points for each in series for _, points in each.lines),
+        *(points for each in series for points in each.lost),
+    ]
     xs, ys = ([point[axis] for point in chain(*groups)] for axis in (0, 1))
-    low, high, start = min(ys), max(ys), min(xs)
+    edges = [value for each in series for _, *both in each.band for value in both]
+    low, high, start = min([*ys, *edges]), max([*ys, *edges]), min(xs)
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     across = width / ((max(xs) - start) or 1)
-    first = min(rank for rank, _ in lines)
+
+    def down(y: float) -> float:
+        return TOP + (1 - _share(y, low, high)) * height
 
     def spots(points: Sequence[Point]) -> tuple[Point, ...]:
-        return tuple((LEFT + (x - start) * across, TOP + (1 - _share(y, low, high)) * height) for x, y in points)
+        return tuple((LEFT + (x - start) * across, down(y)) for x, y in points)
 
-    yield Text(LEFT, 13, short(name, 40))
+    yield Text(LEFT, 13, short(title, 40))
+    for each in series:
+        if each.band:
+            yield Band(tuple((LEFT + (x - start) * across, down(most), down(least)) for x, least, most in each.band))
     yield Stroke(((LEFT, TOP + height), (LEFT + width, TOP + height)), colour="text", width=0.5)
     yield Text(LEFT + width, HEIGHT - 3, f"step {max(xs):g}", right=True)
-    for points in lost:
-        yield Stroke(spots(points), colour="text", dashed=True)
-    for rank, points in lines:
-        colour, thickness = ("first", 1.8) if rank == first else ("others", 1.0)
-        yield Stroke(spots(points), colour=colour, width=thickness)
+    at = LEFT
+    for each, own in zip(series, cycle(FIRSTS)):
+        for points in each.lost:
+            yield Stroke(spots(points), colour="text", dashed=True)
+        first = min((number for number, _ in each.lines), default=0)
+        for number, points in each.lines:
+            colour, thickness = (own, 1.8) if number == first else ("others", 1.0)
+            yield Stroke(spots(points), colour=colour, width=thickness)
+        if label := short(each.label, 24):
+            yield Text(at, HEIGHT - 3, label, colour=own)
+            at += (len(label) + 1) * GLYPH_WIDTH // SCALE
     for y, value in ((TOP + 4, high), (TOP + height, low)):
         yield Text(LEFT + width + 6, y, f"{value:.3g}")
-    last = dict(lines)[first][-1][1]
-    if 0.2 < (at := _share(last, low, high)) < 0.8:
-        yield Text(LEFT + width + 6, round(TOP + (1 - at) * height + 4), f"{last:.3g}", colour="first")
-    if len(lines) > 1:
-        yield Text(LEFT, HEIGHT - 3, short(name_of(first), 24), colour="first")
+    lines = dict(next(each.lines for each in series if each.lines))
+    last = lines[min(lines)][-1][1]
+    if 0.2 < _share(last, low, high) < 0.8:
+        yield Text(LEFT + width + 6, round(down(last) + 4), f"{last:.3g}", colour=FIRSTS[0])
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -18,7 +18,14 @@ from pathlib import Path
 SCALE = 2
 """The number of pixels for each unit of length: screens are finer than the units of a page."""
 GROUND = (0xFA, 0xFA, 0xFA)
-COLOURS = {"first": (0xB4, 0x50, 0x0B), "others": (0x8F, 0xAB, 0xC6), "text": (0x59, 0x59, 0x59)}
+COLOURS = {
+    "first": (0xB4, 0x50, 0x0B),
+    "others": (0x8F, 0xAB, 0xC6),
+    "text": (0x59, 0x59, 0x59),
+    "second": (0x1F, 0x60, 0xA6),
+    "third": (0x2E, 0x70, 0x3A),
+    "band": (0xCF, 0xDB, 0xE7),
+}
 STRENGTHS = 4
 GLYPH_WIDTH, GLYPH_HEIGHT, BASELINE = 12, 22, 17
 """The size of a character in pixels, and the place of its base line."""
@@ -55,7 +62,17 @@ class Stroke:
         return replace(self, spots=tuple((at + x, height + y) for at, height in self.spots))
 
 
-Mark = Text | Stroke
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The ground between two lines: at each x from the upper y to the lower one."""
+
+    edges: Sequence[tuple[float, float, float]]
+
+    def moved(self, x: float, y: float) -> Band:
+        return replace(self, edges=tuple((at + x, top + y, bottom + y) for at, top, bottom in self.edges))
+
+
+Mark = Text | Stroke | Band
 
 
 def drawn(marks: Iterable[Mark], width: int, height: int) -> bytes:
@@ -67,6 +84,8 @@ def drawn(marks: Iterable[Mark], width: int, height: int) -> bytes:
                 canvas.write(mark)
             case Stroke():
                 canvas.stroke(mark)
+            case Band():
+                canvas.fill(mark)
     return canvas.as_png()
 
 
@@ -105,6 +124,14 @@ class _Canvas:
                     continue
                 near = [y0 + slope * (min(max(edge, x0), x1) - x0) for edge in (x, x + 1)] if slope else [y0, y1]
                 self._span(x, min(near) - half, max(near) + half, full)
+
+    def fill(self, band: Band) -> None:
+        full = _strengths("band")[STRENGTHS - 1]
+        edges = [(x * SCALE, top * SCALE, bottom * SCALE) for x, top, bottom in band.edges]
+        for (x0, top0, bottom0), (x1, top1, bottom1) in pairwise(edges):
+            for x in range(int(x0), int(x1) + 1):
+                share = min(1.0, max(0.0, (x - x0) / (x1 - x0))) if x1 > x0 else 0.0
+                self._span(x, top0 + share * (top1 - top0), bottom0 + share * (bottom1 - bottom0), full)
 
     def _span(self, x: int, top: float, bottom: float, full: int) -> None:
         """Fill a column between two heights; pixels of which a part is inside are weaker."""

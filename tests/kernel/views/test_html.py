@@ -294,6 +294,33 @@ def test_a_chart_has_a_line_for_each_rank_and_the_first_rank_is_on_top() -> None
     assert others not in used, "under the first one"
 
 
+def test_training_and_validation_share_a_chart_each_with_its_name_and_colour() -> None:
+    values = ({"train/loss": 1 / (step + 1), "val/loss": 2 / (step + 1), "lr": step} for step in range(30))
+    drawing = drawing_of(a_record(*(measured(step, **each) for step, each in enumerate(values))))
+    assert drawing.names == ("loss", "lr")
+    texts = {mark.text: mark.colour for mark in drawing.marks if isinstance(mark, png.Text)}
+    assert (texts["train"], texts["val"]) == ("first", "second")
+    strokes = [mark for mark in drawing.marks if isinstance(mark, png.Stroke)]
+    assert [stroke.colour for stroke in strokes] == ["text", "first", "second", "text", "first"]
+    assert png._strengths("second")[3] in {colour for row in pixels(drawing) for colour in row}
+
+
+def test_of_more_than_eight_ranks_the_mean_and_a_band_are_drawn() -> None:
+    events = (measured(step, rank, loss=step + rank) for step in range(30) for rank in range(9))
+    drawing = drawing_of(a_record(*events, ranks=9))
+    (band,) = (mark for mark in drawing.marks if isinstance(mark, png.Band))
+    _, line = (mark for mark in drawing.marks if isinstance(mark, png.Stroke))
+    assert line.colour == "first"
+    for (x, top, bottom), (at, y) in zip(band.edges, line.spots, strict=True):
+        assert x == at
+        assert y - top == pytest.approx(bottom - y)
+    texts = {mark.text for mark in drawing.marks if isinstance(mark, png.Text)}
+    assert {"mean of 9 ranks", "37", "0"} <= texts
+    used = {colour for row in pixels(drawing) for colour in row}
+    assert png._strengths("band")[3] in used
+    assert png._strengths("others")[3] not in used
+
+
 def test_the_text_of_a_chart_is_not_cut_and_can_be_read() -> None:
     record = a_record(*(measured(step, rank, a_name=-1.23e-5 * step) for step in range(3) for rank in range(2)))
     drawing = drawing_of(record)
@@ -302,7 +329,7 @@ def test_the_text_of_a_chart_is_not_cut_and_can_be_read() -> None:
             wide = len(mark.text) * png.GLYPH_WIDTH / png.SCALE
             left = mark.x - wide if mark.right else mark.x
             assert 0 <= left < left + wide <= drawing.width, mark
-    for colour in ("first", "text"):
+    for colour in (*chart.FIRSTS, "text"):
         assert contrast(png.COLOURS[colour], png.GROUND) >= 4.5
 
 
