@@ -42,6 +42,8 @@ from benchmarks.gpu_kit.step import STEPS, Findings, Skipped, Step, Where, read
 DECLARED = (steps_start, steps_memory, steps_stop, steps_training, steps_many, steps_figures)
 """The files of steps; importing one declares what is in it."""
 TOTAL_S, TOTAL_WITHOUT_GPU_S = 510.0, 1800.0
+SLOWER_WITHOUT_GPU = 3.0
+"""The factor for the limits of steps where there is no GPU: on a few shared cores, nobody pays for the minutes."""
 BEGAN = "GPU_KIT_BEGAN"
 """The variable with the time, in seconds since 1970, at which `.ci/gpu` began: making the environment counts."""
 LEAST_S = 8.0
@@ -110,7 +112,7 @@ def run_step(step: Step, gpus: Sequence[Gpu], left_s: float, also: str | None = 
         return _row(step, step.without_gpu or "gpu", "SKIP", reason)
     if left_s < LEAST_S:
         return _row(step, where, "SKIP", "no time left")
-    limit_s = min(step.limit_s, left_s)
+    limit_s = min(step.limit_s * (1.0 if where == "gpu" else SLOWER_WITHOUT_GPU), left_s)
     mark, folder = secrets.token_hex(6), Path(tempfile.mkdtemp(prefix="kit-"))
     findings, began_s = folder / "findings", time.monotonic()
     command = [sys.executable, "-m", "benchmarks.gpu_kit.run", "--step", step.name, "--where", where]

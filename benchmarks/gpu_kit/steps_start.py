@@ -64,7 +64,7 @@ def first_cells(place: Place, find: Findings) -> None:
         place.bed.write()
     with place.notebook() as book:
         took_s = [_timed(book, place), _slept(1.0) or _timed(book, place), _slept(3.0) or _timed(book, place)]
-        find.within("cell 1", took_s[0], 4.0 if place.on_gpu else 10.0)
+        find.within("cell 1", took_s[0], 4.0 if place.on_gpu else 30.0)
         find.within("cell 2, a second later,", took_s[1], 0.1)
         find.within("cell 3, when all is imported,", took_s[2], 0.1)
         if place.on_gpu:

@@ -307,7 +307,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 {device}
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-x = torch.randn(40, 8, 16)
+x = torch.randn(8, 8, 16)
 losses = []
 for batch in x:
     loss = model(batch{to}).pow(2).mean()

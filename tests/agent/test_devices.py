@@ -248,7 +248,7 @@ def rank(number: int, *, early: bool = False) -> Any:
     return SimpleNamespace(number=number, pid=number + 1, state="idle", early=early, process=process, end=lambda: None)
 
 
-def test_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(stage: Stage) -> None:
+def test_c12_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(stage: Stage) -> None:
     """The driver takes seconds to free a large memory after SIGKILL."""
     me = stage.client("a")
     group = stage.open(me, "c1", 4)
@@ -268,7 +268,7 @@ def test_a_gpu_is_free_when_the_process_that_had_it_is_reaped_and_not_before(sta
 
 
 @pytest.mark.parametrize(("gpus", "exchanged"), [(True, []), (False, ["c1"])])
-def test_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
+def test_c16_only_cpu_ranks_are_exchanged_for_those_of_the_preloaded_forkserver(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, gpus: bool, exchanged: list[str]
 ) -> None:
     """A second CUDA context would take memory beside the first, and the second cell would wait for it."""

@@ -17,7 +17,7 @@ def raises(place: Place, find: Findings) -> None:
     raise ValueError("what it raised")
 
 
-@step("hangs", "hangs behind a check, and so does what it has started", limit_s=3, without_gpu="cpu")
+@step("hangs", "hangs behind a check, and so does what it has started", limit_s=2, without_gpu="cpu")
 def hangs(place: Place, find: Findings) -> None:
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     find.figure("child", child.pid)

@@ -135,7 +135,7 @@ def test_the_kit_goes_on_whatever_becomes_of_a_step(tmp_path: Path) -> None:
     )
     assert rows["raises"]["reason"] == "ValueError: what it raised"
     assert [check["ok"] for check in rows["raises"]["checks"]] == [True]  # type: ignore[attr-defined]
-    assert rows["hangs"]["reason"] == "not done within its limit of 3 s"
+    assert rows["hangs"]["reason"] == "not done within its limit of 6 s"
     assert rows["dies"]["reason"] == "status -9"
     assert rows["skips"]["reason"] == "there is no such thing here"
     assert rows["needs"]["reason"] == "needs a GPU"
