@@ -71,7 +71,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class ChartSeries:
     """What is drawn of one metric."""
 
     label: str
@@ -116,14 +116,14 @@ def drawn(lines: Mapping[str, Sequence[Line]], name_of: Callable[[int], str]) ->
         name_of: Returns the name of the line with a number.
     """
     named = {
-        name: Series(label=name_of(min(number for number, _ in each)) if len(each) > 1 else "", lines=each)
+        name: ChartSeries(label=name_of(min(number for number, _ in each)) if len(each) > 1 else "", lines=each)
         for name, each in lines.items()
         if each
     }
     return _drawing({name: [each] for name, each in named.items()})
 
 
-def _drawing(charts: Mapping[str, Sequence[Series]]) -> Drawing | None:
+def _drawing(charts: Mapping[str, Sequence[ChartSeries]]) -> Drawing | None:
     changing = {title: each for title, each in charts.items() if any(series.changes for series in each)}
     if not changing:
         return None
@@ -152,21 +152,21 @@ def _names(record: RunRecord) -> list[str]:
     return list(dict.fromkeys(name for rank in record.ranks.values() for name in rank.metrics))
 
 
-def _series(record: RunRecord, name: str) -> Series:
+def _series(record: RunRecord, name: str) -> ChartSeries:
     """Return the lines of the ranks; of many ranks their mean, with a band from the lowest to the highest."""
     most = max(20, POINTS // len(record.ranks))
     lines = [(rank.rank, points) for rank in record.ranks.values() if (points := list(points_of(rank, name, most)))]
     lost = _lost(record, name)
     if len(lines) <= MANY:  # those of the first rank last, so that they are drawn over the others
         label = f"rank {lines[0][0]}" if len(lines) > 1 else ""
-        return Series(label=label, lines=lines[::-1], lost=lost)
+        return ChartSeries(label=label, lines=lines[::-1], lost=lost)
     values: dict[float, list[float]] = {}
     for step, value in chain(*(points for _, points in lines)):
         values.setdefault(step, []).append(value)
     steps = sorted(values.items())
     mean = [(step, fsum(value / len(each) for value in each)) for step, each in steps]
     band = [(step, min(each), max(each)) for step, each in steps]
-    return Series(label=f"mean of {len(lines)} ranks", lines=[(0, mean)], lost=lost, band=band)
+    return ChartSeries(label=f"mean of {len(lines)} ranks", lines=[(0, mean)], lost=lost, band=band)
 
 
 def _lost(record: RunRecord, name: str) -> list[list[Point]]:
@@ -187,7 +187,7 @@ def _reported(rank: RankRecord, name: str, *, lost: bool) -> list[Point]:
     return [(float(step), value) for step, value in points if value is not None and isfinite(value)]
 
 
-def _chart(title: str, series: Sequence[Series]) -> Iterable[Mark]:
+def _chart(title: str, series: Sequence[ChartSeries]) -> Iterable[Mark]:
     """Draw the title, the bands, the lines with their names, and at the right the highest value, the lowest, and the
     last one of the first line that stands out; dashed what later attempts have computed again."""
     groups = [
