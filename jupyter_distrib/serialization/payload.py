@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import PayloadError, ValueLost
-from jupyter_distrib.serialization import pickle_errors, shared_memory, tensors
+from jupyter_distrib.serialization import shared_memory, tensors
 from jupyter_distrib.serialization.picklers import (
     LOADING,
     NAMESPACE,
@@ -39,7 +39,9 @@ from jupyter_distrib.serialization.picklers import (
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
 from jupyter_distrib.wire.messages import Parcel
 
-PickleProblem = pickle_errors.PickleProblem
+if TYPE_CHECKING:
+    from jupyter_distrib.serialization.pickle_errors import PickleProblem
+
 ALIGNMENT = shared_memory.ALIGNMENT
 INLINE_LIMIT = 64 * 1024
 """The number of bytes up to which the buffers of a parcel travel in the message itself; larger ones in shared
@@ -131,6 +133,8 @@ def import_submodules(module: object, submodules: Sequence[str]) -> object:
 def problem(inputs: Mapping[str, object], namespace: dict[str, object]) -> PickleProblem | None:
     """Return the value that made `pack_inputs` fail; None if none does now. Takes about as long as the failed pickle,
     plus 0.5 s."""
+    from jupyter_distrib.serialization import pickle_errors  # loaded when something cannot be sent
+
     return pickle_errors.find(inputs, namespace)
 
 

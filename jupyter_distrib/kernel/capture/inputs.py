@@ -13,12 +13,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType
+from typing import TYPE_CHECKING
 
 from jupyter_distrib.errors import CaptureError, PayloadError
 from jupyter_distrib.kernel.capture import input_sizes
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.nested_code import names_in
+
+if TYPE_CHECKING:
+    from jupyter_distrib.serialization.pickle_errors import PickleProblem
 
 _OF_CALLS = {
     "__function__": "function",
@@ -121,7 +125,7 @@ def unseen(source: str, packed_inputs: PackedInputs, namespace: Mapping[str, obj
     }
 
 
-def _sentence(problem: payload.PickleProblem, item: Input) -> str:
+def _sentence(problem: PickleProblem, item: Input) -> str:
     where = f" (used on line {item.line})" if item.line else ""
     inside = f" at {problem.path}" if problem.path != problem.name else ""
     holds = "holds" if inside else "is"

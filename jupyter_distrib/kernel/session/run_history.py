@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 from jupyter_distrib.errors import PoolError
@@ -22,8 +23,8 @@ class RunHistory:
     def add(self, run: Run) -> None:
         """Remember a run, and forget the oldest that have ended."""
         with self._lock:
-            over = [each for each in self.all if each.done()]
-            gone = over[: max(0, len(self.all) + 1 - KEPT)]
+            surplus = max(0, len(self.all) + 1 - KEPT)
+            gone = set(itertools.islice((each for each in self.all if each.done()), surplus))
             self.all = (*(each for each in self.all if each not in gone), run)
 
     def remove(self, run: Run) -> None:

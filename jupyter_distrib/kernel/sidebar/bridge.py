@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -22,14 +22,15 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
 from jupyter_distrib.kernel.session.run import Run
-from jupyter_distrib.kernel.session.status import PoolStatus, pool_status
 from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
 from jupyter_distrib.kernel.sidebar.broadcast import Broadcast
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
-from jupyter_distrib.kernel.sidebar.overview import overview
 from jupyter_distrib.wire.messages import Ended, Moved, RunEvent, Stalled
+
+if TYPE_CHECKING:
+    from jupyter_distrib.kernel.session.status import PoolStatus
 
 REQUEST, REPLY = "distrib_request", "distrib_reply"
 REQUEST_COMM = "jupyter_distrib-requests"
@@ -106,6 +107,8 @@ class FrontEnd:
         self._news.close()
 
     def _look(self) -> dict[str, Any]:
+        from jupyter_distrib.kernel.sidebar.overview import overview  # %load_ext does not wait for it
+
         current, trouble = session.current(), self._trouble
         try:
             self._settings = current.settings
@@ -232,6 +235,8 @@ class FrontEnd:
 
     def _ask(self) -> None:
         """Ask every pool in use for its node and for the holders of its devices."""
+        from jupyter_distrib.kernel.session.status import pool_status
+
         current = session.current()
         for connection in current.pools.connections:
             with suppress(DistributedError):

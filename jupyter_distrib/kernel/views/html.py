@@ -16,7 +16,7 @@ from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import visible
 from jupyter_distrib.kernel.record.terminal_styles import css
-from jupyter_distrib.kernel.views import chart, markup, sanitize_html, shares, timeline
+from jupyter_distrib.kernel.views import chart, markup, shares, timeline
 from jupyter_distrib.kernel.views import text as text_view
 from jupyter_distrib.kernel.views.table import TextTable
 from jupyter_distrib.system.formatting import clipped
@@ -115,6 +115,8 @@ def _missing(rank: RankRecord, shown: Sequence[str]) -> str:
 
 def display_html(display: Display, alt: str) -> str:
     """Return the richest representation of a display that is harmless in every front end."""
+    from jupyter_distrib.kernel.views import sanitize_html  # a parser of HTML and CSS, which most runs never need
+
     data = markup.with_html(display.data)
     for kind in sanitize_html.IMAGES:
         if kind in data and sanitize_html.is_base64(data[kind]):
