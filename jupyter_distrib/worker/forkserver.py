@@ -32,8 +32,15 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # imported objects stay: repeated collections of all of them would take a tenth of torch's import
 
-    with threads.loading():
-        framework.load(framework.TORCH)  # whatever the environment names: only torch's ranks are forked
+    try:
+        with threads.loading():
+            framework.load(framework.TORCH)  # whatever the environment names: only torch's ranks are forked
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sys.exit(
+            f"torch is not installed for ranks: `{sys.executable} -m pip install torch`, or another --python."
+        )
     from jupyter_distrib.worker import main as worker_main  # noqa: F401 - preloaded for the ranks
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))

@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
+from tests.notebook import ROOT
 
 
 class Stage:
@@ -190,6 +192,14 @@ def test_a_forkserver_that_cannot_start_says_why(stage: Stage) -> None:
     stage.turn()
     stage.take(stage.early)
     assert len(stage.failures) == 2
+
+
+def test_a_forkserver_without_torch_says_what_to_install() -> None:
+    command = [sys.executable, "-S", "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), "0", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.stderr.startswith("torch is not installed for ranks")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_order_that_dies_with_its_forkserver_is_given_to_the_next_once(stage: Stage) -> None:
