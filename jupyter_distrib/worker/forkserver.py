@@ -38,9 +38,7 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        sys.exit(
-            f"torch is not installed for ranks: `{sys.executable} -m pip install torch`, or another --python."
-        )
+        sys.exit(f"torch is not installed for ranks: `{sys.executable} -m pip install torch`, or another --python.")
     from jupyter_distrib.worker import main as worker_main  # noqa: F401 - preloaded for the ranks
 
     serve(Link(socket.socket(fileno=first_fd)), agent_pid, socket.socket(fileno=preloaded_fd))

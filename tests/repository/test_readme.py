@@ -82,6 +82,22 @@ def test_every_line_magic_and_error_that_the_docs_name_exists() -> None:
         assert hasattr(errors, name), name
 
 
+def test_every_line_magic_has_its_row_in_the_docs() -> None:
+    from jupyter_distrib.kernel.notebook.line_magics import LineMagics
+
+    rows = (DOCS / "magics.md").read_text("utf-8")
+    assert [name for name in LineMagics.magics["line"] if f"`%{name}" not in rows] == []
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    for page in (ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        text = page.read_text("utf-8")
+        paths, names = re.findall(r"`(tests/[\w/.]+)`", text), re.findall(r"`(test_\w+)\b", text)
+        assert [path for path in paths if not (ROOT / path).exists()] == [], page
+        assert [name for name in names if f"def {name}(" not in sources] == [], page
+
+
 def test_every_address_that_the_product_names_is_a_heading_of_the_docs() -> None:
     from jupyter_distrib import errors, pages
     from jupyter_distrib.kernel.notebook import doctor
