@@ -10,6 +10,7 @@ through `CallSoon`. Its nodes are looked for, held by a worker group, free for a
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -213,7 +214,8 @@ class Placement:
         no_route = no_way(abouts, self._reservation.address_advice)
         self.delivery.remark = " ".join(filter(None, (nodes.remark, *differing, no_route)))
         shared = [file_sync.is_shared(about["folder"], before, after) for about in abouts]
-        self.delivery.shared_folder = folder if all(shared) else ""
+        files_are_ours = all(about["user"] == os.getuid() for about in abouts)  # not so in some containers
+        self.delivery.shared_folder = folder if all(shared) and files_are_ours else ""
         nodes_of = zip(names, nodes.channels, abouts, shared, strict=True)
         return [
             RemoteNode(self, number, channel, about, name=name, shared=has_folder)

@@ -107,7 +107,7 @@ class Relay:
             "interface": network_interfaces.towards(others, self.address),
             "machine": machine(),
             "folder": stamp(directory),
-            "gpus": gpu_names(),
+            "user": os.getuid(),
         }
         return json.dumps(about)
 
@@ -214,12 +214,6 @@ def stamp(directory: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return info.st_ino, info.st_mtime_ns
-
-
-def gpu_names() -> list[str]:
-    from jupyter_distrib.agent import gpu_inventory
-
-    return [gpu.name for gpu in gpu_inventory.read_now().gpus]
 
 
 def machine() -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from jupyter_distrib.coordinator.engine import ReservedNodes
 from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
+from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.server.client import Client
 from jupyter_distrib.wire.messages import PROTOCOL, Cell, Execute, Hello, OpenWorkerGroup, Parcel, Setting
 
@@ -59,6 +63,25 @@ def test_nodes_that_are_given_back_are_for_the_next_group_that_wants_the_same(pl
     assert places.find(kernel(), again) is not place, "it is given once"
     place.start(again, SimpleNamespace(placed=lambda shares, has_gpus, ends_at_s: given.append(shares)))  # type: ignore[arg-type]
     assert given == [shares]
+
+
+@pytest.mark.parametrize(("other", "is_used"), [({}, True), ({"user": -1}, False), ({"folder": None}, False)])
+def test_values_go_by_the_folder_if_all_nodes_have_it_and_read_our_files(
+    places: Placements, other: dict[str, object], is_used: bool
+) -> None:
+    place = placed(places)
+    about = {"host": "a", "interface": "lo", "machine": "m", "folder": stamp(os.getcwd()), "user": os.getuid()}
+    versions = {"python": "3", "torch": "2", "cloudpickle": "3"}
+
+    def channel(**more: object) -> SimpleNamespace:
+        answer: Future[str] = Future()
+        answer.set_result(json.dumps({**about, **versions, **more}))
+        return SimpleNamespace(ask=lambda *_: answer)
+
+    channels = [channel(), channel(**other)]
+    nodes = ReservedNodes(channels=channels, addresses=["a", "b"], sizes=[1, 1], gpus=False, engine_has_gpus=False)
+    place._remote_nodes(nodes, os.getcwd())
+    assert place.delivery.shared_folder == (os.getcwd() if is_used else "")
 
 
 def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(places: Placements) -> None:
