@@ -100,7 +100,7 @@ class Coordinator:
             tell=lambda event, fds: self._tell(client, group, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
-        group.find_again = lambda: self.find_nodes(client, group.command)
+        group.replacement.find = lambda: self.find_nodes(client, group.command)
         group.on_closed = lambda reason: self.server.close(group, force=True, reason=reason)
         self.server.add(client, group)
         group.open()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jupyter_distrib.coordinator.allocation_end import AllocationEnd
 from jupyter_distrib.coordinator.group_repair import SpreadGroupRepair
+from jupyter_distrib.coordinator.node_replacement import NodeReplacement
 from jupyter_distrib.coordinator.node_source import NodeSource, Share
 from jupyter_distrib.coordinator.run import SpreadRun
 from jupyter_distrib.coordinator.start_progress import StartProgress
@@ -56,16 +57,10 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self.on_closed: Callable[[str], None] = lambda reason: None
         self.place = place
         """The source of the present nodes; what others report is of nodes that were given back."""
-        self.find_again: Callable[[], NodeSource] | None = None
-        """Callback that looks for nodes in place of those of which one was lost, for a run that is started again."""
+        self.replacement = NodeReplacement()
         self.waits_for = ""
         """Sentence on what it waits for, if it has no nodes yet."""
         self._loop, self._logs = loop, logs
-        self._replaces_nodes = False
-        self._left = 0
-        """Number of ranks on nodes that were not lost with the last one."""
-        self._refusal = ""
-        """Reason why there are no nodes for as many ranks as there were."""
         self._shares: list[Share] = []
         self._infos: dict[int, tuple[WorkerInfo, ...]] = {}
         self._group_repair = SpreadGroupRepair(
@@ -143,20 +138,20 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
     def refuse(self, reason: str) -> None:
         if self.closed:
             return
-        if self._replaces_nodes and self._look_for_fewer(reason):
+        if self.replacement.under_way and self._look_for_fewer(reason):
             return
         self._useless = True
         if (pending := self.take_pending()) is not None:
             pending.fail(f"the run cannot go on: {reason}")
         self.on_closed(reason)
-        cls = WorkerGroupClosed if self._replaces_nodes else WorkerGroupRefused
+        cls = WorkerGroupClosed if self.replacement.under_way else WorkerGroupRefused
         self.tell(cls(group=self.name, reason=reason), ())
 
     def _replace_nodes(self, find: Callable[[], NodeSource]) -> None:
         """Look for other nodes, since one was lost; the run that is started again waits for their ranks."""
         self.place.give_back(useless=True, killed=True)
         self._group_repair.cancel()
-        self._shares, self._infos, self._ending, self._replaces_nodes = [], {}, "", True
+        self._shares, self._infos, self._ending, self.replacement.under_way = [], {}, "", True
         self.kept.clear()
         self._find(find, self.command.size)
 
@@ -166,18 +161,13 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self.place.start(self.command, self)
 
     def _look_for_fewer(self, reason: str) -> bool:
-        """Look for nodes for fewer ranks, if the cell that waits may go on so: as many as were not lost, then as few as
-        it may."""
-        if self.pending is None or self.find_again is None:
+        """Look for nodes for fewer ranks, if the cell that waits may go on so."""
+        size, find = self.replacement.fewer(self.pending, self.command.size, reason), self.replacement.find
+        if size is None or find is None:
             return False
-        sizes = (self._left, self.pending.command.min_ranks)
-        fewer = [size for size in sizes if size < self.command.size and self.pending.may_have(size)]
-        if not fewer:
-            return False
-        self._refusal = self._refusal or reason
         self.place.give_back(useless=True, killed=True)
         self._shares, self._infos = [], {}
-        self._find(self.find_again, max(fewer))
+        self._find(find, size)
         return True
 
     def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
@@ -217,11 +207,8 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         self._notes += (self._on_node(node, note) for note in event.notes)
         if len(self._infos) < len(self._shares):
             return
-        if self._replaces_nodes:
-            self._replaces_nodes = False
-            if self.pending is not None and self.command.size < len(self.pending.command.ranks):
-                self.pending = self.pending.with_fewer(self.command.size, self._refusal)
-            self._refusal = ""
+        if self.replacement.under_way:
+            self.pending = self.replacement.end(self.pending, self.command.size)
             lost = tuple(info.rank for info in self.infos())
             self.tell(WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
             self._execute_pending()
@@ -250,10 +237,10 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
 
     def execute(self, command: Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks."""
-        if self._group_repair.under_way or self._replaces_nodes or self._ending:
+        if self._group_repair.under_way or self.replacement.under_way or self._ending:
             self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
-            if self._ending and self.find_again is not None:
-                self._replace_nodes(self.find_again)
+            if self._ending and self.replacement.find is not None:
+                self._replace_nodes(self.replacement.find)
             return
         ranks = {
             node: mine
@@ -337,7 +324,7 @@ class SpreadWorkerGroup(WorkerGroupState[SpreadRun]):
         if not self._infos or len(self._infos) < len(self._shares):
             return self.refuse(reason)
         self._ending = self._ending or reason
-        self._left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
+        self.replacement.ranks_left = sum(len(infos) for node, infos in self._infos.items() if node not in dead)
         if (pending := self.take_pending()) is not None:
             pending.fail(f"the cell has not begun, because {reason}. Run it again: it will have other ranks.")
         if self.run is None:

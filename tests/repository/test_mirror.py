@@ -36,7 +36,7 @@ TESTED_IN = {
     ),
     "coordinator/test_source_archive.py": "system/process_environment",
     "coordinator/test_worker_group.py": (
-        "coordinator/allocation_end coordinator/log_collection coordinator/node_report coordinator/run "
+        "coordinator/allocation_end coordinator/log_collection coordinator/node_replacement coordinator/node_report coordinator/run "
         "coordinator/start_progress coordinator/watch server/worker_group"
     ),
     "deepspeed/test_distributor.py": "compat/deepspeed_distributor",
