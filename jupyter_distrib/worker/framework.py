@@ -154,6 +154,9 @@ class Framework(Protocol):
     def is_of_device(self, error: BaseException) -> bool:
         """Return whether an exception may come from a broken device."""
 
+    def tensor_bytes(self, value: object) -> int:
+        """Return the memory of the tensors in a value on this rank, as far as they can be found without cost."""
+
     def warm_device(self) -> None:
         """Load what the first computation on the device would load. Called once, when a rank is idle before its first
         cell."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.wire.messages import Execute, Failed, Interrupted, Parcel, PhaseTimes, Returned
-from jupyter_distrib.worker import failure, identity
+from jupyter_distrib.worker import failure, framework, identity
+
+TOLD_BYTES = 1_000_000
+"""The size from which it is told that a kept value holds memory."""
 
 
 def outcome(
@@ -43,6 +47,7 @@ def outcome(
             rank=rank,
             value=parcel,
             kept=kept,
+            kept_bytes=_sizes({name: namespace[name] for name in kept}),
             sharded=sharded,
             began_at_s=began_at_s,
             at_s=time.monotonic(),
@@ -57,6 +62,15 @@ def outcome(
     groupless = failure.groupless(command.setting.strategy, everyone=identity.everyone(command))
     described = failure.describe(error, run=run, by_value=by_value, absent=command.cell.absent, groupless=groupless)
     return Failed(run=run, rank=rank, failure=described, at_s=at_s), []
+
+
+def _sizes(kept: dict[str, object]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, value in kept.items():
+        with suppress(Exception):  # a class of the user's may behave as it likes
+            assert framework.current is not None
+            found[name] = framework.current.tensor_bytes(value)
+    return {name: size_bytes for name, size_bytes in found.items() if size_bytes >= TOLD_BYTES}
 
 
 def _parcel(value: object, *, by_value: bool, run: str) -> tuple[Parcel, int | None]:

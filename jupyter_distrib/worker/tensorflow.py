@@ -85,6 +85,9 @@ class TensorFlow:
     def is_of_device(self, error: BaseException) -> bool:
         return "CUDA_ERROR" in str(error)
 
+    def tensor_bytes(self, value: object) -> int:
+        return 0
+
     def warm_device(self) -> None:
         pass
 

@@ -347,6 +347,18 @@ def test_a_name_that_only_some_ranks_define_is_kept_there(book: Notebook) -> Non
     assert "`best` was kept on rank 1 only: run this cell with --on 1." in book.fails("%%distributed\nbest").traceback
 
 
+def test_a_handle_and_the_status_say_how_much_memory_the_tensors_of_a_kept_value_take(book: Notebook) -> None:
+    keep = "--keep large,small,uneven\nimport torch"
+    values = "large, small, uneven = {'w': torch.ones(500_000)}, torch.ones(3), torch.ones(1_000_000 * rank)"
+    book.ok(f"%%distributed --ranks 2 {keep}\n{values}")
+
+    told = book.ok("%distributed_status").result
+    assert "large: dict on ranks 0-1 (2.0 MB of tensors each, local pool" in told
+    assert "uneven: Tensor on ranks 0-1 (4.0 MB of tensors at most, local pool" in told
+    assert "small: Tensor on ranks 0-1 (local pool" in told
+    book.ok("large = small = uneven = None")
+
+
 def test_a_dropped_handle_frees_the_memory_on_the_ranks(book: Notebook) -> None:
     body = """
 import sys, weakref

@@ -49,6 +49,7 @@ class MadeUp:
     def take_device(self): pass
     def drain(self, limit_s): raise AssertionError("CPU ranks have nothing to drain")
     def is_of_device(self, error): return False
+    def tensor_bytes(self, value): return 0
     def warm_device(self): pass
     def release_memory(self): pass
     def device_memory(self): return None

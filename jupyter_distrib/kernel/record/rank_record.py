@@ -86,6 +86,8 @@ class RankRecord:
     value: Parcel | None = None
     kept: dict[str, str] = field(default_factory=dict)
     """The names that stay on the rank -> name of the value's type."""
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    """The names among `kept` whose tensors are large -> their size."""
     sharded: tuple[str, ...] = ()
     """The names among `kept` whose values are sharded over the ranks."""
     exited_early: bool = False
@@ -176,6 +178,7 @@ class RankRecord:
             self.started_at_s = event.began_at_s
         self.state, self.returned, self.ended_at_s, self.prompt = "done", True, event.at_s, None
         self.value, self.kept, self.exited_early = event.value, event.kept, event.exited_early
+        self.kept_bytes = event.kept_bytes
         self.sharded, self.times = event.sharded, event.times or self.times
 
     def _fail(self, event: Failed) -> None:

@@ -86,6 +86,7 @@ class KeptValues:
             group=group.name,
             ranks=types,
             type_names=types,
+            size_bytes={rank: run.record.ranks[rank].kept_bytes.get(name, 0) for rank in types},
             pool=run.pool,
             since=run.record.label,
             sharded=any(name in rank.sharded for rank in run.record.ranks.values()),

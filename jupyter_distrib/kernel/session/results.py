@@ -12,7 +12,7 @@ from html import escape
 from typing import Any, NoReturn, overload
 
 from jupyter_distrib.errors import ValueLost
-from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.system.formatting import rank_list, size
 
 REPR_CHARACTERS = 600
 
@@ -126,6 +126,7 @@ class RankValue:
     Args:
         key: The key of the value in the worker group.
         type_names: Rank -> name of the value's type, if it is known.
+        size_bytes: Rank -> size of the tensors in its value, if they are large.
         pool: The pool's name in the repr: `local`.
         since: The label of the cell that kept it: `Cell In[3]`.
         sharded: Whether no rank has all of it; then `handle[rank]` fetches the whole value for any rank.
@@ -142,6 +143,7 @@ class RankValue:
         group: str,
         ranks: Iterable[int],
         type_names: Mapping[int, str] | None = None,
+        size_bytes: Mapping[int, int] | None = None,
         pool: str = "",
         since: str = "",
         sharded: bool = False,
@@ -153,6 +155,7 @@ class RankValue:
         self.group = group
         self.ranks = tuple(sorted(ranks))
         self.type_names = dict(type_names or {})
+        self.size_bytes = dict(size_bytes or {})
         self.sharded = sharded
         self.lost: frozenset[int] = frozenset()
         """The ranks whose copy is gone."""
@@ -210,6 +213,9 @@ class RankValue:
     def __repr__(self) -> str:
         types = " or ".join(dict.fromkeys(self.type_names.values())) or "a value"
         details = ["sharded"] if self.sharded else []
+        if largest := max(self.size_bytes.values(), default=0):
+            each = "" if len(self.ranks) == 1 else " each" if min(self.size_bytes.values()) == largest else " at most"
+            details.append(f"{size(largest)} of tensors{each}")
         details += [f"{self._pool} pool"] if self._pool else []
         details += [f"kept since {self._since}"] if self._since else []
         details += [f"gone on {rank_list(self.lost)}"] if self.lost else []

@@ -194,6 +194,8 @@ class Returned:
     """The cell's value; None if the cell does not end with an expression, or its value is None."""
     kept: dict[str, str] = field(default_factory=dict)
     """The names of `--keep` that the cell really defined on this rank, and the name of each value's type."""
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    """The sizes of the tensors in those of them that hold a megabyte or more."""
     began_at_s: float | None = None
     """Beginning of the cell, on the clock of `at_s`."""
     at_s: float = 0.0

@@ -11,7 +11,15 @@ import torch.distributed
 from jupyter_distrib.wire.messages import Execute, PhaseTimes, Profiled, WorkerOrder
 from jupyter_distrib.worker import identity
 from jupyter_distrib.worker.framework import TORCH, DeviceState
-from jupyter_distrib.worker.pytorch import data_loaders, phase_clock, process_group, randomness, spawn_guard, torch_save
+from jupyter_distrib.worker.pytorch import (
+    data_loaders,
+    phase_clock,
+    process_group,
+    randomness,
+    spawn_guard,
+    tensor_memory,
+    torch_save,
+)
 from jupyter_distrib.worker.pytorch.device import Device
 from jupyter_distrib.worker.pytorch.group_sightings import GroupSightings
 
@@ -80,6 +88,9 @@ class PyTorch:
 
     def is_of_device(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+    def tensor_bytes(self, value: object) -> int:
+        return tensor_memory.size_bytes(value)
 
     def warm_device(self) -> None:
         self._device.warm()
