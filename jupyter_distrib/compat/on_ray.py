@@ -15,28 +15,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 START_S = 120.0
 END_S = 15.0
 LOG_LINES = 20
+_DONE = "jupyter_distrib/ray_launch/done"
+_LOOK_S = 0.2
 
 
 def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     """Run the function on the head of a cluster of these ranks; called on each of them."""
     from torch import distributed
 
-    # The ranks that wait do so in a collective, for as long as the function takes.
-    distributed.init_process_group("gloo", timeout=timedelta(days=365))
+    from jupyter_distrib.worker.pytorch.private import default_store
+
+    distributed.init_process_group("gloo")
     try:
         head, everyone = _exchanged(distributed)
         os.environ.update(head["environment"])
         members = len({each["node"] for each in everyone})
         with _node(head, everyone) if os.environ["LOCAL_RANK"] == "0" else _nothing():
-            value = _driven(function, args, keywords, members) if os.environ["RANK"] == "0" else None
-            distributed.barrier()
+            value = None
+            if os.environ["RANK"] == "0":
+                value = _driven(function, args, keywords, members)
+                default_store().set(_DONE, b"")
+            # Not in a collective alone: it would be told as one that hangs, for as long as the function takes.
+            while not default_store().check([_DONE]):
+                time.sleep(_LOOK_S)
+            distributed.barrier()  # the head stays until all members have come up
         return value
     finally:
         with suppress(Exception):  # others have gone
@@ -142,21 +150,28 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, where: str, l
 
 
 def _driven(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], members: int) -> Any:
-    """Run the function when all members are there."""
+    """Run the function when all members are there. It is connected to the cluster, and may connect itself as well."""
     import ray
 
-    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR")
+    connect = ray.init
+    connect(address=os.environ["RAY_ADDRESS"], logging_level="ERROR")
     try:
         until_s = time.monotonic() + START_S
         while len(found := [node for node in ray.nodes() if node["Alive"]]) < members:
             if time.monotonic() > until_s:
                 raise RuntimeError(f"{len(found)} of {members} nodes have joined Ray within {START_S:g} s.")
             time.sleep(0.1)
-    finally:
-        ray.shutdown()
-    try:
+
+        def init(*args: Any, **options: Any) -> Any:
+            """Connect with the function's own options; Ray refuses a second connection."""
+            ray.init = connect
+            ray.shutdown()
+            return connect(*args, **options)
+
+        ray.init = init
         return function(*args, **keywords)
     finally:
+        ray.init = connect
         ray.shutdown()
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
 from tests.ray.conftest import Cluster, name_it
+from tests.wheels import environment, install, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -315,3 +316,16 @@ def test_a_busy_cluster_says_by_whom_and_can_be_waited_for(book: Notebook, clust
         book.ok("%distributed_pool stop")
         assert other.finish(100).status == "ok"
     assert os.path.isdir(tmp_path)
+
+
+def test_s12_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
+    python, packages = environment(tmp_path / "env")
+    install(wheel(tmp_path, "tinypkg", "1.2"), packages)
+    (folder := tmp_path / "work").mkdir()
+    name_it(cluster, folder)
+    with Notebook(folder, python=str(python)) as book:
+        book.ok("%load_ext jupyter_distrib")
+        cell = "%%distributed --ranks 2 --environment {}\nimport tinypkg\ntinypkg.version"
+        assert "the notebook has: tinypkg 1.2" in book.cell(cell.format("check"), timeout_s=150).text
+        outcome = book.cell(cell.format("sync"), timeout_s=150)
+    assert outcome.result == "ranks 0-1: '1.2'", outcome.text

@@ -63,9 +63,12 @@ class Broken(Exception):
 
 @ray_launch(gpus=2)
 def foo():
+    import os, ray
+    assert "RANK" not in os.environ or ray.cluster_resources()["CPU"]  # as in the platform's own example, which does not call ray.init
     raise Broken("no data")
 """)
     outcome = book.cell("foo.distributed()", 280)
     assert outcome.ename == "Broken", outcome.text
+    assert "has not reached" not in outcome.text, "the ranks that wait meanwhile hang in nothing"
     assert wait_until(lambda: not members(), 30), members()
     assert book.fails("foo()").ename == "Broken", "here"

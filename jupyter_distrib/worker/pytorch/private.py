@@ -45,6 +45,11 @@ def default_group() -> Any:
     return distributed_c10d._get_default_group()
 
 
+def default_store() -> Any:
+    """Return the store of the default group; relies on `_get_default_store`."""
+    return distributed_c10d._get_default_store()
+
+
 def set_default_group(group: Any) -> None:
     """Make a group the default one, or none; relies on `_update_default_pg`, which destroys nothing."""
     distributed_c10d._update_default_pg(group)
