@@ -89,6 +89,13 @@ def test_every_line_magic_has_its_row_in_the_docs() -> None:
     assert [name for name in LineMagics.magics["line"] if f"`%{name}" not in rows] == []
 
 
+def test_pictures_are_small_and_there_in_both_themes() -> None:
+    pictures = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
+    for name, size_bytes in pictures.items():
+        assert size_bytes < (2_000_000 if name.endswith(".gif") else 300_000), name
+        assert name.replace("-light.png", "-dark.png").replace("-dark.png", "-light.png") in pictures, name
+
+
 def test_every_test_that_the_docs_name_exists() -> None:
     sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
     for page in (ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
