@@ -100,7 +100,7 @@ def _plain(group: Group, backend: Backend) -> list[list[float]]:
         running.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True))
     out = []
     for process in running:
-        told, _ = process.communicate(timeout=60)
+        told, _ = process.communicate(timeout=60 if place.on_gpu else 180)
         assert process.returncode == 0, f"the plain program ended with {process.returncode}"
         out.append(literal_eval(told.splitlines()[-1]))
     return out
