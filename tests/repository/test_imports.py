@@ -88,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "wire",
         "worker",
+        "worker/pytorch",
     },
     "compat/horovod": {"runtime", "worker"},
     "compat/spark": {
