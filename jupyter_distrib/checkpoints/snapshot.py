@@ -30,12 +30,12 @@ _LOOK_UP_S = 0.02
 
 
 class _CopyPlanner(DefaultSavePlanner):
-    """A planner that gives the writer copies in place of the state."""
+    """A planner that gives the writer copies in place of the state, by the names of its items."""
 
-    copies: dict[Any, torch.Tensor | BytesIO]
+    copies: dict[str, torch.Tensor | BytesIO]
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
-        return self.copies[write_item.index]
+        return self.copies[write_item.index.fqn]
 
 
 class Snapshot:
@@ -59,7 +59,7 @@ class Snapshot:
         self._given_up = threading.Event()
         self._writer = Writer(folder)
         self._planner = _CopyPlanner(dedup_save_to_lowest_rank=True)
-        self._plan = self._copy(state)
+        self._copy(state)
         self._thread = threading.Thread(target=self._write, name=f"jupyter_distrib: {folder}")
         self._thread.start()
 
@@ -90,14 +90,12 @@ class Snapshot:
         """Wait no longer for other ranks, whose run has failed."""
         self._given_up.set()
 
-    def _copy(self, state: dict[str, Any]) -> SavePlan:
-        planner = self._planner
-        planner.set_up_planner(state, None, self._rank == 0)
-        plan = planner.create_local_plan()
-        mine = [item for item in plan.items if self._rank == 0 or _writes(planner.state_dict[item.index.fqn])]
-        planner.copies = {item.index: _copied(DefaultSavePlanner.resolve_data(planner, item)) for item in mine}
-        planner.state_dict = {}
-        return dataclasses.replace(plan, items=mine)
+    @torch.no_grad()  # with gradients, DTensors would note where their shards went
+    def _copy(self, state: dict[str, Any]) -> None:
+        """Copy what this rank writes. Which part of a DTensor it has does not change, so the thread plans the rest."""
+        self._planner.set_up_planner(state, None, self._rank == 0)
+        held = self._planner.state_dict.items()
+        self._planner.copies = {name: _copied(value) for name, value in held if self._rank == 0 or _writes(value)}
 
     def _write(self) -> None:
         try:
@@ -112,9 +110,16 @@ class Snapshot:
             if self._rank == 0:
                 self._writer.clean_up()
 
+    @torch.no_grad()
+    def _planned(self) -> SavePlan:
+        """Return what this rank writes."""
+        plan = self._planner.create_local_plan()
+        self._planner.state_dict = {}
+        return dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn in self._planner.copies])
+
     def _write_part(self) -> None:
         self._writer.set_up_storage_writer(self._rank == 0)
-        plan = self._writer.prepare_global_plan([self._writer.prepare_local_plan(self._plan)])[0]
+        plan = self._writer.prepare_global_plan([self._writer.prepare_local_plan(self._planned())])[0]
         results = self._writer.write_data(plan, self._planner).value()
         if self._rank != 0:
             self._leave(plan, results)
@@ -157,5 +162,12 @@ def _writes(value: Any) -> bool:
     return len(replicas) < len(place) and not any(replicas)
 
 
-def _copied(data: torch.Tensor | BytesIO) -> torch.Tensor | BytesIO:
-    return data.detach().to("cpu", copy=True) if isinstance(data, torch.Tensor) else data
+def _copied(value: Any) -> torch.Tensor | BytesIO:
+    """Return a copy of this rank's part of a value, in the form that the writer wants."""
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    if isinstance(value, torch.Tensor):
+        return value.to("cpu", copy=True)
+    pickled = BytesIO()
+    torch.save(value, pickled)
+    return pickled
