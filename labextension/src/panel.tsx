@@ -75,6 +75,15 @@ export class DistributedPanel extends SidePanel {
     }
     this.open();
     this.content.node.addEventListener('pointerdown', event => (this.moved ||= (event.target as Element).matches('.lm-SplitPanel-handle')));
+    this.node.addEventListener('pointerdown', () => (this.pressed = true));
+    for (const name of ['pointerup', 'pointercancel']) {
+      document.addEventListener(name, () => {
+        if (this.pressed) {
+          this.pressed = false;
+          this.onChanged();
+        }
+      });
+    }
     doer.model.changed.connect(this.onChanged, this);
     this.onChanged();
   }
@@ -113,7 +122,8 @@ export class DistributedPanel extends SidePanel {
   /** Give each section the height that it needs, in proportion, until the user moves one of the edges between them. */
   private share(): void {
     const content = this.content;
-    if (this.moved || !this.isVisible || !(content instanceof AccordionPanel)) {
+    // What is pressed stays where it is, else it would not be clicked.
+    if (this.moved || this.pressed || !this.isVisible || !(content instanceof AccordionPanel)) {
       return;
     }
     const needs = content.widgets.map(section => Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, section.node.querySelector('.jp-Distributed-part')?.scrollHeight ?? 0)));
@@ -140,6 +150,7 @@ export class DistributedPanel extends SidePanel {
   private seen = '';
   private needs: number[] = [];
   private moved = false;
+  private pressed = false;
   private frame = 0;
 }
 

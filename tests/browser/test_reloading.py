@@ -143,6 +143,7 @@ def test_a_notebook_that_is_closed_and_opened_again_in_mid_run_is_live(open_note
     lab.run(1)
     moves(lab, 1)
     lab.save()
+    expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)  # the page knows it later than the file; else it asks
     lab.do("application:close")
     expect(lab.page.locator(".jp-Notebook")).to_have_count(0)
     lab.do("docmanager:open", path=lab.name)

@@ -290,6 +290,10 @@ def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None
     expect(lab.cell(2)).to_have_class(re.compile("jp-mod-active"))
 
 
+MOVED = "() => Promise.all(document.getAnimations().filter(each => each.effect.getComputedTiming().iterations !== Infinity).map(each => each.finished.catch(() => 0))).then(() => 0)"
+"""Wait until what slides into the page is in its place."""
+
+
 def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_it(
     open_notebook: Open, enough: Path
 ) -> None:
@@ -311,6 +315,7 @@ def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_
     lab.shoot("notification")
     lab.page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); null")
     lab.page.wait_for_function("() => !document.title.startsWith('✗ ')")
+    lab.page.evaluate(MOVED)
     toast.get_by_role("button", name="Go to cell").click()
     expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
 
