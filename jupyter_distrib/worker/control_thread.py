@@ -56,6 +56,8 @@ class ControlThread:
         self._debugger, self._take_device = debugger, take_device
         self._running = ""
         """The id of the run whose cell is being executed."""
+        self._cells = 0
+        """Number of cells that were handed to the main thread."""
         self.cut = False
         """Whether collectives of the current run, or of the last one, were cut or aborted."""
         self._left = ""
@@ -101,10 +103,12 @@ class ControlThread:
         self._interrupts.begin()
         self.cut = False
         self._running = command.run  # set in this thread, so that a stop right behind the command finds its run
+        self._cells += 1
         self._inbox.put((command, fds))
         self._debugger.end_examination()
-        if not self._link.wait(ANNOUNCE_S):
-            self._messenger.announce()
+        self._link.wait(ANNOUNCE_S)
+        with suppress(OSError):  # the agent has gone, which the next receive tells
+            self._messenger.announce(self._cells)
 
     def _debug(self, command: Debug) -> None:
         match command.action:

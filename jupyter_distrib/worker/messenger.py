@@ -26,16 +26,27 @@ class Messenger:
         self._meanwhile: list[Event] = []
         """The events that finalizers have reported during the send."""
         self._start: Started | None = None
+        self._begun = 0
+        """Number of cells that have begun."""
+        self._due = 0
+        """Number of the newest cell whose start is to be sent at once."""
         self.main_thread_sends = False
         """Whether an interrupt now would cut an event in two."""
 
     def begin(self, started: Started) -> None:
-        """Keep the start of a cell, until something else is sent or `announce` is called."""
-        self._start = started
-
-    def announce(self) -> None:
-        """Send the start of the cell, unless it was sent."""
+        """Keep the start of a cell until something else is sent or `announce` is called; send it at once if that was
+        called already, since the main thread had other things to do."""
         with self._lock:
+            self._begun += 1
+            late = self._begun <= self._due
+            self._start = None if late else started
+        if late:
+            self.send(started)
+
+    def announce(self, cell: int) -> None:
+        """Send the start of a cell, numbered from 1, unless it was sent; if it has not begun, as soon as it does."""
+        with self._lock:
+            self._due = cell
             started, self._start = self._start, None
             if started is not None:
                 self._send(started)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from sklearn.datasets import load_digits
 
-def train(folder, pause_s=0.0):
+def train(folder, pause_s=0.0, kills=0):
     digits = load_digits()
     x, y = torch.tensor(digits.data[:640], dtype=torch.float32) / 16, torch.tensor(digits.target[:640])
     torch.manual_seed(0)
@@ -36,6 +36,8 @@ def train(folder, pause_s=0.0):
             time.sleep(pause_s)
             jupyter_distrib.save(
                 folder, every_s=0.02, keep=2, model=model, optimizer=optimizer, loader=loader, epoch=epoch)
+    while int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < kills:
+        time.sleep(0.01)
     jupyter_distrib.save(folder, keep=2, model=model, optimizer=optimizer, loader=loader, epoch=4)
 """
 
@@ -223,7 +225,7 @@ def test_g10_h10_a_training_killed_at_three_random_moments_ends_with_the_weights
     seed = int.from_bytes(os.urandom(3))
     line = f"%%distributed --ranks 2 --strategy {strategy} --max-restarts 9"
     book.ok(f"{line}\ntrain('calm-{strategy}')")
-    book.ok(f"{line} --detach\ntrain('wild-{strategy}', 0.03)")
+    book.ok(f"{line} --detach\ntrain('wild-{strategy}', 0.03, kills=3)")
     killed = book.ok(f"run = _\n{KILL}\nkill(run, 3, {seed})\nrun.result()\nlen(run.record.restarts)")
 
     assert killed.result == "3", seed

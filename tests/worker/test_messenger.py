@@ -62,10 +62,27 @@ def test_the_start_of_a_cell_that_has_returned_at_once_is_not_an_event_of_its_ow
     messenger.begin(start)
     messenger.send(end)
     messenger.begin(start)
-    messenger.announce()
+    messenger.announce(2)
     messenger.send(end)
 
     assert [theirs.receive()[0] for _ in range(3)] == [end, start, end]
+
+
+def test_the_start_of_a_cell_that_begins_late_is_sent_as_soon_as_it_does(told: tuple[Messenger, Link]) -> None:
+    messenger, theirs = told
+    start, end = (
+        Started(run="r", rank=0, pid=5, device="cpu", at_s=1.0),
+        Returned(run="r", rank=0, value=None, began_at_s=1.0, at_s=2.0),
+    )
+
+    messenger.announce(1)  # the main thread is busy with what came before the cell
+    messenger.begin(start)
+    assert theirs.wait(0)
+    messenger.send(end)
+    messenger.begin(start)  # the next one begins at once
+    messenger.send(end)
+
+    assert [theirs.receive()[0] for _ in range(3)] == [start, end, end]
 
 
 def test_what_a_finalizer_reports_in_the_midst_of_a_send_follows_it(told: tuple[Messenger, Link]) -> None:
