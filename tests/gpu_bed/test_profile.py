@@ -53,9 +53,10 @@ def test_a_gpu_without_a_profiler_leaves_a_trace_of_the_host_and_the_history_of_
     assert history(book) == [("alloc", step) for step in range(3, 7)]
 
 
-def test_a_rank_that_is_stopped_writes_no_history_of_memory_and_stays(book: Notebook) -> None:
+def test_a_rank_that_is_stopped_writes_no_history_of_memory(book: Notebook) -> None:
     """It would take longer to write than a rank has that is stopped."""
-    pid = book.ok("%%distributed --gpus 1\nimport os\nos.getpid()").result
+    limit = "from jupyter_distrib.worker.pytorch import profiler\nprofiler.STEPS_S = 600.0"
+    book.ok(f"%%distributed --gpus 1\n{limit}")
     ready = f"{HOLDS}\n    if step == 6: print('at step', step)"
     book.start(f"{HEAD.replace('4', '900')}\n{training(1000, ready)}".replace("rank == 1", "True"))
     book.until("at step 6")
@@ -63,4 +64,3 @@ def test_a_rank_that_is_stopped_writes_no_history_of_memory_and_stays(book: Note
 
     assert "trace.json.gz shows steps 4-" in book.finish().text
     assert history(book) == []
-    assert book.ok("%%distributed --gpus 1\nimport os\nos.getpid()").result == pid
