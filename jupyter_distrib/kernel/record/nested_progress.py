@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.wire.messages import Progressed
 
@@ -36,6 +38,33 @@ def drawn(bars: tuple[Progress, ...], depth: int | None, bar: Progress | None) -
         same = (i for i, old in enumerate(bars) if bar and (old.label, old.total) == (bar.label, bar.total))
         depth = next(same, 0)
     return (bars[:depth] + ((bar,) if bar else ()))[-NESTED_BARS:]
+
+
+def with_inner(bars: tuple[Progress, ...], before: tuple[Progress, ...]) -> tuple[Progress, ...]:
+    """Return the bars with the loops inside them as they were before, if their next round has not begun."""
+    if _totals(bars) == _totals(before)[: len(bars)]:
+        return (*bars, *(replace(bar, step=0) for bar in before[len(bars) :]))
+    return bars
+
+
+def steps_on(before: tuple[Progress, ...], now: tuple[Progress, ...]) -> float | None:
+    """Return how many steps of its innermost loop a rank has done between two looks; None if they count anew.
+
+    Loops are told apart by their totals, since descriptions change as they go. A loop that another one has followed
+    is taken for done.
+    """
+    old, new = _totals(before), _totals(now)
+    if len(old) < len(new) and old == new[: len(old)]:
+        return None  # a loop inside those that were counted so far
+    if new == old and (steps := position(now) - position(before)) >= 0:
+        return steps
+    over = any(bar.finished for bar in before[:-1])
+    left = 0.0 if over else max(0.0, (before[-1].total or 0) - before[-1].step)
+    return left + now[-1].step
+
+
+def _totals(bars: tuple[Progress, ...]) -> list[float | None]:
+    return [bar.total for bar in bars]
 
 
 def position(bars: tuple[Progress, ...]) -> float:

@@ -169,9 +169,9 @@ class RankRecord:
             (event.gpu_percent or 0.0) if on_gpu else event.cpu_percent, event.gpu_memory_bytes or event.rss_bytes
         )
         if self.progress:
-            self.course.come_to(nested_progress.position(self.progress), "progress", event.at_s)
+            self.course.come_to(self.progress, event.at_s)
         elif self.times is not None:
-            self.course.come_to(self.times.steps, "optimizer", event.at_s)
+            self.course.count(self.times.steps, event.at_s)
 
     def _return(self, event: Returned) -> None:
         if self.started_at_s is None:

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jupyter_distrib.kernel.record.nested_progress import position, steps_on, with_inner
+from jupyter_distrib.kernel.record.terminal_stream import Progress
+
 RECENT_S = 60
 """The seconds of the last usage, one point for each."""
 POINTS = 240
@@ -44,17 +47,28 @@ class Course:
 
     uses: list[Use] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
-    counted: str = ""
-    """The unit of the places: the steps of `progress` bars, or of an `optimizer`."""
+    bars: tuple[Progress, ...] = ()
+    """The loops whose steps the places count, as they were last; none if the steps are those of an optimizer."""
 
     def use(self, percent: float, memory_bytes: int) -> None:
         """Add what the rank has used in the last second."""
         self.uses = [*self.uses[1 - RECENT_S :], Use(percent, memory_bytes)]
 
-    def come_to(self, step: float, counted: str, at_s: float) -> None:
-        """Add how far the rank has come."""
-        if counted != self.counted:
-            self.counted, self.places = counted, []
+    def come_to(self, bars: tuple[Progress, ...], at_s: float) -> None:
+        """Add how far the rank has come in its loops."""
+        bars = with_inner(bars, self.bars)
+        steps = steps_on(self.bars, bars) if self.places else None
+        if steps is None:
+            self.places = []
+        self._add(position(bars) if steps is None else self.places[-1].step + steps, at_s)
+        self.bars = bars
+
+    def count(self, step: int, at_s: float) -> None:
+        """Add the number of steps that an optimizer has done; for a rank without bars."""
+        if not self.bars:
+            self._add(step, at_s)
+
+    def _add(self, step: float, at_s: float) -> None:
         self.places.append(Place(at_s, step))
         if len(self.places) > POINTS:
             del self.places[-2::-2]

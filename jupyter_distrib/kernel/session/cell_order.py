@@ -79,7 +79,7 @@ class Order:
     surroundings: Surroundings | None = None
     """The state of the process at the time of submission; None for the present one."""
     context: Mapping[str, object] = field(default_factory=dict)
-    """What trackers have to know of the thread that submitted it."""
+    """The state of trackers in the thread that submitted the run."""
 
     def as_it_is_now(self, *, remote: bool) -> Order:
         """Return the order with copies of all that may change before it begins."""

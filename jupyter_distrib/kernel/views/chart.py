@@ -72,10 +72,10 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSeries:
-    """What is drawn of one metric."""
+    """The lines and the band of one metric in a chart."""
 
     label: str
-    """What the line that stands out is called."""
+    """The name of the line that stands out."""
     lines: Sequence[Line]
     """The one with the smallest number stands out."""
     lost: Sequence[list[Point]] = ()

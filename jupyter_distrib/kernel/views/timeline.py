@@ -31,8 +31,8 @@ def levels(record: RunRecord) -> Levels | None:
     """Return how far the ranks were behind over the run; None if that cannot be said."""
     ranks = record.ranks.values()
     ended_s = {rank.rank: rank.ended_at_s for rank in ranks if rank.ended_at_s is not None}
-    counted = {rank.course.counted for rank in ranks if rank.course.places}
-    return timeline.levels({rank.rank: rank.course.places for rank in ranks}, ended_s) if len(counted) == 1 else None
+    loops = {bool(rank.course.bars) for rank in ranks if rank.course.places}
+    return timeline.levels({rank.rank: rank.course.places for rank in ranks}, ended_s) if len(loops) == 1 else None
 
 
 def state(record: RunRecord) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.kernel.record.timeline import POINTS, RECENT_S, Course, Place, levels
 from jupyter_distrib.kernel.views import timeline as view
 from jupyter_distrib.wire.messages import PhaseTimes, Progressed, Sampled
@@ -47,7 +48,7 @@ def test_memory_is_bounded_and_spans_the_whole_run() -> None:
     course = Course()
     for second in range(5000):
         course.use(50.0, 1000)
-        course.come_to(second, "optimizer", float(second))
+        course.count(second, float(second))
 
     assert len(course.uses) == RECENT_S
     assert len(course.places) <= POINTS
@@ -73,3 +74,32 @@ def test_steps_are_those_of_bars_else_of_optimizers() -> None:
     sample(2.0)
     assert record.ranks[0].course.places == [Place(2.0, 23)]
     assert view.strips(record.ranks[0]) == ["ee", "zz"]
+
+
+def test_steps_go_on_from_loop_to_loop() -> None:
+    course = Course()
+
+    def come_to(*steps: tuple[float, float | None]) -> float:
+        course.come_to(tuple(Progress(label=f"at {step}", step=step, total=total) for step, total in steps), 0.0)
+        return course.places[-1].step
+
+    assert come_to((0, 3), (290, 300)) == 290
+    assert come_to((1, 3)) == 300  # between two rounds
+    assert come_to((1, 3)) == 300
+    assert come_to((1, 3), (5, 300)) == 305
+    assert come_to((1, 3), (4, 20)) == 604  # another loop inside: 295 were left
+    assert come_to((2, 3), (1, 300)) == 621
+    assert come_to((3, 3)) == 920
+    assert come_to((7, 50)) == 927  # a loop of its own
+    assert come_to((3, 50)) == 973  # and the same again
+    assert come_to((40, None)) == 1060
+    assert come_to((2, None)) == 1062
+
+
+def test_a_loop_that_is_found_inside_another_counts_from_the_beginning() -> None:
+    course = Course()
+    epoch = Progress(label="epoch", step=1, total=3)
+    course.come_to((epoch,), 1.0)
+    course.come_to((epoch, Progress(label="step", step=4, total=10)), 2.0)
+
+    assert course.places == [Place(2.0, 14)]
