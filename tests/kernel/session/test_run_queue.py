@@ -51,6 +51,7 @@ class Bed:
                 raise error
             record = RunRecord(run=name, label=name, ranks=range(size.count or 0), world_size=size.count or 0)
             run.begin(record, PoolLink(pool=pool, stop=lambda force: self.stopped.append(run)))
+            run.sent()
             self.begun.put(run)
 
         self.queue.submit(Submission(run=run, pool=pool, size=size, start=start, drop=lambda: self.dropped.append(run)))
