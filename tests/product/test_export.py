@@ -47,6 +47,7 @@ for x, y in DataLoader(data, batch_size=8, sampler=sampler):
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 if rank == 0:
     torch.save(weights, "weights.pt")
+del model, loss  # torch aborts some scripts that keep a DDP model until Python's end
 dist.destroy_process_group()
 weights
 """
