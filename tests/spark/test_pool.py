@@ -14,6 +14,7 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.spark import master, pool
 from tests.notebook import Notebook
+from tests.product import restart_cases
 from tests.spark.conftest import StandaloneCluster, wait_until_none
 
 slow = pytest.mark.slow
@@ -94,6 +95,14 @@ def test_r06_an_interrupt_and_an_exception_are_those_of_every_pool(book: Noteboo
     assert book.finish(30).ename == "KeyboardInterrupt"
     assert book.fails("%%distributed\nif rank == 1: raise LookupError('mine')").ename == "LookupError"
     assert book.ok("%%distributed\nrank").result.startswith("rank 0: 0")
+
+
+@slow
+@patient
+@pytest.mark.parametrize("victim", restart_cases.VICTIMS)
+def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
+    assert book.cell("%%distributed\nrank;", START_S).status == "ok"
+    restart_cases.check(book, victim)
 
 
 @slow

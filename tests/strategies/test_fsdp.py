@@ -413,3 +413,53 @@ def test_a_new_part_of_a_model_that_is_sharded_already_is_refused(book: Notebook
     run(book, f"{PLAIN}None", "--strategy fsdp --keep model")
     later = book.fails(f"%%distributed --ranks 2 --strategy fsdp\n{NEW_PART}")
     assert "SGD (line 3) trains more.weight, which was added to " in later.traceback
+
+
+BY_HAND = """
+from torch.distributed.fsdp import fully_shard
+model = build()
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{use}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "wrap", "use", "said"),
+    [
+        (
+            "--strategy fsdp",
+            "fully_shard(model.first, mesh=mesh)",
+            "",
+            "Net has a part that is sharded already (Linear): shard all of it by hand or nothing, and build a model around "
+            "one that --strategy fsdp has sharded before its first optimizer.",
+        ),
+        (
+            "--strategy fsdp",
+            "torch.optim.SGD(model.parameters(), lr=0.1)\nmodel = nn.Sequential(model, nn.Linear(2, 2))",
+            "",
+            "Sequential has a part that is sharded already (Net): shard all of it by hand or nothing, and build a model "
+            "around one that --strategy fsdp has sharded before its first optimizer.",
+        ),
+        (
+            "--strategy fsdp",
+            "model.first = nn.parallel.DistributedDataParallel(model.first)",
+            "",
+            "SGD (line 5) trains Net, of which a part is wrapped already: wrap all of it by hand or nothing.",
+        ),
+        (
+            "--strategy fsdp",
+            "fully_shard(model, mesh=mesh)",
+            "jupyter_distrib.save('mixed', some={'weight': model.first.weight, 'epoch': 1})",
+            "`some` has sharded tensors among other things: give jupyter_distrib.save() the model or optimizer itself, "
+            "or a dict with tensors only.",
+        ),
+    ],
+    ids=["in part", "around one", "in part by another wrapper", "among others"],
+)
+def test_what_is_sharded_by_hand_and_cannot_be_taken_is_refused(
+    book: Notebook, options: str, wrap: str, use: str, said: str
+) -> None:
+    refused = book.fails(f"%%distributed --ranks 2 {options}{BY_HAND.format(wrap=wrap, use=use)}")
+
+    assert refused.evalue == said

@@ -61,6 +61,11 @@ def callable_parts(module: nn.Module) -> list[nn.Module]:
 def check(root: nn.Module) -> None:
     """Raise `DistributedError` for models that `fully_shard` would refuse only when half of them is sharded."""
     name = type(root).__name__
+    if part := next((part for part in root.modules() if isinstance(part, FSDPModule)), None):
+        raise DistributedError(
+            f"{name} has a part that is sharded already ({ownership.named_plainly([part])}): shard all of it by hand or "
+            "nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
+        )
     for key, parameter in root.named_parameters():
         if parameter.dim() == 0:
             raise DistributedError(
