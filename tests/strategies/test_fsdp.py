@@ -424,42 +424,42 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 
+PART = (
+    "{} has a part that is sharded already ({}): shard all of it by hand or nothing, and build a model around one that "
+    "--strategy fsdp has sharded before its first optimizer."
+)
+
+
 @pytest.mark.parametrize(
-    ("options", "wrap", "use", "said"),
+    ("wrap", "use", "said"),
     [
         (
-            "--strategy fsdp",
             "fully_shard(model.first, mesh=mesh)",
             "",
-            "Net has a part that is sharded already (Linear): shard all of it by hand or nothing, and build a model around "
-            "one that --strategy fsdp has sharded before its first optimizer.",
+            PART.format("Net", "Linear"),
         ),
         (
-            "--strategy fsdp",
             "torch.optim.SGD(model.parameters(), lr=0.1)\nmodel = nn.Sequential(model, nn.Linear(2, 2))",
             "",
-            "Sequential has a part that is sharded already (Net): shard all of it by hand or nothing, and build a model "
-            "around one that --strategy fsdp has sharded before its first optimizer.",
+            PART.format("Sequential", "Net"),
         ),
         (
-            "--strategy fsdp",
             "model.first = nn.parallel.DistributedDataParallel(model.first)",
             "",
             "SGD (line 5) trains Net, of which a part is wrapped already: wrap all of it by hand or nothing.",
         ),
         (
-            "--strategy fsdp",
             "fully_shard(model, mesh=mesh)",
             "jupyter_distrib.save('mixed', some={'weight': model.first.weight, 'epoch': 1})",
-            "`some` has sharded tensors among other things: give jupyter_distrib.save() the model or optimizer itself, "
-            "or a dict with tensors only.",
+            (
+                "`some` has sharded tensors among other things: give jupyter_distrib.save() the model or optimizer "
+                "itself, or a dict with tensors only."
+            ),
         ),
     ],
     ids=["in part", "around one", "in part by another wrapper", "among others"],
 )
-def test_what_is_sharded_by_hand_and_cannot_be_taken_is_refused(
-    book: Notebook, options: str, wrap: str, use: str, said: str
-) -> None:
-    refused = book.fails(f"%%distributed --ranks 2 {options}{BY_HAND.format(wrap=wrap, use=use)}")
+def test_what_is_sharded_by_hand_and_cannot_be_taken_is_refused(book: Notebook, wrap: str, use: str, said: str) -> None:
+    refused = book.fails(f"%%distributed --ranks 2 --strategy fsdp{BY_HAND.format(wrap=wrap, use=use)}")
 
     assert refused.evalue == said

@@ -63,8 +63,8 @@ def check(root: nn.Module) -> None:
     name = type(root).__name__
     if part := next((part for part in root.modules() if isinstance(part, FSDPModule)), None):
         raise DistributedError(
-            f"{name} has a part that is sharded already ({ownership.named_plainly([part])}): shard all of it by hand or "
-            "nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
+            f"{name} has a part that is sharded already ({ownership.named_plainly([part])}): shard all of it by hand "
+            "or nothing, and build a model around one that --strategy fsdp has sharded before its first optimizer."
         )
     for key, parameter in root.named_parameters():
         if parameter.dim() == 0:
