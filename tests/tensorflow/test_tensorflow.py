@@ -28,7 +28,7 @@ x = random.normal(size=(64, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
 model = tf.keras.Sequential([tf.keras.layers.Dense(8, activation="tanh"), tf.keras.layers.Dense(1)])
 model.compile(optimizer="sgd", loss="mse")
-history = model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+history = model.fit(x, y, batch_size=16, epochs=10, verbose=0)
 losses = history.history["loss"]
 """
 VALUE = "losses, model.get_weights(), strategy.num_replicas_in_sync"
