@@ -27,7 +27,7 @@ def replace(new_of: Mapping[int, tuple[Any, Any]], *, local_variables: bool = Tr
     """
     if local_variables:
         _replace_locals(new_of)
-    olds = [old for old, _ in new_of.values()]
+    olds = tuple(old for old, _ in new_of.values())  # a tuple is passed as it is: else Python 3.13 finds a copy
     ours = {id(olds), id(new_of), *map(id, new_of.values()), id(vars())}
     tuples: dict[int, tuple[Any, Any]] = {}
     for holder in gc.get_referrers(*olds):
