@@ -34,3 +34,10 @@ def test_a_model_holds_its_gradients_and_an_optimizer_its_state_too() -> None:
 @pytest.mark.parametrize("value", [3, "text", {"a": {"b": object()}}, torch.empty(9, device="meta"), [0] * 100_000])
 def test_other_values_hold_nothing(value: object) -> None:
     assert size_bytes(value) == 0
+
+
+def test_containers_in_containers_are_not_looked_through_for_ever() -> None:
+    nested: list[object] = []
+    for _ in range(5):  # 1000 to the power of 5 places
+        nested = [nested] * 1000
+    assert size_bytes([torch.zeros(1000), nested]) == 4000
