@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jupyter_distrib.agent import exit_info
 from jupyter_distrib.agent.devices import Gpu
+from jupyter_distrib.agent.failure_grace import FailureGrace
 from jupyter_distrib.agent.output import RunOutput
 from jupyter_distrib.agent.rank import Rank
 from jupyter_distrib.agent.rank_connections import RankConnections
@@ -39,9 +40,6 @@ from jupyter_distrib.wire.messages import (
     StackSeen,
     TimedOut,
 )
-
-FAILURE_GRACE_S = 0.1
-"""Seconds for which the others may go on after the first exception: ranks that fail alike then all report their own."""
 
 
 class NodeRun:
@@ -82,6 +80,9 @@ class NodeRun:
             tell=lambda event: tell(event, ()),
         )
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
+        self._grace = FailureGrace(
+            pids=lambda: [rank.pid for rank in self.running()], later=self.later, on_over=self.stop
+        )
         self._time_limit = TimeLimit(command.timeout_s, later=self.later, on_over=self._time_out)
 
     @property
@@ -131,7 +132,7 @@ class NodeRun:
         if event.settles:
             self.drains.expect(rank.number)
         if isinstance(event, Failed) and self.pending:
-            self.later(FAILURE_GRACE_S, self.stop)
+            self._grace.begin()
 
     def end(self) -> None:
         """Report the end of the run, because every rank has come to the end of the cell."""

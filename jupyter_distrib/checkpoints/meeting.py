@@ -92,7 +92,7 @@ def _comes(words: StoreBoard, key: str) -> bool:
     """Wait for a word of rank 0. Return whether it has come; it does not if rank 0 has ended its cell."""
     while not words.has([key]):
         if words.has([_ended(0)]):
-            return False
+            return words.has([key])  # again: it may have left its word and ended since the look above
         with suppress(RuntimeError):  # not yet; a store that is gone raises in `has`
             words.wait([key], _WAIT_S)
     return True
@@ -131,7 +131,8 @@ def all_come(words: StoreBoard, key: str) -> None:
     """
     words.put(f"{key}/{identity.rank()}", "")
     while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
-        if gone := [rank for rank in missing if words.has([_ended(rank)]) or words.has([_returns(rank)])]:
+        gone = [rank for rank in missing if words.has([_ended(rank)]) or words.has([_returns(rank)])]
+        if gone and not words.has([f"{key}/{gone[0]}"]):  # again: it may have come and ended since the look above
             raise DistributedError(
                 f"jupyter_distrib.save() was called on rank {identity.rank()}, and not on rank {gone[0]}, which has "
                 "come to the end of its cell: every rank writes its own shards, so call it on all of them, and not "
