@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import turns
 from plan import Plan
@@ -25,8 +26,9 @@ START_S = 120.0
 
 
 @contextmanager
-def _server() -> Iterator[str]:
-    """An MLflow server on this machine; its address."""
+def _server(*, aside: bool) -> Iterator[str]:
+    """An MLflow server on this machine; its address. With `aside` it takes only what CPU time the ranks leave, as one
+    on another machine takes none."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -46,6 +48,8 @@ def _server() -> Iterator[str]:
         command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", folder]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(command, env={**os.environ, **QUIET}, start_new_session=True, **quiet)
+        if aside:
+            _make_nicest(process.pid)
         try:
             until_s = time.monotonic() + START_S
             while True:
@@ -62,27 +66,43 @@ def _server() -> Iterator[str]:
             process.wait()
 
 
+def _make_nicest(pid: int) -> None:
+    """Let a process and what it starts wait for all others.
+
+    Source: sched(7), "The autogroup feature": where it is on, nice values count only within a session.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, 19)
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text("19")
+
+
 def tracked(plan: Plan) -> Iterator[Figure]:
     """A training loop that reports every step, with MLflow and without it, by turns of some seconds."""
-    compared = turns.Compared()
-    with _server() as uri:
-        env = {**QUIET, "MLFLOW_TRACKING_URI": uri}
-        with plan.warm(LINE, env=env) as first, plan.warm(LINE, env=env) as second:
-            first.good("import mlflow")
-            mine, other = (
-                partial(turns.in_a_cell, notebook, f"{LINE} --fresh {track}", how="unchanged", reports=True)
-                for notebook, track in ((first, "--track mlflow"), (second, ""))
-            )
-            for number in plan.times(6, 2):
-                with turns.both(mine, other, number=number) as pair:
-                    compared.add(*turns.rates(*pair, steps=300, pairs=plan.times(10, 6)))
-    yield Figure(
-        what="training that reports every step, 2 ranks: with MLflow (a server on this machine) against without",
-        measured=str(compared),
-        target=">= 0.99",
-        ok=compared.ratio >= 0.99,
-        numbers={"ratios": compared.ratios, "with_steps_per_s": compared.mine, "without_steps_per_s": compared.other},
-    )
+    for aside, where in ((True, "a server that takes no CPU time from the ranks"), (False, "one that shares their cores")):
+        compared = turns.Compared()
+        with _server(aside=aside) as uri:
+            env = {**QUIET, "MLFLOW_TRACKING_URI": uri}
+            with plan.warm(LINE, env=env) as first, plan.warm(LINE, env=env) as second:
+                first.good("import mlflow")
+                mine, other = (
+                    partial(turns.in_a_cell, notebook, f"{LINE} --fresh {track}", how="unchanged", reports=True)
+                    for notebook, track in ((first, "--track mlflow"), (second, ""))
+                )
+                for number in plan.times(6, 2):
+                    with turns.both(mine, other, number=number) as pair:
+                        compared.add(*turns.rates(*pair, steps=300, pairs=plan.times(10, 6)))
+        yield Figure(
+            what=f"training that reports every step, 2 ranks: with MLflow ({where}) against without",
+            measured=str(compared),
+            target=">= 0.99" if aside else "",
+            ok=compared.ratio >= 0.99 if aside else None,
+            numbers={
+                "ratios": compared.ratios,
+                "with_steps_per_s": compared.mine,
+                "without_steps_per_s": compared.other,
+            },
+        )
 
 
 def hanging(plan: Plan) -> Iterator[Figure]:
