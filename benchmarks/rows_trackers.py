@@ -79,7 +79,8 @@ def _make_nicest(pid: int) -> None:
 
 def tracked(plan: Plan) -> Iterator[Figure]:
     """A training loop that reports every step, with MLflow and without it, by turns of some seconds."""
-    for aside, where in ((True, "a server that takes no CPU time from the ranks"), (False, "one that shares their cores")):
+    servers = {True: "a server that takes no CPU time from the ranks", False: "one that shares their cores"}
+    for aside, where in servers.items():
         compared = turns.Compared()
         with _server(aside=aside) as uri:
             env = {**QUIET, "MLFLOW_TRACKING_URI": uri}

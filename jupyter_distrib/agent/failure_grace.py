@@ -1,4 +1,4 @@
-"""Lets the other ranks go on for a moment after the first exception, so that ranks that fail alike all report their own.
+"""Lets the other ranks go on for a moment after the first exception, so that ranks that fail alike all report theirs.
 Runs in the agent's loop.
 """
 
