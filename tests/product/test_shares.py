@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -108,3 +109,23 @@ def test_collectives_of_the_cell_count_and_a_detached_run_tells_them_too(book: N
     book.ok("jupyter_distrib.runs()[-1].result()")
 
     assert "which is slow in code between its steps" in book.ok("jupyter_distrib.runs()[-1].shares").result
+
+
+def test_a_rank_made_slow_by_hand_is_named_20_times_of_20(book: Notebook) -> None:
+    causes = {
+        "DATA": "data loading",
+        "FORWARD": "the forward pass",
+        "BACKWARD": "the backward pass",
+        "OPTIMIZER": "the optimizer",
+        "REST": "code between its steps",
+    }
+    # A training is told about from 2 s on; less is harder, and quicker.
+    book.ok("from jupyter_distrib.kernel.record import shares\nshares.LEAST_S = 0.2")
+    chance = random.Random(24)
+    for place in range(20):
+        slow, cause = chance.randrange(3), chance.choice(list(causes))
+        fast = f"{', '.join(causes)} = {', '.join(['0.002'] * len(causes))}\nif rank == {slow}: {cause} = 0.06"
+        model = "model = SlowForward()\noptimizer = SlowSGD(model.parameters(), lr=0.1)"
+        shown = book.ok(f"%%distributed --ranks 3 --strategy ddp\n{PARTS}\nSTEPS = 30\n{fast}\n{model}\n{LOOP}")
+
+        assert f"for rank {slow}, which is slow in {causes[cause]}" in shown.text, (place, slow, cause)
