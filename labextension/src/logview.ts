@@ -41,9 +41,9 @@ export class Log extends Widget {
     for (const each of ranks.length > 1 ? [ALL, ...ranks.map(String)] : ranks.map(String)) {
       this.rank.add(new Option(each === ALL ? t('all ranks') : t('rank %1', each), each));
     }
-    this.rank.addEventListener('change', () => void this.look());
+    this.rank.addEventListener('change', () => void this.look(true));
     this.tools.root.prepend(this.rank);
-    this.tools.button(t('Refresh'), t('Look for more'), () => void this.look());
+    this.tools.button(t('Refresh'), t('Look for more'), () => void this.look(true));
     this.whole = this.tools.button(t('Earlier lines'), t('Show the whole log'), () => void this.showWhole());
     this.whole.hidden = true;
     this.note.className = 'jp-Distributed-quiet';
@@ -72,28 +72,33 @@ export class Log extends Widget {
 
   private async showWhole(): Promise<void> {
     this.isWhole = true;
-    await this.look();
+    await this.look(true);
   }
 
-  private async look(): Promise<void> {
+  /** Show what has been written by now; at once if the user has asked for it. */
+  private async look(isAsked = false): Promise<void> {
     const { run, load, ranks, goesOn, t } = this.source;
-    const asked = this.rank.value;
+    const [asked, whole] = [this.rank.value, this.isWhole];
     const wanted = asked === ALL ? ranks : [Number(asked)];
     this.goesOn = goesOn(); // once more after the end
-    const loaded = Promise.all(wanted.map(async rank => ({ rank, ...(await load(rank, this.isWhole)) })));
+    const loaded = Promise.all(wanted.map(async rank => ({ rank, ...(await load(rank, whole)) })));
     const logs = await loaded.catch((error: unknown) => {
       this.goesOn = true; // it is asked again
       this.none.textContent = error instanceof Error ? error.message : String(error);
     });
-    if (!logs || this.isDisposed || asked !== this.rank.value) {
+    if (!logs || this.isDisposed || asked !== this.rank.value || whole !== this.isWhole) {
       return;
     }
     const skipped = logs.reduce((sum, log) => sum + log.skippedBytes, 0);
     const lines = logs.map(({ rank, lines }) => lines.map(({ text, spans }): Line => ({ rank, stream: '', text, spans })));
-    this.whole.hidden = !skipped || this.isWhole;
+    this.whole.hidden = !skipped || whole;
     this.note.textContent = skipped ? t('%1 before this are in the files', view.size(skipped)) : '';
     this.note.title = logs.map(log => log.path).join('\n');
-    this.box.paint(interleave(lines), [], { run, ranks: wanted });
+    if (isAsked) {
+      this.box.paintAsked(interleave(lines), { run, ranks: wanted });
+    } else if (!this.box.paint(interleave(lines), [], { run, ranks: wanted })) {
+      this.goesOn = true;
+    }
     this.none.textContent = logs.find(log => log.error)?.error ?? (lines.some(each => each.length) ? '' : t('Nothing has been written.'));
   }
 

@@ -10,7 +10,8 @@ declare module '*/static/output.js' {
   export class Output {
     constructor(label: string, rank: number | null, tools: import('*/static/tools.js').Tools | null, most: number);
     readonly root: HTMLElement;
-    paint(finished: Line[], unfinished: Line[], state: { run: string; ranks: unknown[] }): void;
+    paint(finished: Line[], unfinished: Line[], state: { run: string; ranks: unknown[] }): boolean;
+    paintAsked(finished: Line[], state: { run: string; ranks: unknown[] }): void;
   }
   export function noteSelection(): void;
 }

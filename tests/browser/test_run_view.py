@@ -482,7 +482,7 @@ def test_the_output_is_searched_copied_and_stands_still_when_it_is_not_followed(
     expect(tools).to_contain_text("22 lines")
     shoot(page, "output-search")
     tools.get_by_label("Search the output").fill("nothing like this")
-    expect(page.locator(".jd-none")).to_have_text("No line is like that.")
+    expect(page.locator(".jd-none")).to_have_text("No line matches.")
     tools.get_by_label("Search the output").fill("")
 
     wrap = tools.get_by_role("button", name="Wrap")

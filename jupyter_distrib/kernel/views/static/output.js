@@ -53,15 +53,22 @@ export class Output {
     this.box.addEventListener("scroll", () => tools.setFollowing(this.box.scrollTop > -AT_THE_END));
   }
 
-  /** `unfinished` are lines that may still change. */
+  /** `unfinished` are lines that may still change. False if it is put off: the caller comes again. */
   paint(finished, unfinished, state) {
     const now = performance.now();
     const painted = [finished.length, finished[finished.length - 1], unfinished.map(({ text }) => text).join("\n")];
-    if (painted.every((each, index) => each === this.painted[index])) return;
-    if (now - this.paintedMs < OUTPUT_EVERY_MS || this.root.contains(selected)) return;
+    if (painted.every((each, index) => each === this.painted[index])) return true;
+    if (now - this.paintedMs < OUTPUT_EVERY_MS || this.root.contains(selected)) return false;
     [this.painted, this.paintedMs] = [painted, now];
     this.last = { lines: [...finished, ...unfinished], finished, end: finished[finished.length - 1], state };
     if (this.tools?.following !== false || !this.held) this.held = this.last;
+    this.paintNow();
+    return true;
+  }
+
+  /** Paint what the user has asked for: it is not put off, and is shown also where the box stands still. */
+  paintAsked(finished, state) {
+    this.held = this.last = { lines: finished, finished, end: finished[finished.length - 1], state };
     this.paintNow();
   }
 
@@ -83,7 +90,7 @@ export class Output {
     const paint = (node, line) => paintLine(node, line, this.rank, state, Boolean(filter));
     fill(this.gap, before ? [{ skipped: before }] : [], newLine, paint);
     fill(this.lines, folded, newLine, paint);
-    set(this.none, filter && !folded.length ? t("No line is like that.") : "");
+    set(this.none, filter && !folded.length ? t("No line matches.") : "");
     this.root.hidden = !lines.length;
     this.tools?.tell(this.seen.filter((line) => !line.skipped).length, this.waiting());
   }

@@ -29,7 +29,7 @@ export class Tools {
     this.follow = this.toggle(t("Follow"), t("Keep the newest line in sight; while this is off, nothing moves"), () => this.setFollowing(!this.following));
     this.press(this.wrap, true);
     this.press(this.follow, true);
-    this.copy = this.button(t("Copy"), t("Copy all lines that are like this"), () => void this.copyAll());
+    this.copy = this.button(t("Copy"), t("Copy all lines that match"), () => void this.copyAll());
     if (open) this.button(t("Whole log"), t("Open all that the ranks wrote in a tab"), open);
   }
 
@@ -76,7 +76,7 @@ export class Tools {
     this.changed();
   }
 
-  /** Say how many lines are like this, and how many have come since the box stands still. */
+  /** Say how many lines match, and how many have come since the box stands still. */
   tell(found, waiting) {
     set(this.count, this.filtering ? tn("%1 line", "%1 lines", found) : "");
     set(this.follow, waiting ? t("Follow (%1 new)", waiting) : t("Follow"));
