@@ -28,7 +28,7 @@ export function History({ doer }: { doer: Doer }): React.JSX.Element {
   return (
     <div ref={root} className="jp-Distributed-history">
       <div className="jp-Distributed-search">
-        <input className="jp-mod-styled" type="search" aria-label={t('Search saved runs')} placeholder={t('Search code, options, metrics, errors')} value={words} onChange={event => setWords(event.target.value)} />
+        <input className="jp-mod-styled" type="search" aria-label={t('Search saved runs')} placeholder={t('Search')} title={t('In code, options, metrics and errors')} value={words} onChange={event => setWords(event.target.value)} />
         <Button name={chosen.length > 1 ? t('Compare') : t('Show')} title={t('Options, results, code and charts of the chosen runs')} disabled={!chosen.length} onClick={() => void commands.execute(COMMANDS.compare, { runs: numbers })} />
       </div>
       {list?.runs.length === 0 && <p className="jp-Distributed-quiet jp-Distributed-none">{words ? t('No saved run matches.') : t('No run has been saved yet.')}</p>}

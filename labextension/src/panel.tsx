@@ -229,7 +229,7 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
         label={t('Ranks')}
         value={size.kind}
         options={[
-          ['auto', noGpu ? t('automatic (2 on the CPU)') : t('automatic (all GPUs)')],
+          ['auto', noGpu ? t('automatic: 2 on CPU') : t('automatic: all GPUs')],
           ['gpus', t('with one GPU each')],
           ['ranks', t('on the CPU')]
         ]}
@@ -247,7 +247,7 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
         </div>
       )}
       <div className="jp-Distributed-line">
-        <code>{next.line}</code>
+        <code>{words(next.line)}</code>
         <span className="jp-Distributed-buttons">
           <Button name={t('Insert')} title={t('Put this line on top of the current cell, so that the notebook itself says it')} onClick={() => void commands.execute(COMMANDS.insert)} />
           <Button name={t('Copy')} title={t('Copy this line')} onClick={() => void commands.execute(COMMANDS.copy)} />
@@ -255,6 +255,11 @@ function NextRuns({ doer }: { doer: Doer }): React.JSX.Element | null {
       </div>
     </div>
   );
+}
+
+/** The words of a line, none of which is broken at its hyphens. */
+function words(line: string): React.ReactNode[] {
+  return line.split(' ').flatMap((word, place) => [place ? ' ' : '', <span key={place}>{word}</span>]);
 }
 
 export function sizeOf(next: Next): Size {
@@ -474,8 +479,8 @@ function Count({ label, value, onPick, t }: { label: string; value: number; onPi
   const done = (): void => {
     const number = Number(text);
     const fits = Number.isInteger(number) && number >= 1 && number <= 1000;
-    setRefused(!fits);
     if (!fits) {
+      setRefused(true);
       setText(String(value));
     } else if (number !== value) {
       onPick(number);
@@ -492,7 +497,10 @@ function Count({ label, value, onPick, t }: { label: string; value: number; onPi
         min={1}
         max={1000}
         value={text}
-        onChange={event => setText(event.target.value)}
+        onChange={event => {
+          setRefused(false); // not when the field is left: what is pressed then would move away
+          setText(event.target.value);
+        }}
         onBlur={done}
         onKeyDown={event => event.key === 'Enter' && done()}
       />

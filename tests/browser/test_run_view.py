@@ -325,6 +325,9 @@ def test_a_long_message_is_folded_and_numbers_that_change_move_nothing(show: Sho
     assert (
         page.locator(".jd-rank", has_text="interrupted").locator(".jd-last").inner_text() == "stopped because of rank 2"
     )
+    begin = page.locator(".jd-steps").evaluate_all("all => all.map((each) => each.getBoundingClientRect().left)")
+    assert len(begin) == 3
+    assert len(set(begin)) == 1  # also of ranks that have no rate any more
     shoot(page, "failed")
 
 

@@ -68,10 +68,23 @@ def test_what_is_picked_is_used_by_the_next_run_and_can_be_written_into_the_cell
     assert lab.page.evaluate("() => navigator.clipboard.readText()") == "%%distributed --ranks 3 --strategy ddp"
     lab.shoot("sidebar-picked")
 
+    panel.get_by_label("Number", exact=True).fill("0")
+    panel.get_by_label("Number", exact=True).press("Enter")
+    expect(panel.get_by_role("alert")).to_have_text("The number of ranks is 1 to 1000.")
+    expect(panel.get_by_label("Number", exact=True)).to_have_value("3")
+    panel.get_by_role("button", name="The notebook's own default").click()
+    expect(panel.locator("code")).to_have_text("%%distributed")
+
 
 def test_the_pool_that_is_picked_is_where_the_next_run_goes(open_notebook: Open) -> None:
-    lab = open_notebook("%%distributed\nimport os\nprint('in process', os.getpid())", "import os\nprint(os.getpid())")
+    add = "%distributed_pool add other --kind local"
+    lab = open_notebook(
+        "%%distributed\nimport os\nprint('in process', os.getpid())", "import os\nprint(os.getpid())", add
+    )
     panel = lab.panel()
+    expect(panel.locator(".jp-Distributed-pool")).to_have_text([re.compile("^local"), re.compile("^inline")])
+    lab.run(3)
+    expect(panel.locator(".jp-Distributed-pool", has_text=re.compile("^other"))).to_be_visible()
     panel.get_by_label("Pool", exact=True).select_option("inline")
     expect(panel.locator("code")).to_have_text("%%distributed --pool inline")
     lab.run(1)
@@ -237,6 +250,19 @@ def test_ranks_are_started_resized_restarted_and_ended_by_buttons(open_notebook:
     panel.get_by_role("button", name="Resize", exact=True).click()
     expect(panel).to_contain_text("3 CPU ranks, idle")
 
+    panel.get_by_label("Number", exact=True).fill("999")
+    panel.get_by_label("Number", exact=True).press("Enter")
+    expect(panel.locator("code")).to_have_text("%%distributed --ranks 999")
+    panel.get_by_role("button", name="Resize", exact=True).click()
+    dialog = lab.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("999 ranks on")
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    lab.page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    expect(panel).to_contain_text("3 CPU ranks, idle")
+    panel.get_by_label("Number", exact=True).fill("3")
+    panel.get_by_label("Number", exact=True).press("Enter")
+
     process = panel.locator(".jp-Distributed-pool .jp-Distributed-group td", has_text="pid").first
     before = process.text_content() or ""
     panel.get_by_role("button", name="Restart", exact=True).click()
@@ -277,6 +303,7 @@ def test_a_log_is_shown_and_a_run_leads_to_its_cell(open_notebook: Open) -> None
     log = lab.page.locator(".jp-Distributed-log")
     lines = log.locator(".jd-line")
     expect(lines.first).to_have_text("2said by rank 2")
+    expect(lab.page.get_by_role("tab", name="Log of Cell In[3]")).to_be_visible()
     harmless(lab, ".jp-Distributed-log")
     log.get_by_label("Search the output").fill("SAID")
     expect(lines).to_have_text(["2said by rank 2", "3said by rank 3"])
@@ -314,10 +341,10 @@ def test_the_end_of_a_detached_run_is_told_and_the_title_of_a_hidden_page_marks_
     lab.page.wait_for_function("() => document.title.startsWith('✗ ')")
     lab.page.evaluate("document.title = 'saved - JupyterLab'; null")  # as JupyterLab does when it saves the layout
     lab.page.wait_for_function("() => document.title === '✗ saved - JupyterLab'")
-    lab.shoot("notification")
     lab.page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); null")
     lab.page.wait_for_function("() => !document.title.startsWith('✗ ')")
     lab.page.evaluate(MOVED)
+    lab.shoot("notification")
     toast.get_by_role("button", name="Go to cell").click()
     expect(lab.cell(1)).to_have_class(re.compile("jp-mod-active"))
 
@@ -376,7 +403,11 @@ def test_the_panel_is_used_by_keyboard_and_named_for_screen_readers(open_noteboo
     expect(panel).to_have_role("region")
     expect(panel).to_have_accessible_name("Distributed")
     panel.get_by_label("Pool", exact=True).focus()
-    lab.page.keyboard.press("Tab")
+    for label in ("Strategy", "Ranks"):
+        lab.page.keyboard.press("Tab")
+        expect(panel.get_by_label(label, exact=True)).to_be_focused()
+        expect(panel.get_by_label(label, exact=True)).to_have_css("outline", re.compile("solid 2px"))
+    lab.page.keyboard.press("Shift+Tab")
     expect(panel.get_by_label("Strategy", exact=True)).to_be_focused()
     lab.page.keyboard.type("d")
     expect(panel.locator("code")).to_have_text(re.compile("--strategy d"))

@@ -114,7 +114,7 @@ def test_a_trace_holds_what_came_before_an_exception_and_before_a_death(book: No
     assert not steps(trace(folder), 1)
 
 
-def test_a_detached_run_and_one_that_is_stopped_leave_a_trace(book: Notebook, folder: Path) -> None:
+def test_a_detached_run_and_one_that_is_stopped_leave_a_trace_and_the_ranks_stay(book: Notebook, folder: Path) -> None:
     book.ok(f"%%distributed --ranks 2 --strategy ddp --profile --detach --out job\n{training(400)}")
     # The trace is there while the training goes on.
     while "shows steps 4-11" not in book.ok("[note.text for note in job.record.notes]").result:
@@ -122,6 +122,8 @@ def test_a_detached_run_and_one_that_is_stopped_leave_a_trace(book: Notebook, fo
     book.ok("job.cancel()\njob.wait_ended(30)")
     assert len(steps(trace(folder), 0)) == 8
 
+    processes = "%%distributed --ranks 2\nimport os\nos.getpid()"
+    before = book.ok(processes).result
     book.start(
         f"%%distributed --ranks 2 --strategy ddp --profile 300\n{training(400, 'step == 20 and print(chr(8226))')}"
     )
@@ -129,6 +131,7 @@ def test_a_detached_run_and_one_that_is_stopped_leave_a_trace(book: Notebook, fo
     book.interrupt()
     stopped = book.finish()
     assert "trace.json.gz shows steps 4-" in stopped.text
+    assert book.ok(processes).result == before
 
 
 def test_a_script_is_profiled_too(book: Notebook, folder: Path) -> None:

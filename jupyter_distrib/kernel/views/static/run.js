@@ -163,7 +163,7 @@ class View {
       if (!this.rows.has(rank.rank)) this.rows.set(rank.rank, new Row(rank.rank));
       const each = this.rows.get(rank.rank);
       if (this.list.children[index] !== each.root) this.list.insertBefore(each.root, this.list.children[index] ?? null);
-      each.paint(row(rank, late.get(rank.rank), state.cause ?? null), this.store.logs.of(rank.rank), rank.unfinished, state);
+      each.paint(row(rank, late.get(rank.rank), state.cause ?? null, Boolean(state.stall)), this.store.logs.of(rank.rank), rank.unfinished, state);
     });
     if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
   }

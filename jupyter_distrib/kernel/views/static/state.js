@@ -112,7 +112,7 @@ export function places(stall) {
     if (!groups.has(text)) groups.set(text, { ranks: [], waiting });
     groups.get(text).ranks.push(rank);
   }
-  return [...groups].map(([text, { ranks, waiting }]) => ({ text: `${rankList(ranks)}: ${text}`, waiting }));
+  return [...groups].map(([text, { ranks, waiting }]) => ({ text: ranks.length > 1 ? t("%1: each %2", rankList(ranks), text) : `${rankList(ranks)}: ${text}`, waiting }));
 }
 
 /** The stacks that somebody asked for, each once with the ranks that have it; none of ranks that have gone on to their end. */
@@ -210,8 +210,8 @@ export function order(state, late = behind(state)) {
   return [...state.ranks].sort((a, b) => weight(a) - weight(b) || a.rank - b.rank);
 }
 
-/** What one row says: plain texts and fractions. */
-export function row(rank, late, cause = null) {
+/** What one row says: plain texts and fractions; of a run in which nothing moves no rate, and no time that is left. */
+export function row(rank, late, cause = null, stalled = false) {
   return {
     rank: rank.rank,
     state: rank.state,
@@ -219,7 +219,7 @@ export function row(rank, late, cause = null) {
     ...usage(rank),
     strips: rank.strips ?? ["", ""],
     outer: rank.progress.slice(0, -1).map((bar) => barOf(bar, false)).map(({ label, steps }) => `${label} ${steps}`.trim()),
-    bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running")),
+    bars: rank.progress.slice(-1).map((bar) => barOf(bar, rank.state === "running" && !stalled)),
     metrics: Object.entries(rank.metrics).map(([name, value]) => [name, aligned(value)]),
     unsent: rank.unsent_metrics ?? 0,
     last: rank.last_line,

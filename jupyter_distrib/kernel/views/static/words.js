@@ -47,8 +47,8 @@ export function aligned(value) {
 /** The same as `amount`, always with three digits, so that what stands behind a number does not move. */
 export function steady(number) {
   const [letter, factor] = LETTERS.find(([, each]) => number >= each) ?? ["", 1];
-  const [value, places] = [number / factor, number / factor >= 100 ? 0 : number / factor >= 10 ? 1 : 2];
-  return value.toFixed(places) + letter;
+  const value = Number((number / factor).toPrecision(3)); // 9.999 is 10.0
+  return value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2) + letter;
 }
 
 /** `0-3, 5`. */

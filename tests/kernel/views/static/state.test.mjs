@@ -9,7 +9,7 @@ import { scheme } from "../../../../jupyter_distrib/kernel/views/static/displays
 import { partsOf } from "../../../../jupyter_distrib/kernel/views/static/styles.js";
 import { Logs, fold, interleave, matches, whose } from "../../../../jupyter_distrib/kernel/views/static/lines.js";
 import { addressed, assemble, behind, behindText, failures, firstMetrics, notes, order, places, row, stacks, stopping, summary, title } from "../../../../jupyter_distrib/kernel/views/static/state.js";
-import { amount, clock, digits, size, spans } from "../../../../jupyter_distrib/kernel/views/static/words.js";
+import { amount, clock, digits, size, spans, steady } from "../../../../jupyter_distrib/kernel/views/static/words.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../record/golden_run_state.json", import.meta.url)));
 const failing = JSON.parse(readFileSync(new URL("../../record/golden_failures.json", import.meta.url)));
@@ -87,6 +87,7 @@ test("what is kept of the output does not grow without end", () => {
 
 test("numbers are short", () => {
   assert.deepEqual([45, 1.5, 12345, 629e6].map(amount), ["45", "1.5", "12.3k", "629M"]);
+  assert.deepEqual([9.999, 9.99, 25, 103.4, 1234].map(steady), ["10.0", "9.99", "25.0", "103", "1.23k"]);
   assert.deepEqual([41, 725, 3723].map(clock), ["0:41", "12:05", "1:02:03"]);
   assert.deepEqual([0.123456, 1e-9, 1234567, 1.66e-4, "nan", 0].map((value) => digits(value)), ["0.1235", "1e-9", "1234567", "1.66e-4", "nan", "0"]);
   assert.deepEqual([500, 2147483648].map(size), ["500 bytes", "2.1 GB"]);
@@ -142,7 +143,7 @@ test("a stall names first those who do not wait", () => {
   const stall = { text: "", places: [at(0, "waits in all_reduce #2", true), at(1, "runs load()", false), at(2, "waits in all_reduce #2", true)] };
   assert.deepEqual(places(stall), [
     { text: "rank 1: runs load() (line 14)", waiting: false },
-    { text: "ranks 0, 2: waits in all_reduce #2 (line 14)", waiting: true },
+    { text: "ranks 0, 2: each waits in all_reduce #2 (line 14)", waiting: true },
   ]);
 });
 
@@ -207,6 +208,8 @@ test("a row says what a rank does", () => {
   const moving = row(a_rank(1, { progress: [a_bar(3, { total: 4 }), a_bar(25)] }), { steps: 7, seconds: 0.7 });
   assert.deepEqual(moving.outer, ["step 3/4"]);
   assert.deepEqual([moving.bars[0].rate, moving.bars[0].left, moving.behind], ["10.0 it/s", "0:07 left", "0.7 s behind"]);
+  const still = row(a_rank(1, { progress: [a_bar(25)] }), null, null, true);
+  assert.deepEqual([still.bars[0].rate, still.bars[0].left], ["", ""]);
   const cpu = row(a_rank(1, { device: "cpu", gpu_memory_bytes: null, rss_bytes: 5e8, cpu_percent: 98.4 }), null);
   assert.deepEqual([cpu.device, cpu.memory, cpu.busy], ["cpu", "500.0 MB", "98 %"]);
 });
