@@ -10,7 +10,7 @@ exception that is no `PoolError` is put into words by `Reservation.cause`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -95,8 +95,13 @@ class Reservation(Protocol):
     address_advice: str
     """Advice how to give a node an address that the others reach: `start X there with --host ADDRESS`."""
 
-    def acquire(self) -> ReservedNodes:
+    def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         """Wait for nodes, as long as the command allows, and start a relay on each.
+
+        Args:
+            running: The folders of agents that the notebook has on nodes of this engine already, by the address of
+                their node. A relay may use that of its node, see `relay.Relay`, if the engine does not end it with the
+                worker group that it was started for.
 
         Raises:
             PoolError: There is no room, or it was given up; says why.

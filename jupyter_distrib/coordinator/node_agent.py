@@ -16,6 +16,8 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system.launch import exec_agent
 
 SOCKET = "agent.sock"
+SHARED = "shared"
+"""File in the folder of an agent that several worker groups have had."""
 STARTING_S = 60.0
 IDLE_S = 3.0
 """Seconds after which the agent ends once its host has gone."""
@@ -86,6 +88,18 @@ class NodeAgent:
         }
 
 
+def running_agent(folder: str) -> socket.socket | None:
+    """Return a connection to the agent that has this folder; None if it has ended, or is another user's."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(os.path.join(folder, SOCKET))
+        (Path(folder) / SHARED).touch()
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
 def sweep(folder: Path) -> None:
     """Remove folders beside this one, of the same kind, whose agent was killed before it could."""
     kind = folder.name.rpartition("-")[0]
@@ -101,7 +115,9 @@ def _is_deserted(path: Path) -> bool:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return time.time() - path.stat().st_mtime > STARTING_S
-        except OSError:  # none yet, or somebody else's
+        except FileNotFoundError:  # none yet, or a link to that of an agent that has removed its folder
+            return path.is_symlink()
+        except OSError:  # somebody else's
             return False
     return False
 

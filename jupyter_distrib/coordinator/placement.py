@@ -69,7 +69,10 @@ class Placements:
                 return each
         for each in self._placements:
             each.make_room(client.hello)
-        placement = Placement(self._calls, self._reserve, client.hello, command, copy_files=self._copy_files)
+        running = {name: folder for each in self._placements for name, folder in each.agents(client.hello).items()}
+        placement = Placement(
+            self._calls, self._reserve, client.hello, command, running=running, copy_files=self._copy_files
+        )
         self._placements.append(placement)
         return placement
 
@@ -79,6 +82,8 @@ class _Found:
     """The nodes of a placement, ready for ranks."""
 
     shares: tuple[Share, ...]
+    agents: Mapping[str, str]
+    """The folder of each node's agent, by the node's address."""
     gpus: bool
     engine_has_gpus: bool
     ends_at_s: float | None
@@ -87,10 +92,21 @@ class _Found:
 
 
 class Placement:
-    """Nodes for one worker group, and for the next one that claims them."""
+    """Nodes for one worker group, and for the next one that claims them.
+
+    Args:
+        running: The folders of agents that the notebook has already, by the address of their node.
+    """
 
     def __init__(
-        self, calls: CallSoon, reserve: Reserve, hello: Hello, command: OpenWorkerGroup, *, copy_files: bool = False
+        self,
+        calls: CallSoon,
+        reserve: Reserve,
+        hello: Hello,
+        command: OpenWorkerGroup,
+        *,
+        running: Mapping[str, str],
+        copy_files: bool = False,
     ) -> None:
         self.group: SpreadWorkerGroup
         """The worker group that has the nodes, or had them last."""
@@ -98,7 +114,7 @@ class Placement:
         """Whether the nodes are given back to the engine, or will be."""
         self.delivery = Delivery(calls, reserve(command, hello, self._say))
         self._reservation = self.delivery.reservation
-        self._hello, self._command, self._copy_files = hello, command, copy_files
+        self._hello, self._command, self._running, self._copy_files = hello, command, running, copy_files
         self._found: _Found | None = None
         self._lost = False
         """Whether a node is out of reach, so that nobody may claim the nodes."""
@@ -153,6 +169,12 @@ class Placement:
         if self.delivery.given_back.is_set() and _is_same(hello, self._hello):
             self._unwanted.set()
 
+    def agents(self, hello: Hello) -> Mapping[str, str]:
+        """Return the folders of the agents on these nodes, by address, if they are this notebook's."""
+        if self._lost or self._found is None or not _is_same(hello, self._hello):
+            return {}
+        return self._found.agents
+
     # ------------------------------------------------------------------------------------------------ looking
 
     def start(self, command: OpenWorkerGroup, group: SpreadWorkerGroup) -> None:
@@ -166,7 +188,7 @@ class Placement:
         """Find nodes; in a thread of its own."""
         name = f"the {self._reservation.engine} cluster"
         try:
-            nodes = self._reservation.acquire()
+            nodes = self._reservation.acquire(self._running)
             folder = file_sync.directory(self._hello)
             remotes = self._remote_nodes(nodes, folder)
         except PoolError as refusal:
@@ -180,6 +202,7 @@ class Placement:
             shares=tuple(
                 Share(node=node, size=size, gpus=nodes.gpus) for node, size in zip(remotes, nodes.sizes, strict=True)
             ),
+            agents={node.host: node.agent_folder for node in remotes},
             gpus=nodes.gpus,
             engine_has_gpus=nodes.engine_has_gpus,
             ends_at_s=nodes.ends_at_s,

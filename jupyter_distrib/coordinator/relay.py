@@ -24,13 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.coordinator.incoming_content import IncomingContent
-from jupyter_distrib.coordinator.node_agent import NodeAgent
+from jupyter_distrib.coordinator.node_agent import SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
 from jupyter_distrib.system import network_interfaces, process, process_environment
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of
 from jupyter_distrib.wire.messages import PROTOCOL, Execute, Hello, OpenWorkerGroup, Welcomed
+
+WELCOME_S = 5.0
+"""Seconds for which an agent that is there may be silent before another one is started."""
 
 
 class Relay:
@@ -47,6 +50,8 @@ class Relay:
         gpus: The GPUs of this node that the engine has assigned to it, as CUDA_VISIBLE_DEVICES names them; None if
             the engine has left that to the variable.
         inbox: Takes what comes from the agent, instead of an inbox that the engine asks.
+        running: The folders of agents that earlier worker groups of the notebook have, by the address of their node.
+            That of this node is used again: its forkserver has imported torch.
     """
 
     def __init__(
@@ -62,14 +67,13 @@ class Relay:
         left_out: Sequence[str] = (),
         gpus: Sequence[str] | None = None,
         inbox: RelayInbox | None = None,
+        running: Mapping[str, str] | None = None,
     ) -> None:
         self._gpus = gpus
         self.address = address
-        self._folder, self._plain = Path(folder), plain
-        agent = NodeAgent(self._folder, address, python, env or {}, left_out)
-        self._link = Link(agent.start())
+        self._own_folder, self._plain = Path(folder), plain
         self._inbox = inbox or RelayInbox()
-        self._project = ProjectCopy(self._folder / "project")
+        self._project = ProjectCopy(self._own_folder / "project")
         self._content = IncomingContent()
         hello = Hello(
             protocol=PROTOCOL,
@@ -80,15 +84,35 @@ class Relay:
             torch=process_environment.version("torch"),
             cloudpickle=process_environment.version("cloudpickle"),
         )
+        if not self._use((running or {}).get(address, ""), hello):
+            agent = NodeAgent(self._own_folder, address, python, env or {}, left_out)
+            if not self._connect(self._own_folder, agent.start(), hello):
+                raise agent.error()
+        threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
+
+    def _use(self, folder: str, hello: Hello) -> bool:
+        """Use the agent that has this folder. Return False if it has ended, or is about to, or none is given."""
+        sock = running_agent(folder) if folder else None
+        if sock is None or not self._connect(Path(folder), sock, hello, WELCOME_S):
+            return False
+        (self._own_folder / SOCKET).symlink_to(Path(folder) / SOCKET)  # shows when our folder is deserted, see `sweep`
+        return True
+
+    def _connect(self, folder: Path, sock: socket.socket, hello: Hello, limit_s: float | None = None) -> bool:
+        """Greet an agent. Return False if it ends meanwhile, or is silent."""
+        self._folder, self._link = folder, Link(sock)
         try:
+            sock.settimeout(limit_s)
             self._link.send(hello)
             welcomed, _ = self._link.receive()
+            sock.settimeout(None)
         except (EOFError, OSError):
-            raise agent.error() from None
+            self._link.close()
+            return False
         if not isinstance(welcomed, Welcomed):
             raise RuntimeError(f"the agent answered {type(welcomed).__name__}")
         self._welcomed = welcomed
-        threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()
+        return True
 
     def describe(self, others: Sequence[str], directory: str) -> str:
         """Return the facts about this node that its placement needs, as JSON.
@@ -100,6 +124,7 @@ class Relay:
         about = {
             "pid": os.getpid(),
             "agent": self._welcomed.pid,
+            "agent_folder": str(self._folder),
             "python": self._welcomed.python,
             "torch": self._welcomed.torch,
             "cloudpickle": self._welcomed.cloudpickle,
@@ -197,14 +222,18 @@ class Relay:
         return contents
 
     def end(self) -> None:
-        """End the agent and its ranks, which removes the folder; remove it here if the agent has been killed."""
+        """End the agent and its ranks, which removes the folder; remove it here if the agent has been killed. An agent
+        that several worker groups have had ends by itself when the last of them has gone."""
         with suppress(OSError):
             self._link.sock.shutdown(socket.SHUT_RDWR)
         with suppress(ProcessLookupError):
-            os.kill(self._welcomed.pid, signal.SIGTERM)
+            if not (self._folder / SHARED).exists():
+                os.kill(self._welcomed.pid, signal.SIGTERM)
             os.kill(self._welcomed.pid, signal.SIGCONT)  # one that was stopped would keep its ranks and their GPUs
         if not process.is_alive(self._welcomed.pid):
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._own_folder != self._folder:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
 def stamp(directory: str) -> tuple[int, int] | None:

@@ -62,6 +62,7 @@ class RemoteNode:
         self._holder, self._number, self._channel = holder, number, channel
         self._delivery = holder.delivery
         self.host, self.interface = str(about["host"]), str(about["interface"])
+        self.agent_folder = str(about["agent_folder"])
         self.short_name, self.name = name, f"node {name}"
         self._file_sync = None if shared else FileSync()
         self._has_files = False

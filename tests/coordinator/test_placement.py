@@ -45,7 +45,9 @@ def kernel(session: str = "s", notebook: str = "", torch: str = "2") -> Client:
 def placed(places: Placements, notebook: str = "") -> Placement:
     """A worker group's, which has been given its nodes."""
     place = places.find(kernel(notebook=notebook), SOME)
-    place._found = _Found(shares=(), gpus=False, engine_has_gpus=False, folder=os.getcwd(), ends_at_s=None)
+    place._found = _Found(
+        shares=(), agents={"a": "/f"}, gpus=False, engine_has_gpus=False, folder=os.getcwd(), ends_at_s=None
+    )
     return place
 
 
@@ -70,7 +72,14 @@ def test_values_go_by_the_folder_if_all_nodes_have_it_and_read_our_files(
     places: Placements, other: dict[str, object], is_used: bool
 ) -> None:
     place = placed(places)
-    about = {"host": "a", "interface": "lo", "machine": "m", "folder": stamp(os.getcwd()), "user": os.getuid()}
+    about = {
+        "host": "a",
+        "agent_folder": "/f",
+        "interface": "lo",
+        "machine": "m",
+        "folder": stamp(os.getcwd()),
+        "user": os.getuid(),
+    }
     versions = {"python": "3", "torch": "2", "cloudpickle": "3"}
 
     def channel(**more: object) -> SimpleNamespace:

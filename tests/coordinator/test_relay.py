@@ -2,11 +2,78 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 
 from jupyter_distrib.coordinator import relay
 from jupyter_distrib.wire.link import decode_frame, encode
 from jupyter_distrib.wire.messages import OpenWorkerGroup
+from tests.processes import is_alive, wait_until_gone
+
+HERE = "127.0.0.1"
+Start = Callable[..., relay.Relay]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="jdr-"))  # a socket's path has 107 bytes
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Call it with the name of a new folder, and that of a running agent's folder: a relay."""
+    relays = []
+
+    def make(name: str, running: str = "") -> relay.Relay:
+        (folder / name).mkdir()
+        found = relay.Relay(
+            str(folder / name), "notebook", "session", address=HERE, running={HERE: str(folder / running)}
+        )
+        relays.append(found)
+        return found
+
+    yield make
+    for each in relays:
+        each.end()
+        each._link.close()
+
+
+def agent_of(started: relay.Relay) -> int:
+    return int(json.loads(started.describe([], "."))["agent"])
+
+
+def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(start: Start, folder: Path) -> None:
+    first = start("a")
+    agent = agent_of(first)
+    second = start("b", "a")
+    assert agent_of(second) == agent
+    first.end()
+    third = start("c", "a")
+    assert agent_of(third) == agent
+    second.end()
+    assert is_alive(agent)
+
+    third.end()
+
+    assert wait_until_gone([agent]) == []
+    assert [*folder.iterdir()] == []
+
+
+def test_an_agent_that_has_ended_is_replaced(start: Start) -> None:
+    first = start("a")
+    first.end()
+    assert wait_until_gone([agent_of(first)]) == []
+
+    second = start("b", "a")
+
+    assert is_alive(agent_of(second))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from jupyter_distrib.wire.messages import (
     Stop,
 )
 
-ABOUT = {"host": "n", "interface": "eth0"}
+ABOUT = {"host": "n", "agent_folder": "/f", "interface": "eth0"}
 PART_BYTES = 1000
 
 

@@ -100,6 +100,16 @@ def test_fresh_ranks_are_forked_by_the_agents_that_are_there(book: Notebook) -> 
     assert book.ok(f"%%distributed --strategy ddp\n{cell}").result == "ranks 0-3: 4"
 
 
+def test_another_number_of_ranks_is_forked_by_the_agents_that_are_there(book: Notebook) -> None:
+    _, agents = pids(book.ok(f"%%distributed\n{PIDS}").result)
+    for ranks in (2, 4, 2):
+        after = pids(book.ok(f"%%distributed --ranks {ranks}\n{PIDS}").result)
+        assert after[1] == agents
+        assert len(after[0]) == ranks
+    book.ok("%distributed_pool stop")
+    assert wait_until_gone([int(pid) for pid in agents], 30) == []
+
+
 def test_ranks_that_were_stopped_come_again_also_if_their_agents_are_killed_meanwhile(book: Notebook) -> None:
     _, agents = pids(book.ok(f"%%distributed\n{PIDS}").result)
     book.ok("%distributed_pool stop")

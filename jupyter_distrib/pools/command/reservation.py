@@ -91,7 +91,7 @@ class HostsReservation:
         """Names of the GPUs of each host."""
         self._said = ""
 
-    def acquire(self) -> ReservedNodes:
+    def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         wanted = self._first_choice()
         found, failures = self._connect(wanted)
         if failures:

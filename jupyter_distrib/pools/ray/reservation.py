@@ -113,12 +113,12 @@ class RayReservation:
         self._actors: list[Any] = []
         self._said = ""
 
-    def acquire(self) -> ReservedNodes:
+    def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         address = self._cluster.wait_until_joined(self._say)
         cluster.check_port(address)
         need = PlacementRequest.of(self._command, self._wanted, _alive())
         sizes = self._reserve(need)
-        self._start_actors(sizes, gpus=need.gpus, client=address.client)
+        self._start_actors(sizes, running, gpus=need.gpus, client=address.client)
         return ReservedNodes(
             channels=list(map(RayChannel, self._actors)),
             addresses=self._addresses(len(self._actors)),
@@ -196,7 +196,7 @@ class RayReservation:
             self._said = reason
             self._tell(reason)
 
-    def _start_actors(self, sizes: Sequence[int], *, gpus: bool, client: bool) -> None:
+    def _start_actors(self, sizes: Sequence[int], running: Mapping[str, str], *, gpus: bool, client: bool) -> None:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -216,7 +216,7 @@ class RayReservation:
                     options["runtime_env"] = dict(self._wanted.runtime_env)
                 # `env` is expanded there as Ray expands its own, see `ray._private.utils.update_envs`.
                 more = {"plain": client, "env": dict(self._wanted.env), "python": self._wanted.python}
-                more["left_out"] = self.left_out
+                more |= {"left_out": self.left_out, "running": dict(running)}
                 actor = cls.options(**options).remote(package, self._hello.label, self._hello.session, **more)
                 self._actors.append(actor)
                 if self._wanted.executable:

@@ -64,13 +64,13 @@ class SlurmReservation:
         self._nodes: HostsReservation | None = None
         self._job = ""
 
-    def acquire(self) -> ReservedNodes:
+    def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
         job, hosts = self._found()
         self._nodes = HostsReservation(self._of.hosts(job, hosts), self._opening, self._hello, self._say)
         if self._given_up.is_set():
             self._nodes.give_up()
         try:
-            nodes = self._nodes.acquire()
+            nodes = self._nodes.acquire({})
         except BaseException:
             self._allocation.release()
             raise

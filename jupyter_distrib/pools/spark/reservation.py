@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import ClassVar
 
@@ -105,8 +105,8 @@ class SparkReservation(RayReservation):
         self._of = of
         self._used = False
 
-    def acquire(self) -> ReservedNodes:
-        nodes = super().acquire()
+    def acquire(self, running: Mapping[str, str]) -> ReservedNodes:
+        nodes = super().acquire(running)
         self._used = True
         return nodes
 
