@@ -56,6 +56,16 @@ EXCEPTIONS = {
 }
 """Tested one by one: there the rank does not fail, or not with these words."""
 CASES = [(where, how) for where in WHERE for how in HOW if (where, how) not in EXCEPTIONS]
+_OTHERS = [case for case in CASES if case[0] in list(WHERE)[1:]]
+FEW = list(
+    dict.fromkeys(
+        [
+            *{how: (where, how) for where, how in _OTHERS}.values(),  # the last place of each cause
+            *{where: (where, how) for where, how in _OTHERS}.values(),  # the last cause of each place
+        ]
+    )
+)
+"""Each place and each cause, for pools over a connection or an engine that another one has all pairs of."""
 
 
 def cell(where: str, how: str, rank: int) -> str:

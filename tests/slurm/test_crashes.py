@@ -15,12 +15,6 @@ from tests.slurm.bed import SlurmBed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-_OTHERS = [case for case in crash_cases.CASES if case[0] in list(crash_cases.WHERE)[1:]]
-CASES = [
-    *{how: (where, how) for where, how in _OTHERS}.values(),  # the last place of each cause
-    *{where: (where, how) for where, how in _OTHERS}.values(),  # the last cause of each place
-]
-
 
 @pytest.fixture(scope="module")
 def book(bed: SlurmBed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
@@ -34,7 +28,7 @@ def book(bed: SlurmBed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield one
 
 
-@pytest.mark.parametrize(("where", "how"), [pytest.param(*case, id=" ".join(case)) for case in dict.fromkeys(CASES)])
+@pytest.mark.parametrize(("where", "how"), [pytest.param(*case, id=" ".join(case)) for case in crash_cases.FEW])
 def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, where: str, how: str) -> None:
     crash_cases.run(book, where, how, 1, line="%%distributed --strategy ddp")
     good = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"

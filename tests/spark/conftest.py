@@ -12,16 +12,38 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebook import Notebook
 from tests.processes import wait_until
 
 ADDRESS = "10.99.0.1"
 PORT = 7077
+APPLICATION = {"master": "local-cluster[2,2,2048]", "nodes": "2", "cpus_per_rank": "0", "idle": "100"}
+"""The options of the pool whose application most tests share. Ranks take no CPUs of Ray's, so that several worker groups
+have room in it. The record of a detached run keeps it for `idle` seconds."""
+DRIVER = "jupyter_distrib.pools.spark.application"
+"""In the command line of the driver of each application of ours."""
+
+ON_LOOPBACK = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+"""Variables of a kernel that trains in Spark on this machine. pyspark chooses the port of torch's store on Spark's address
+alone, and torch listens on all addresses: it fails if the port is taken on another one, and most are on this one."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def spark_is_here() -> None:
     if importlib.util.find_spec("pyspark") is None or not os.environ.get("JUPYTER_DISTRIB_SPARK"):
         pytest.skip("there is no Spark here (sh .ci/spark brings one)")
+
+
+@pytest.fixture(scope="session")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook whose default pool is the application: four ranks on two nodes."""
+    folder = tmp_path_factory.mktemp("notebook")
+    lines = [f"{name} = {value!r}" for name, value in APPLICATION.items()]
+    file = folder / "pools.toml"
+    file.write_text("\n".join(['pool = "cluster"', "[pools.cluster]", 'kind = "spark"', *lines, "ranks = 4", ""]))
+    with Notebook(folder, env={"JUPYTER_DISTRIB_CONFIG": str(file)}) as one:
+        one.ok("%load_ext jupyter_distrib")
+        yield one
 
 
 class StandaloneCluster:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.notebook import Notebook
+from tests.spark.conftest import ON_LOOPBACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -24,7 +24,7 @@ TASKS = "TorchDistributor(2, local_mode=False, use_gpu=False)"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with Notebook(tmp_path_factory.mktemp("notebook"), env={"PYSPARK_PYTHON": sys.executable}) as one:
+    with Notebook(tmp_path_factory.mktemp("notebook"), env=ON_LOOPBACK) as one:
         one.ok("%load_ext jupyter_distrib")
         assert one.cell(SESSION, 250).status == "ok"
         yield one
@@ -111,7 +111,7 @@ def test_t12_pysparks_own_class_runs_in_a_one_rank_cell(book: Notebook) -> None:
         "%%distributed --ranks 1\nfrom pyspark.sql import SparkSession\n"
         "from pyspark.ml.torch.distributor import TorchDistributor\n"
         "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', False).getOrCreate()\n"
-        "def train():\n    import os\n    print('live from', os.environ['RANK'], flush=True)\n    return 7\n"
+        "def train():\n    import os\n    print('live from ' + os.environ['RANK'], flush=True)\n    return 7\n"
         "value = TorchDistributor(2, local_mode=True, use_gpu=False).run(train)\nspark.stop()\nvalue",
         300,
     )

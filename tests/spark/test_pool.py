@@ -1,12 +1,9 @@
-"""Cells on a Spark cluster: `local-cluster` and a standalone master; what ends the application; refusals."""
+"""Cells in a Spark application with two executors; refusals."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,25 +11,15 @@ import pytest
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.spark import master, pool
 from tests.notebook import Notebook
-from tests.product import restart_cases
-from tests.spark.conftest import StandaloneCluster, wait_until_none
 
 slow = pytest.mark.slow
 patient = pytest.mark.timeout(400)
 START_S = 300.0
-OURS = ("jupyter_distrib.pools.spark", "ray/raylet", "ray/gcs", "spark.deploy.SparkSubmit", "CoarseGrainedExecutor")
-"""Words in the command lines of what an application consists of."""
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    folder = tmp_path_factory.mktemp("notebook")
-    (folder / "pools.toml").write_text(
-        'pool = "cluster"\n[pools.cluster]\nkind = "spark"\nmaster = "local-cluster[2,2,2048]"\nnodes = 2\nranks = 4\n'
-    )
-    with Notebook(folder, env={"JUPYTER_DISTRIB_CONFIG": str(folder / "pools.toml")}) as one:
-        one.ok("%load_ext jupyter_distrib")
-        yield one
+@pytest.fixture
+def book(cells: Notebook) -> Notebook:
+    return cells
 
 
 @slow
@@ -95,34 +82,6 @@ def test_r06_an_interrupt_and_an_exception_are_those_of_every_pool(book: Noteboo
     assert book.finish(30).ename == "KeyboardInterrupt"
     assert book.fails("%%distributed\nif rank == 1: raise LookupError('mine')").ename == "LookupError"
     assert book.ok("%%distributed\nrank").result.startswith("rank 0: 0")
-
-
-@slow
-@patient
-@pytest.mark.parametrize("victim", restart_cases.VICTIMS)
-def test_g10_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, victim: str) -> None:
-    assert book.cell("%%distributed\nrank;", START_S).status == "ok"
-    restart_cases.check(book, victim)
-
-
-@slow
-@patient
-def test_r06_stop_ends_the_application(book: Notebook) -> None:
-    assert book.cell("%%distributed\nrank;", START_S).status == "ok"
-    book.ok("%distributed_pool stop")
-    assert wait_until_none(OURS) == []
-
-
-@slow
-@patient
-def test_r06_a_standalone_master_and_the_end_of_the_kernel(standalone: StandaloneCluster, tmp_path: Path) -> None:
-    with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib")
-        line = f"--pool spark --master {standalone.url} --executors 2 --ranks 2 --nodes 2"
-        outcome = book.cell(f"%%distributed {line}\nimport os\nint(os.environ['NODE_RANK'])", START_S)
-        assert outcome.result == "rank 0: 0\nrank 1: 1", outcome.text
-        os.kill(book.pid, signal.SIGKILL)
-        assert wait_until_none(OURS) == []
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
