@@ -111,6 +111,7 @@ def test_collectives_of_the_cell_count_and_a_detached_run_tells_them_too(book: N
     assert "which is slow in code between its steps" in book.ok("jupyter_distrib.runs()[-1].shares").result
 
 
+@pytest.mark.timeout(300)
 def test_a_rank_made_slow_by_hand_is_named_20_times_of_20(book: Notebook) -> None:
     causes = {
         "DATA": "data loading",
@@ -124,7 +125,7 @@ def test_a_rank_made_slow_by_hand_is_named_20_times_of_20(book: Notebook) -> Non
     chance = random.Random(24)
     for place in range(20):
         slow, cause = chance.randrange(3), chance.choice(list(causes))
-        fast = f"{', '.join(causes)} = {', '.join(['0.002'] * len(causes))}\nif rank == {slow}: {cause} = 0.06"
+        fast = f"{', '.join(causes)} = {', '.join(['0.002'] * len(causes))}\nif rank == {slow}: {cause} = 0.1"
         model = "model = SlowForward()\noptimizer = SlowSGD(model.parameters(), lr=0.1)"
         shown = book.ok(f"%%distributed --ranks 3 --strategy ddp\n{PARTS}\nSTEPS = 30\n{fast}\n{model}\n{LOOP}")
 
