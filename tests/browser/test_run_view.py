@@ -341,6 +341,10 @@ READABLE = """rank => {
     const covered = seen.some((each) => bars.some((bar) => on(box(each), bar)));
     return covered || seen.some(cut) ? "cut off or covered" : seen.map((each) => each.firstChild.textContent || each.textContent);
 }"""
+LAST_IS_BESIDE = """rank => {
+    const [last, bars] = [".jd-last", ".jd-bars"].map((part) => rank.querySelector(part).getBoundingClientRect());
+    return !last.height || (last.left >= bars.right && last.top < bars.bottom);
+}"""
 
 
 @pytest.mark.parametrize(("ranks", "loops"), [(4, 1), (4, 2), (20, 1)])
@@ -366,6 +370,7 @@ def test_metrics_can_be_read_in_a_view_of_any_width(show: Show, ranks: int, loop
         assert shown == [*names[:4], "2 more"][: len(shown)], width
         assert len(shown) >= (1 if ranks > 16 else 4 if width < 800 or loops == 2 else 1), width
         assert opened.evaluate(READABLE) == names, width
+        assert closed.evaluate(LAST_IS_BESIDE), width
     page.set_viewport_size({"width": 860, "height": 900})  # a notebook beside JupyterLab's own sidebar
     page.evaluate(FRAME)
     bar = closed.locator(".jd-steps, .jd-rate").evaluate_all(
