@@ -17,6 +17,8 @@ from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.messages import (
     Answered,
     Ask,
+    Attach,
+    Attached,
     Noted,
     OpenWorkerGroup,
     ServerStatus,
@@ -51,7 +53,7 @@ def client(**options: str) -> Iterator[PoolClient]:
         one.close()
 
 
-@pytest.mark.parametrize("check", testing.checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", testing.checks(detached=True), ids=lambda check: check.__name__)
 def test_contract(check: testing.Check, bed: SlurmBed) -> None:
     more = {} if check.__name__ in (*ON_ONE_NODE, *SIZE) else {"nodes": "2"}
     check(lambda: pool(**({"nodes": "1"} if check.__name__ in ON_ONE_NODE else more)))
@@ -64,6 +66,22 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
         assert len(bed.jobs()) >= 1
         one.close_group(group)
     assert wait_until(lambda: not bed.jobs(), 30), "nodes that are free stay for ten seconds"
+
+
+def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, tmp_path: Path) -> None:
+    assert wait_until(lambda: not bed.jobs(), 30)
+    flag = tmp_path / "flag"
+    with client(idle="5") as one:
+        source = "import os, time\nwhile not os.path.exists(flag):\n    time.sleep(0.01)"
+        run = one.start(one.group(1), source, inputs={"flag": str(flag)}, detached=True, label="train")
+        one.wait(Started)
+    with client(idle="5") as other:
+        other.send(Attach(run=run))
+        assert other.wait(Attached).label == "train"
+        assert len(bed.jobs()) == 1
+        flag.touch()
+        other.finish(run, (0,))
+    assert wait_until(lambda: not bed.jobs(), 30)
 
 
 @pytest.mark.parametrize(

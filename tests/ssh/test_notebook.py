@@ -6,10 +6,13 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.pools.ssh.pool import SshPool
+from jupyter_distrib.testing import PoolClient
 from tests.notebook import Notebook
 from tests.processes import wait_until
 from tests.product import crash_cases, restart_cases
@@ -46,6 +49,23 @@ def test_ranks_are_on_both_hosts_and_meet(book: Notebook) -> None:
     assert "next rank: at once, on the CPU" in status, status
     assert re.search(r"^host1 +\d+ +[\d.]+ GB +none +0-1 ", status, re.MULTILINE), status
     assert re.search(r"next rank +at once, on the CPU", book.ok("%distributed_status --doctor").result)
+
+
+def test_a_host_is_reached_through_another_one_as_ssh_is_told(bed: Bed) -> None:
+    client = PoolClient(SshPool(**{**bed.options, "hosts": "host1", "ssh": f"ssh -F {bed.config} -J host2"}))
+    try:
+        assert client.run(client.group(1), "import socket\nsocket.gethostname()").values == {0: "host1"}
+        assert [words for words in _commands() if words[0].endswith("ssh") and "-W" in words and "host2" in words]
+    finally:
+        client.close()
+
+
+def _commands() -> list[list[str]]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace").split("\0"))
+    return found
 
 
 def test_the_store_listens_on_the_address_by_which_the_host_was_reached(book: Notebook) -> None:
