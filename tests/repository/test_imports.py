@@ -379,6 +379,18 @@ print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - befor
     assert not loaded & {"asyncio", "multiprocessing"}  # the standard library's own slow ones
 
 
+def test_loading_the_extension_loads_no_view_and_nothing_of_detached_runs():
+    program = """
+import json, sys
+import jupyter_distrib.kernel.notebook.extension
+print(json.dumps([name for name in sys.modules if name.startswith("jupyter_distrib.kernel.")]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("jupyter_distrib.kernel.") for name in json.loads(done.stdout)}
+    assert "notebook.magic" in loaded
+    assert not loaded & {"views.html", "views.png", "views.state", "notebook.widget_model", "session.detached"}
+
+
 def test_the_coordinator_names_no_engine() -> None:
     """In its code: comments may say where something comes from."""
     for file in (FOLDER / "coordinator").glob("*.py"):

@@ -31,15 +31,13 @@ from IPython.display import display
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
-from jupyter_distrib.kernel.views import chart
-from jupyter_distrib.kernel.views import html as html_view
 from jupyter_distrib.kernel.views import text as text_view
-from jupyter_distrib.kernel.views.state_delta import StateDelta
 from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire.messages import Noted, Returned, RunEvent, Started
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a cell that shows nothing needs none of them
     from jupyter_distrib.kernel.notebook.widget_model import RunWidget
+    from jupyter_distrib.kernel.views.state_delta import StateDelta
 
 DRAW_EVERY_S = 0.25
 """The interval of drawing HTML and text; the first time is at once."""
@@ -124,7 +122,8 @@ class LiveView(View):
         self._printed_s = time.monotonic()
         """The time of the last line that was printed."""
         self._widget: RunWidget | None = None
-        self._pieces = StateDelta(run.pool)
+        self._pieces: StateDelta
+        """What the widget has been sent; made with the widget."""
         self._place = cell_outputs.place(get_ipython())
         self._way = route()
         self._show = self._choose()
@@ -221,12 +220,18 @@ class LiveView(View):
             with_chart = not self._chart_is_own
         pool = self._run.pool
         text = text_view.as_text(record, elapsed_s, pool, always=shown)
-        html = html_view.as_html(record, elapsed_s, pool, always=shown, with_chart=with_chart)
-        return {"text/plain": text, "text/html": html} if text else {}
+        if not text:
+            return {}
+        html = _as_html(record, elapsed_s, pool, always=shown, with_chart=with_chart)
+        return {"text/plain": text, "text/html": html}
 
     def _put_chart(self, record: RunRecord) -> None:
         """Show the chart as an output of its own, so that exports and hosting sites show it too."""
-        if self._chart_is_own and (drawing := chart.chart_of(record)):
+        if not self._chart_is_own:
+            return
+        from jupyter_distrib.kernel.views import chart
+
+        if drawing := chart.chart_of(record):
             own = CellDisplay(f"{self._run.id}-chart")
             size = {"image/png": {"width": drawing.width, "height": drawing.height}}
             own.put({"image/png": drawing.as_png(), "text/plain": drawing.title}, settled=True, more=size)
@@ -265,13 +270,15 @@ class LiveView(View):
     def _open_widget(self) -> None:
         with interrupts.WholeImports():
             from jupyter_distrib.kernel.notebook.widget_model import RunWidget
+            from jupyter_distrib.kernel.views.state_delta import StateDelta
 
+        self._pieces = StateDelta(self._run.pool)
         self._changed()
         self._widget = RunWidget(self._state, self._take)
         name, state = self._widget.model_id, self._widget.get_state
         bridge.show(cell_outputs.Shown(run=self._run, place=self._place, model=name, state=state))
         text = text_view.header(self._run.record, self._run.elapsed_s, self._run.pool)
-        html = html_view.as_html(self._run.record, self._run.elapsed_s, self._run.pool, always=True)
+        html = _as_html(self._run.record, self._run.elapsed_s, self._run.pool, always=True)
         model = {"version_major": 2, "version_minor": 0, "model_id": name}
         self._put(
             {
@@ -304,11 +311,17 @@ class LiveView(View):
         """Show the end below the lines: the table of ranks, and in a kernel what else its client can show."""
         text = text_view.as_text(record, elapsed_s, self._run.pool, with_output=False)
         if text and self._way != "terminal":
-            html = html_view.as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
+            html = _as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
             self._put({"text/plain": text, "text/html": html})
             self._put_chart(record)
         elif text:
             print(text, file=sys.stdout, flush=True)
+
+
+def _as_html(record: RunRecord, elapsed_s: float, pool: str, *, always: bool = False, with_chart: bool = True) -> str:
+    from jupyter_distrib.kernel.views.html import as_html
+
+    return as_html(record, elapsed_s, pool, always=always, with_chart=with_chart)
 
 
 def route() -> str:

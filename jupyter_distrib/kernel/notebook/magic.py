@@ -20,7 +20,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class, output_can_be_s
 
 from jupyter_distrib.kernel.capture import inputs
 from jupyter_distrib.kernel.capture.capture import Captured, Dropped, capture, explain_missing
-from jupyter_distrib.kernel.notebook import comment_syntax, detached_view
+from jupyter_distrib.kernel.notebook import comment_syntax
 from jupyter_distrib.kernel.notebook.live_view import LiveView
 from jupyter_distrib.kernel.record import stand_in_errors
 from jupyter_distrib.kernel.record.traceback_text import Rendering
@@ -78,6 +78,8 @@ class CellMagics(Magics):
             return self._sweep(captured, options, settings, swept)
         run = self._start(captured, options, settings)
         if options.detach:
+            from jupyter_distrib.kernel.notebook import detached_view
+
             detached_view.show(run)
             if options.out:
                 self.shell.user_ns[options.out] = run

@@ -23,7 +23,6 @@ from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import (
     cell_order,
-    detached,
     new_runs,
     observed_runs,
     pool_capacity,
@@ -336,6 +335,8 @@ class Session:
         """Return a detached run of this kernel or an earlier one, with its whole record. Raises `PoolError`."""
         if (own := self.runs.last(name, detached=True)) is not None:
             return own
+        from jupyter_distrib.kernel.session import detached
+
         listed = detached.choose(name, self.identity)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
 
