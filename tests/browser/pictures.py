@@ -2,7 +2,7 @@
 
 Each is taken in the light and in the dark theme; `running.gif` is an animation. A picture carries what the page showed when
 it was taken: the code, the words of buttons and headings, and the parts of our views. With `--check` nothing is taken: the
-runs are made again, and pictures that a page has outgrown are named with what differs. `test_pictures.py` does the same.
+runs are made again, and pictures that a page has outgrown are named with what differs, the animation too. `test_pictures.py` does the same.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def main(arguments: list[str]) -> int:
     os.environ["PYTHONWARNINGS"] = "ignore"  # torch without numpy
     found: list[str] = []
     with serving({"python3": None}) as (browser, server):
-        for scene in SCENES:
-            for view in scene(browser, server):
-                if arguments == ["--check"]:
-                    found += outdated(view)
-                else:
+        if arguments == ["--check"]:
+            found = [each for scene in SCENES for view in scene(browser, server) for each in outdated(view)]
+        else:
+            for scene in STILLS:
+                for view in scene(browser, server):
                     take(view)
-            server.forget_theme()
-        if arguments != ["--check"]:
-            animate(browser, server)
+                server.forget_theme()
+            for _ in animated(browser, server, filmed=True):
+                pass
     print(*found or ["The pictures show what the pages show."], sep="\n")
     return int(bool(found))
 
@@ -154,12 +154,18 @@ def take(view: View) -> None:
 def outdated(view: View) -> list[str]:
     """Return a sentence for each picture of the view that shows something else than the page."""
     found = []
-    for path in (IMAGES / f"{view.name}-{theme}.png" for theme in THEMES):
-        with Image.open(path) as image:
-            image.load()
-            told = Shown(**json.loads(image.text[KEY]))
-        found += [f"{path.name}: {each}" for each in differences(told, view.shown())]
+    paths = sorted(IMAGES.glob(f"{view.name}*"))
+    assert paths, view.name
+    for path in paths:
+        found += [f"{path.name}: {each}" for each in differences(told(path), view.shown())]
     return found
+
+
+def told(path: Path) -> Shown:
+    """Return what the picture or the animation says that it shows."""
+    with Image.open(path) as image:
+        image.load()
+        return Shown(**json.loads(image.info["comment"] if path.suffix == ".gif" else image.text[KEY]))
 
 
 def differences(picture: Shown, page: Shown) -> list[str]:
@@ -219,14 +225,12 @@ def stalled(browser: Browser, server: Server) -> Iterator[View]:
     lab.close()
 
 
-SCENES: tuple[Scene, ...] = (watched, stalled)
-
-
 class Film:
     """Frames of a part of a page, as long as each was to be seen."""
 
-    def __init__(self, lab: Lab, target: Locator) -> None:
+    def __init__(self, lab: Lab, target: Locator, *, filmed: bool) -> None:
         self.lab = lab
+        self.filmed = filmed
         box = target.bounding_box()
         assert box
         self.clip = box
@@ -235,7 +239,7 @@ class Film:
 
     def roll(self, seconds: float) -> None:
         """Take frames for this time, as fast as the page gives them, at most five a second."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + (seconds if self.filmed else 0)
         while time.monotonic() < end:
             self.at_s.append(time.monotonic())
             shot = self.lab.page.screenshot(clip=self.clip)  # type: ignore[arg-type]
@@ -260,21 +264,24 @@ class Film:
         )
 
 
-def animate(browser: Browser, server: Server) -> None:
-    """A training cell, its live view, Stop, and the next cell."""
+def animated(browser: Browser, server: Server, *, filmed: bool = False) -> Iterator[View]:
+    """A training cell, its live view, Stop, and the next cell; `filmed` writes the animation, else nothing waits for it."""
     setup = DATA.replace("import torch\n", "import torch, jupyter_distrib\n")
     lab = opened(browser, server, [LOAD, setup, SHORT, NEXT], height=760, width=900, scale=1)
     lab.run(1)
     lab.wait_idle(1)
     lab.select(2)
     lab.cell(2).evaluate("node => node.scrollIntoView()")
-    film = Film(lab, lab.page.locator(".jp-NotebookPanel-notebook"))
+    film = Film(lab, lab.page.locator(".jp-NotebookPanel-notebook"), filmed=filmed)
     film.roll(1)
     lab.run(2)
     film.roll(1)
     expect(lab.page.locator(".jd-chart")).to_be_visible()
     film.roll(6)
-    shown = View("running", lab, lab.page.locator("#main"), f"{SHORT}\n{NEXT}").shown()
+    expect(lab.page.locator(".jd-shares").first).to_be_visible()
+    view = View("running", lab, lab.page.locator("#main"), f"{SHORT}\n{NEXT}")
+    shown = view.shown()
+    yield view
     lab.page.locator(".jd-stop").hover()
     film.roll(0.6)
     lab.page.locator(".jd-stop").click()
@@ -284,8 +291,13 @@ def animate(browser: Browser, server: Server) -> None:
     lab.wait_idle(3)
     lab.cell(3).evaluate("node => node.scrollIntoView({block: 'end'})")
     film.roll(2)
-    film.save(IMAGES / "running.gif", shown)
+    if filmed:
+        film.save(IMAGES / "running.gif", shown)
     lab.close()
+
+
+STILLS: tuple[Scene, ...] = (watched, stalled)
+SCENES: tuple[Scene, ...] = (*STILLS, animated)
 
 
 def opened(
