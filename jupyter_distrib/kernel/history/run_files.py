@@ -52,9 +52,9 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
     at = folder()
     with _alone(at):
         names = _names(at)
-        there = {_run(name) for name in names}
+        there = {name.partition("_")[2] for name in names}
         for run, text in texts.items():
-            if run in there:
+            if f"{run}.json" in there:
                 continue  # a detached run that is attached again
             number = 1 + (_number(names[-1]) if names else 0)
             names.append(f"{number:08}_{run}.json")
@@ -117,10 +117,6 @@ def _names(at: Path) -> list[str]:
 
 def _number(name: str) -> int:
     return int(name.partition("_")[0])
-
-
-def _run(name: str) -> str:
-    return name.removesuffix(".json").partition("_")[2]
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class Run:
         states = {rank.state for rank in self.record.ranks.values()}
         if worst := next((state for state in ("lost", "failed", "interrupted") if state in states), ""):
             return worst
-        return "done" if self.record.ok else "refused"
+        return "done" if states <= {"done"} else "refused"
 
     @property
     def stopping(self) -> str:
