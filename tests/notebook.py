@@ -82,14 +82,22 @@ class Notebook:
         below: Sequence[str] = (),
         python: str = sys.executable,
     ) -> None:
-        kernel = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.kernel_spec.argv = [*below, *kernel]
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": path, **(env or {})})
-        self.client: Any = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        of_kernel = {**os.environ, "PYTHONPATH": path, **(env or {})}
+        for attempts_left in (2, 1, 0):
+            self.manager = KernelManager(kernel_name="python3")
+            self.manager.kernel_spec.argv = [*below, python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            self.manager.start_kernel(cwd=str(folder), env=of_kernel)
+            self.client: Any = self.manager.client()
+            self.client.start_channels()
+            try:
+                self.client.wait_for_ready(timeout=60)
+                break
+            except RuntimeError:  # jupyter_client chooses ports that are free, and another process may take them first
+                self.client.stop_channels()
+                self.manager.shutdown_kernel(now=True)
+                if not attempts_left:
+                    raise
         self._outcome, self._message, self._began_s = Outcome(), "", 0.0
         self._bundles: dict[str, dict[str, str]] = {}
         """The last bundle of each display, whichever cell it was sent from."""

@@ -82,8 +82,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="session")
-def cluster(ray_is_here: None) -> Iterator[Cluster]:
-    one = Cluster()
+def cluster(ray_is_here: None, runtime: Path) -> Iterator[Cluster]:
+    one = Cluster(XDG_CACHE_HOME=str(runtime / "cache"))  # what an earlier run has installed for its ranks is elsewhere
     yield one
     one.close()
 
