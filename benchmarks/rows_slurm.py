@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rows_data
+import rows_ssh
 from driver import Notebook
 from plan import LOAD, Plan, imports_of_torch_s
 from report import HERE, Figure, spread
@@ -55,15 +56,21 @@ def _skipped() -> Figure | None:
 
 
 @contextmanager
-def _notebook(plan: Plan, bed: SlurmBed) -> Iterator[Notebook]:
-    """One whose pools file names the cluster."""
+def _notebook(plan: Plan, bed: SlurmBed, more: str = "") -> Iterator[Notebook]:
+    """One whose pools file names the cluster, with these lines more."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pools.toml"
-        file.write_text(_POOLS.format(python=sys.executable))
-        env = {"JUPYTER_DISTRIB_CONFIG": str(file), **bed.environment}
+        file.write_text(_POOLS.format(python=sys.executable) + more)
+        env = {"JUPYTER_DISTRIB_CONFIG": str(file), "PYTHONPATH": rows_ssh.alone(plan, folder), **bed.environment}
         with plan.notebook(env=env) as notebook:
-            notebook.good(LOAD)
+            rows_ssh.load(notebook)
             yield notebook
+
+
+def _give_back(bed: SlurmBed, notebook: Notebook) -> None:
+    notebook.good("%distributed_pool stop")
+    while bed.jobs():  # its nodes stay for ten seconds
+        time.sleep(0.2)
 
 
 def _run(bed: SlurmBed, *words: str, **keywords: object) -> float:
@@ -83,9 +90,7 @@ def granted(plan: Plan) -> Iterator[Figure]:
             imports.append(imports_of_torch_s(2))
             steps.append(_run(bed, "srun", "-N2", "hostname"))
             times.append(notebook.good(f"{_LINE} --strategy ddp\n{_REDUCE}", timeout_s=120).wall_s)
-            notebook.good("%distributed_pool stop")
-            while bed.jobs():  # its nodes stay for ten seconds
-                time.sleep(0.2)
+            _give_back(bed, notebook)
     limit_s = min(steps) + min(imports) + 0.7
     yield Figure(
         what="new allocation of 2 nodes and first all_reduce of 4 ranks, by Slurm",
@@ -98,26 +103,30 @@ def granted(plan: Plan) -> Iterator[Figure]:
 
 
 def value(plan: Plan) -> Iterator[Figure]:
-    """512 MB of the notebook on four ranks of two nodes, and `srun -u` with the same to both side by side, by turns."""
+    """512 MB of the notebook on four ranks of two nodes, and `srun -u` with the same to both side by side, by turns;
+    with and without the notebook's folder on the nodes."""
     if skipped := _skipped():
         yield skipped
         return
-    times, bare = [], []
-    with _bed() as bed, _notebook(plan, bed) as notebook, tempfile.TemporaryFile() as file:
+    with _bed() as bed, tempfile.TemporaryFile() as file:
         for _ in range(512):
             file.write(os.urandom(rows_data.MB))
-        notebook.good(f"{_LINE}\npass", timeout_s=120)
-        notebook.good(f"import torch\nbig = torch.ones({_BIG // 4})")
-        for _ in plan.times(5, 2):
-            times.append(notebook.good(f"{_LINE}\nbig[-1].item()", timeout_s=120).wall_s)
-            bare.append(_piped_s(bed, file.fileno()))
-    yield Figure(
-        what="512 MB captured tensor to 4 ranks on 2 nodes by srun",
-        measured=f"{spread(times)}; `srun -u cat` of the same to both side by side {spread(bare)}",
-        target="<= 1.2 x that",
-        ok=min(times) <= 1.2 * min(bare),
-        numbers={"times_s": times, "srun_s": bare},
-    )
+        for said, more in (("by the folder that they share", ""), ("by srun alone", "copy_files = true\n")):
+            times, bare = [], []
+            with _notebook(plan, bed, more) as notebook:
+                notebook.good(f"{_LINE}\npass", timeout_s=120)
+                notebook.good(f"import torch\nbig = torch.ones({_BIG // 4})")
+                for _ in plan.times(5, 2):
+                    times.append(notebook.good(f"{_LINE}\nbig[-1].item()", timeout_s=120).wall_s)
+                    bare.append(_piped_s(bed, file.fileno()))
+                _give_back(bed, notebook)
+            yield Figure(
+                what=f"512 MB captured tensor to 4 ranks on 2 nodes of Slurm, {said}",
+                measured=f"{spread(times)}; `srun -u cat` of the same to both side by side {spread(bare)}",
+                target="<= 1.2 x that",
+                ok=min(times) <= 1.2 * min(bare),
+                numbers={"times_s": times, "srun_s": bare},
+            )
 
 
 def _piped_s(bed: SlurmBed, file: int) -> float:

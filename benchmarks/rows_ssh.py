@@ -63,17 +63,21 @@ def _notebook(plan: Plan, bed: Bed, **env: str) -> Iterator[Notebook]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pools.toml"
         file.write_text(_POOLS.format(**bed.options))
-        # The package lies alone, as if it were installed, since the notebook's path is copied to the hosts; see
-        # `_load`.
-        installed = Path(folder) / "installed"
-        installed.mkdir()
-        (installed / "jupyter_distrib").symlink_to(plan.package / "jupyter_distrib")
-        env = {"JUPYTER_DISTRIB_CONFIG": str(file), "PYTHONPATH": str(installed), **env}
+        env = {"JUPYTER_DISTRIB_CONFIG": str(file), "PYTHONPATH": alone(plan, folder), **env}
         with plan.notebook(env=env) as notebook:
             yield notebook
 
 
-def _load(notebook: Notebook) -> float:
+def alone(plan: Plan, folder: str) -> str:
+    """A folder with the package and nothing else, as if it were installed, since the notebook's path is copied to hosts
+    that do not share it; see `load`."""
+    installed = Path(folder) / "installed"
+    installed.mkdir()
+    (installed / "jupyter_distrib").symlink_to(plan.package / "jupyter_distrib")
+    return str(installed)
+
+
+def load(notebook: Notebook) -> float:
     """Load the extension, without the checkout in the notebook's path that an editable install puts there; return the
     seconds."""
     notebook.good(f"import sys\nsys.path = [folder for folder in sys.path if folder != {str(ROOT)!r}]")
@@ -83,7 +87,7 @@ def _load(notebook: Notebook) -> float:
 @contextmanager
 def _warm(plan: Plan, bed: Bed) -> Iterator[Notebook]:
     with _notebook(plan, bed) as notebook:
-        _load(notebook)
+        load(notebook)
         for _ in range(_WARM_UP):
             notebook.good(f"{_LINE}\npass")
         processes.wait_until_idle("jupyter_distrib.worker.forkserver")
@@ -150,9 +154,9 @@ def first(plan: Plan) -> Iterator[Figure]:
             imports.append(imports_of_torch_s(len(bed.hosts)))
             connects.append(_connect_s(bed))
             with _notebook(plan, bed, JPY_SESSION_NAME="train.ipynb") as notebook:
-                cold.append(_load(notebook) + notebook.good(f"{_LINE}\npass").wall_s)
+                cold.append(load(notebook) + notebook.good(f"{_LINE}\npass").wall_s)
                 notebook.restart()
-                warm.append(_load(notebook) + notebook.good(f"{_LINE}\npass").wall_s)
+                warm.append(load(notebook) + notebook.good(f"{_LINE}\npass").wall_s)
     connect_s = min(connects)
     for name, times, limit_s, said in (
         (
