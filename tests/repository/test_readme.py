@@ -110,6 +110,10 @@ def test_every_address_that_the_product_names_is_a_heading_of_the_docs() -> None
     from jupyter_distrib.kernel.notebook import doctor
 
     public = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, DistributedError)]
+    assert {each.__name__: each("text")._render_traceback_()[-1] for each in public} == {
+        each.__name__: f"More: {pages.page('errors', each.__name__.lower() if each is not DistributedError else '')}"
+        for each in public
+    }
     addresses = {each("text").page for each in public} | {pages.page(*each) for each in doctor.EXPLAINED.values()}
     for address in sorted(addresses):
         name, _, section = address.removeprefix(pages.SITE).partition(".html")
