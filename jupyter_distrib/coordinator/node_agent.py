@@ -24,7 +24,7 @@ IDLE_S = 3.0
 
 
 class NodeAgent:
-    """The agent that one worker group has for itself on one node.
+    """The agent of a notebook on one node, which its worker groups there share if the engine lets them.
 
     Args:
         folder: Private to it; it removes the folder when it ends.

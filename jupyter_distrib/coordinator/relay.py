@@ -37,7 +37,7 @@ WELCOME_S = 5.0
 
 
 class Relay:
-    """A link to the agent that this worker group has for itself.
+    """A link of one worker group to its agent on this node.
 
     Args:
         folder: Private to it; removed in the end.

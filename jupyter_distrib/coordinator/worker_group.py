@@ -1,5 +1,4 @@
-"""One worker group whose ranks are on several nodes, each with an agent for this group alone. Runs in the coordinator's
-loop.
+"""One worker group whose ranks are on several nodes, each with an agent. Runs in the coordinator's loop.
 
     SpreadWorkerGroup --OpenWorkerGroup, Execute, UseStore, ...--> node 0: agent, ranks 0, 1   (and the store)
                <--WorkerGroupOpened, Wrote, Ended, ...------- node 1: agent, ranks 2, 3
