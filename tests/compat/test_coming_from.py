@@ -15,7 +15,7 @@ ROWS = [
     for line in (ROOT / "docs" / "coming-from.md").read_text("utf-8").splitlines()
     if line.startswith("| ")
 ]
-HEADS = ("their line", "theirs")
+HEADS = ("your line", "theirs")
 IMPORT = re.compile(r"`((?:from [\w.]+ )?import [\w, .]+?)(?:, \.\.\.)?`")
 
 

@@ -34,6 +34,7 @@ def seeded():
     return Net()
 """
 BY_HAND = """
+import gc
 import torch.distributed as dist
 dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(seeded())
@@ -47,7 +48,8 @@ for x, y in DataLoader(data, batch_size=8, sampler=sampler):
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 if rank == 0:
     torch.save(weights, "weights.pt")
-del model, loss  # torch aborts some scripts that keep a DDP model until Python's end
+del model, loss, optimizer  # torch aborts some scripts that keep a DDP model until Python's end
+gc.collect()
 dist.destroy_process_group()
 weights
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,8 @@ def test_the_tutorials_on_runs_do_what_they_say(name: str, shown: str, tmp_path:
 
     assert shown in "\n".join(outputs(cell) for cell in cells)
     if name == "checkpoints":
-        assert "ranks 0-1: 3" in outputs(cells[3])
+        # A checkpoint is written while the training goes on: the third one may not be complete when rank 1 ends.
+        assert re.search("ranks 0-1: [23]$", outputs(cells[3]), re.MULTILINE)
         assert outputs(cells[4]).startswith("(5, ")
 
 

@@ -123,7 +123,7 @@ class LiveView(View):
         """The time of the last line that was printed."""
         self._widget: RunWidget | None = None
         self._pieces: StateDelta
-        """What the widget has been sent; made with the widget."""
+        """Pieces of the state that the widget has; made with the widget."""
         self._place = cell_outputs.place(get_ipython())
         self._way = route()
         self._show = self._choose()

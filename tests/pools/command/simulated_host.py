@@ -53,6 +53,7 @@ class SimulatedHost:
                 names = {name: version(name) for name in ("torch", "cloudpickle")}
                 about = {"pid": 1, "agent": 1, "python": platform.python_version(), **names, "host": "127.0.0.1"}
                 more = {"interface": "lo", "machine": machine(), "folder": stamp(arguments[1]), "user": -1}
+                more["agent_folder"] = ""
                 return json.dumps({**about, **more})
             case "gpus":
                 return {"names": (), "holders": ()}
