@@ -92,8 +92,8 @@ def running_agent(folder: str) -> socket.socket | None:
     """Return a connection to the agent that has this folder; None if it has ended, or is another user's."""
     sock = socket.socket(socket.AF_UNIX)
     try:
+        (Path(folder) / SHARED).touch()  # first: who has it now would end it meanwhile, see `Relay.end`
         sock.connect(os.path.join(folder, SOCKET))
-        (Path(folder) / SHARED).touch()
     except OSError:
         sock.close()
         return None

@@ -33,9 +33,8 @@ def start(folder: Path) -> Iterator[Start]:
 
     def make(name: str, running: str = "") -> relay.Relay:
         (folder / name).mkdir()
-        found = relay.Relay(
-            str(folder / name), "notebook", "session", address=HERE, running={HERE: str(folder / running)}
-        )
+        of_node = {HERE: str(folder / running)} if running else {}
+        found = relay.Relay(str(folder / name), "notebook", "session", address=HERE, running=of_node)
         relays.append(found)
         return found
 
