@@ -216,13 +216,13 @@ class LiveView(View):
         self, record: RunRecord, elapsed_s: float, *, shown: bool, with_chart: bool | None = None
     ) -> dict[str, str]:
         """Return text and HTML; empty if there is nothing to show and (`shown`) no earlier view to replace."""
+        if not shown and not text_view.is_worth_showing(record, elapsed_s):
+            return {}
         if with_chart is None:
             with_chart = not self._chart_is_own
-        pool = self._run.pool
-        text = text_view.as_text(record, elapsed_s, pool, always=shown)
-        if not text:
-            return {}
-        html = _as_html(record, elapsed_s, pool, always=shown, with_chart=with_chart)
+        pool, output = self._run.pool, text_view.output_lines(record)
+        text = text_view.as_text(record, elapsed_s, pool, always=True, output=output)
+        html = _as_html(record, elapsed_s, pool, always=True, output=output, with_chart=with_chart)
         return {"text/plain": text, "text/html": html}
 
     def _put_chart(self, record: RunRecord) -> None:
@@ -309,7 +309,7 @@ class LiveView(View):
 
     def _end_of_lines(self, record: RunRecord, elapsed_s: float) -> None:
         """Show the end below the lines: the table of ranks, and in a kernel what else its client can show."""
-        text = text_view.as_text(record, elapsed_s, self._run.pool, with_output=False)
+        text = text_view.as_text(record, elapsed_s, self._run.pool, output=())
         if text and self._way != "terminal":
             html = _as_html(record, elapsed_s, self._run.pool, with_chart=not self._chart_is_own)
             self._put({"text/plain": text, "text/html": html})
@@ -318,10 +318,10 @@ class LiveView(View):
             print(text, file=sys.stdout, flush=True)
 
 
-def _as_html(record: RunRecord, elapsed_s: float, pool: str, *, always: bool = False, with_chart: bool = True) -> str:
+def _as_html(record: RunRecord, elapsed_s: float, pool: str, **more: Any) -> str:
     from jupyter_distrib.kernel.views.html import as_html
 
-    return as_html(record, elapsed_s, pool, always=always, with_chart=with_chart)
+    return as_html(record, elapsed_s, pool, **more)
 
 
 def route() -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from jupyter_distrib.kernel.record.terminal_styles import Span, StyledText
+from jupyter_distrib.kernel.record.terminal_styles import Span
 
 HEAD_LINES = 200
 RANK_HEAD_LINES = 20
@@ -59,17 +59,14 @@ class Lines:
         while first < len(texts) and self._has_room_in_head(rank):
             self.append(line_of(rank, stream, texts[first]))
             first += 1
-        surplus = len(texts) - first - TAIL_LINES
-        if surplus > 0:
-            for _, old in self._tail:
-                self._note_dropped(old)
-            self._tail.clear()
-            self._dropped[rank, stream] += surplus
-            self.entries += surplus
-            self.count += surplus
-            first += surplus
-        for text in texts[first:]:
-            self.append(line_of(rank, stream, text))
+        surplus = max(0, len(texts) - first - TAIL_LINES)
+        rest = texts[first + surplus :]
+        self._make_room(len(rest))
+        self._dropped[rank, stream] += surplus
+        lines = [line_of(rank, stream, text) for text in rest]
+        self._tail.extend(enumerate(lines, self.entries + surplus))
+        self.entries += surplus + len(rest)
+        self.count += surplus + len(rest)
 
     def clear(self, rank: int, stream: str) -> None:
         """Drop the lines of one stream; who has read them finds an entry that says so."""
@@ -98,22 +95,23 @@ class Lines:
             self._head.append((number, line))
             self._first[line.rank] += 1
             return
-        if len(self._tail) == TAIL_LINES:
-            self._note_dropped(self._tail.popleft()[1])
+        self._make_room(1)
         self._tail.append((number, line))
+
+    def _make_room(self, count: int) -> None:
+        """Drop the first lines of the tail, so that this many fit in."""
+        for _ in range(len(self._tail) + count - TAIL_LINES):
+            old = self._tail.popleft()[1]
+            self._dropped[old.rank, old.stream] += old.skipped or (not old.cleared)
 
     def _has_room_in_head(self, rank: int | None) -> bool:
         length = len(self._head)
         return length < HEAD_LINES or (length < MOST_HEAD_LINES and self._first[rank] < RANK_HEAD_LINES)
 
-    def _note_dropped(self, old: Line) -> None:
-        self._dropped[old.rank, old.stream] += old.skipped or (not old.cleared)
-
 
 def line_of(rank: int, stream: str, text: str) -> Line:
     """Return a line with the text of a stream, which may have colours."""
-    spans = text.spans if isinstance(text, StyledText) else ()
-    return Line(rank=rank, stream=stream, text=text, spans=spans)
+    return Line(rank=rank, stream=stream, text=text, spans=getattr(text, "spans", ()))
 
 
 def _number(entry: tuple[int, Line]) -> int:

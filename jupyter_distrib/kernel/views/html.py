@@ -38,7 +38,13 @@ same."""
 
 
 def as_html(
-    record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False, with_chart: bool = True
+    record: RunRecord,
+    elapsed_s: float,
+    pool: str = "",
+    *,
+    always: bool = False,
+    output: Sequence[text_view.OutputLine] | None = None,
+    with_chart: bool = True,
 ) -> str:
     """Return the view of `text.as_text` as HTML, with the displays.
 
@@ -56,7 +62,7 @@ def as_html(
         parts.append(f"<div>{bars}</div>")
     if course := timeline.picture(record):
         parts.append(f"<div>{course}</div>")
-    if lines := text_view.output_lines(record):
+    if lines := text_view.output_lines(record) if output is None else output:
         parts.append(_output(lines))
     parts += _displays(record)
     return visible(f"<div>{''.join(parts)}</div>")

@@ -57,12 +57,17 @@ def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
 
 
 def as_text(
-    record: RunRecord, elapsed_s: float, pool: str = "", *, always: bool = False, with_output: bool = True
+    record: RunRecord,
+    elapsed_s: float,
+    pool: str = "",
+    *,
+    always: bool = False,
+    output: Sequence[OutputLine] | None = None,
 ) -> str:
     """Return the present view, or the final one once the record has ended; empty if nothing is worth showing.
 
     `elapsed_s` is by the caller's clock (`record.elapsed_s` for a replay); `pool` is the pool's name for the header.
-    `with_output` is False where the ranks' output has been shown already.
+    `output` is what `output_lines` gives, for a caller that has it; empty where it has been shown already.
     """
     if not always and not is_worth_showing(record, elapsed_s):
         return ""
@@ -72,7 +77,7 @@ def as_text(
         [
             header(record, elapsed_s, pool),
             *remarks(record),
-            *(output(record) if with_output else ()),
+            *map(str, output_lines(record) if output is None else output),
             *_displays(record),
             *("  ".join(filter(None, (row[0].ljust(widths[0]), row[1].ljust(widths[1]), *row[2:]))) for row in rows),
             *shares.lines(record),
@@ -165,47 +170,61 @@ def _folded(lines: Iterable[Line]) -> list[_Folded]:
 
     Ranks send their lines in batches, so equal lines are rarely direct neighbours.
     """
-    folded: list[_Folded] = []
+    folding = _Folding()
     for line in lines:
-        if line.cleared:
-            continue
         if line.skipped:
-            _add_gap(folded, line)
-        elif (place := _equal_place(folded, line)) is None:
-            folded.append(_Folded(line, _ranks(line)))
+            folding.add_gap(line)
+        elif not line.cleared:
+            folding.add(line)
+    return folding.folded
+
+
+class _Folding:
+    """The lines so far, of which equal ones are merged."""
+
+    def __init__(self) -> None:
+        self.folded: list[_Folded] = []
+        self._last: dict[tuple[str, str], int] = {}
+        """The last place of each text and stream: the first lines of a batch are often the same as the first ones of
+        the batch before, which is out of reach."""
+
+    def add_gap(self, gap: Line) -> None:
+        before = self.folded[-1].line if self.folded else None
+        if before is None or not before.skipped:
+            self.folded.append(_Folded(gap))
+            return
+        rank = gap.rank if gap.rank == before.rank else None
+        self.folded[-1].line = Line(rank=rank, skipped=before.skipped + gap.skipped)
+
+    def add(self, line: Line) -> None:
+        key = line.text, line.stream
+        if (place := self._equal_place(line, self._last.get(key, -1))) is None:
+            self._last[key] = len(self.folded)
+            self.folded.append(_Folded(line, _ranks(line)))
         else:
-            _join(folded, place, line)
-    return folded
+            self._join(place, line)
 
+    def _equal_place(self, line: Line, last: int) -> int | None:
+        """Return the place of the first equal line near the end that this rank may join: after the last one it shares.
+        `last` is the place of the last equal line."""
+        place, oldest = None, max(0, len(self.folded) - FOLD_WINDOW)
+        for index in range(len(self.folded) - 1, oldest - 1, -1) if last >= oldest else ():
+            other = self.folded[index]
+            if other.line.skipped or (line.rank in other.ranks and len(other.ranks) > 1):
+                break
+            if other.line.text == line.text and other.line.stream == line.stream and line.rank not in other.ranks:
+                place = index
+        return place
 
-def _add_gap(folded: list[_Folded], gap: Line) -> None:
-    before = folded[-1].line if folded else None
-    if before is None or not before.skipped:
-        folded.append(_Folded(gap))
-        return
-    rank = gap.rank if gap.rank == before.rank else None
-    folded[-1].line = Line(rank=rank, skipped=before.skipped + gap.skipped)
-
-
-def _equal_place(folded: Sequence[_Folded], line: Line) -> int | None:
-    """Return the place of the first equal line near the end that this rank may join: after the last one it shares."""
-    place = None
-    for index in range(len(folded) - 1, max(-1, len(folded) - 1 - FOLD_WINDOW), -1):
-        other = folded[index]
-        if other.line.skipped or (line.rank in other.ranks and len(other.ranks) > 1):
-            break
-        if other.line.text == line.text and other.line.stream == line.stream and line.rank not in other.ranks:
-            place = index
-    return place
-
-
-def _join(folded: list[_Folded], place: int, line: Line) -> None:
-    """Add the rank to a line; the lines that it wrote alone before this line go in front of it."""
-    behind = folded[place:]
-    own = [each for each in behind if line.rank in each.ranks]
-    rest = [each for each in behind if line.rank not in each.ranks]
-    rest[0].ranks += _ranks(line)
-    folded[place:] = own + rest
+    def _join(self, place: int, line: Line) -> None:
+        """Add the rank to a line; the lines that it wrote alone before this line go in front of it."""
+        behind = self.folded[place:]
+        own = [each for each in behind if line.rank in each.ranks]
+        rest = [each for each in behind if line.rank not in each.ranks]
+        rest[0].ranks += _ranks(line)
+        if own:
+            self.folded[place:] = own + rest
+            self._last |= {(each.line.text, each.line.stream): at for at, each in enumerate(own + rest, place)}
 
 
 def _ranks(line: Line) -> list[int]:
@@ -224,10 +243,6 @@ class OutputLine:
 
     def __str__(self) -> str:
         return self.head + self.text
-
-
-def output(record: RunRecord) -> list[str]:
-    return [str(line) for line in output_lines(record)]
 
 
 def output_lines(record: RunRecord) -> list[OutputLine]:
@@ -251,9 +266,9 @@ def _beginning(folded: Sequence[_Folded], first: int, ranks: int) -> tuple[list[
     for index, each in enumerate(folded):
         if index < first or any(counts[rank] < most for rank in each.ranks):
             shown.append(each)
+            counts.update(each.ranks)
         else:
             left_out += each.weight
-        counts.update(each.ranks)
     return shown, left_out
 
 

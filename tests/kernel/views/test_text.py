@@ -124,6 +124,15 @@ def test_folding_keeps_the_order_of_every_rank() -> None:
         assert "".join(mine) == text
 
 
+def test_a_line_that_folding_has_moved_down_is_still_in_reach() -> None:
+    own, later = ([f"{name}{n}" for n in range(count)] for name, count in (("own", 10), ("later", 40)))
+    events = (wrote("same\n", 1), wrote("\n".join([*own, "same"]) + "\n", 2), wrote("\n".join(later) + "\n", 1))
+    before = [*(f"[2] {text}" for text in own), "[1-2] same", *(f"[1] {text}" for text in later)]
+    assert body(ended(*events, ranks=3)) == before
+    rest = wrote("".join(f"more{n}\n" for n in range(20)), 1)
+    assert "[0-2] same" in body(ended(*events, rest, wrote("same\n", 0), ranks=3))
+
+
 def _ranks_of(line: str) -> set[int]:
     ranks: set[int] = set()
     for part in line[1 : line.index("]")].split(","):
