@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import io
@@ -14,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -157,6 +158,15 @@ def flush_streams() -> None:
     with _flushing:
         _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     _libc().fflush(None)
+
+
+def leave() -> NoReturn:
+    """Run the exit handlers and end, without waiting for threads or for C++ destructors that may hang or abort."""
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001
+        flush_streams()
+    finally:
+        os._exit(0)
 
 
 def _flush(*streams: Any) -> None:

@@ -153,7 +153,7 @@ class CellRunner:
                 self._debugger.finish()
                 forked_child.leave(self._pid, sys.exception())
                 if profiler is not None:
-                    profiler.end(stopped=self._interrupts.stopping)
+                    profiler.end(stopped=self._interrupts.ended_cell(sys.exception()))
                 end_of_cell.run(ok=False)
                 if waits:
                     self._groups.wait_endlessly(on=False)

@@ -78,6 +78,10 @@ class Interrupts:
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
+    def ended_cell(self, error: BaseException | None) -> bool:
+        """Return whether a cell that ends with this error, or with none, is being stopped and has little time."""
+        return self.stopping or (error is not None and self.caused(error))
+
     def caused(self, error: BaseException) -> bool:
         """Return whether a cell raised this error because it was stopped: a cut collective may raise any error."""
         if self.stopping:

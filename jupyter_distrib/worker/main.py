@@ -10,7 +10,6 @@ The user's code runs in the main thread, where signals arrive. SIGINT raises `Ke
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import queue
@@ -145,7 +144,7 @@ class Worker:
             try:
                 entry = self._next()
                 if entry is None:
-                    leave()
+                    process.leave()
                 self._obey(*entry)
                 del entry
                 if self._cleanup.is_urgent:
@@ -187,13 +186,4 @@ class Worker:
             case Debug():
                 self._runner.failure.examine(command)
             case Leave():
-                leave()
-
-
-def leave() -> NoReturn:
-    """Run the exit handlers and end, without waiting for threads or for C++ destructors that may hang."""
-    try:
-        atexit._run_exitfuncs()  # noqa: SLF001
-        process.flush_streams()
-    finally:
-        os._exit(0)
+                process.leave()

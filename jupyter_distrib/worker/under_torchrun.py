@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from jupyter_distrib import runtime
+from jupyter_distrib.system import process
 from jupyter_distrib.wire.messages import Cell, WorkerOrder
 from jupyter_distrib.worker import cell, framework, identity, rank_environment
 from jupyter_distrib.worker import strategy as strategy_module
@@ -57,9 +59,8 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     torch = sys.modules["torch"]
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    for _ in range(2):  # groups of this run and of the one before: freed at Python's own end, their threads abort it
-        groups.tidy()
-    sys.exit()
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - Python's own wait for the script's threads
+    process.leave()  # for Python would free models and groups while threads of torch use them, and torch aborts
 
 
 def _order() -> WorkerOrder:

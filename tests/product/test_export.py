@@ -54,6 +54,14 @@ dist.destroy_process_group()
 weights
 """
 UNCHANGED = """
+import os, time
+from concurrent.futures import ThreadPoolExecutor
+def written_late():
+    time.sleep(1)
+    open(f"late{rank}", "w").close()
+if "TORCHELASTIC_RUN_ID" in os.environ:  # the script
+    background = ThreadPoolExecutor(1)
+    background.submit(written_late)
 model = seeded()
 optimizer = torch.optim.SGD(model.parameters(), lr=LR)
 for x, y in DataLoader(data, batch_size=8):
@@ -105,6 +113,7 @@ def test_an_exported_cell_trains_to_the_same_weights_under_torchrun(
 
     torchrun(folder, "train.py")
 
+    assert sorted(path.name for path in folder.glob("late*")) == (["late0", "late1"] if options else [])
     assert book.ok("theirs = torch.load('weights.pt')\ntorch.equal(trained[0], theirs)").result == "True"
 
 

@@ -6,6 +6,7 @@ new version of torch. Loaded in ranks; each function runs in the thread that cal
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import sys
@@ -34,6 +35,8 @@ MEMORY_ENTRIES = 50_000
 _PROFILER: Any = _profiler
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 """The variable by which the profiler's library is told not to write to standard error; read at its first use."""
+_ERRORS_ONLY = 2
+"""The level of torch's C++ log from which on an entry is an error."""
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
 """The flight recorders of CPU and of NVIDIA groups."""
 
@@ -290,11 +293,28 @@ def start_profiler(*, on_gpu: bool) -> None:
     finally:
         if quiet == "99":
             os.environ.pop(_LOG_LEVEL, None)
+    global _level_before
+    if on_gpu and (level := _log_level()) is not None and level.value < _ERRORS_ONLY:
+        _level_before, level.value = level.value, _ERRORS_ONLY  # else memory that is freed now is a warning
 
 
 def stop_profiler() -> Any:
     """End that; relies on `_disable_profiler`, whose result has `save(path)`."""
+    global _level_before
+    if _level_before is not None and (level := _log_level()) is not None:
+        level.value, _level_before = _level_before, None
     return _PROFILER._disable_profiler()
+
+
+_level_before: int | None = None
+
+
+def _log_level() -> ctypes.c_int | None:
+    """Return the level of torch's C++ log, which can be set; relies on `FLAGS_caffe2_log_level` in its library."""
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(f"{torch.__path__[0]}/lib/libc10.so"), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
 
 
 def event_count(result: Any) -> int:

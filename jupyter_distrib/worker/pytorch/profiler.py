@@ -165,10 +165,14 @@ class CellProfiler:
             recording.memory = private.memory_history(wanted=memory)
 
     def _stop_soon(self) -> None:
-        """Have the main thread stop the profiler, which works by thread; called in the timer's thread."""
+        """Have the main thread stop the first recording: profilers work by thread. Called in the timer's thread."""
         global _due
-        _due = self._stop
+        _due = self._stop_first
         ctypes.pythonapi.Py_AddPendingCall(_stop_due, None)
+
+    def _stop_first(self) -> None:
+        if self._recording is not None and self._recording.first == 1:  # not the one that has begun meanwhile
+            self._stop()
 
     def _give_way(self) -> None:
         """Leave the profiler to the cell, which wants to use it."""
