@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,33 @@ def test_ranks_are_on_the_nodes_of_an_allocation_that_is_given_back(bed: SlurmBe
         assert len(bed.jobs()) >= 1
         one.close_group(group)
     assert wait_until(lambda: not bed.jobs(), 30), "nodes that are free stay for ten seconds"
+
+
+def salloc() -> tuple[int, int]:
+    """The salloc of the only allocation that a pool holds, and its coordinator."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line = (path / "cmdline").read_bytes()
+            if line.startswith(b"salloc\0") and b"echo granted" in line:
+                found.append((int(path.name), int((path / "stat").read_text().rpartition(")")[2].split()[1])))
+    [only] = found
+    return only
+
+
+@pytest.mark.parametrize("killed", ["the kernel", "the coordinator", "the coordinator and salloc"])
+def test_an_allocation_is_given_back_whoever_is_killed(bed: SlurmBed, tmp_path: Path, killed: str) -> None:
+    assert wait_until(lambda: not bed.jobs(), 30)
+    lines = ['pool = "cluster"', "[pools.cluster]", 'kind = "slurm"', f"python = {sys.executable!r}", 'idle = "77"']
+    write_trusted(tmp_path, "\n".join([*lines, ""]))
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.ok("%%distributed --ranks 1\nrank").result == "rank 0: 0"
+        child, coordinator = salloc()
+        of = {"the kernel": [book.pid], "the coordinator": [coordinator]}.get(killed, [child, coordinator])
+        for pid in of:
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not bed.jobs(), 30), "nodes stay for ten seconds after their kernel"
 
 
 def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, tmp_path: Path) -> None:

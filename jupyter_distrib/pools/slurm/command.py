@@ -26,8 +26,13 @@ _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
 _NAMES = ("partition", "account", "qos", "time", "gres", "constraint")
-HOLDS = ("sh", "-c", "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; exec cat >/dev/null")
-"""Program in an allocation, which lasts as long as its input."""
+_HELD = (
+    "echo granted $SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE; cat >/dev/null; "
+    'grep -qs "^State:.[^XZ]" /proc/$PPID/status || exec scancel "$SLURM_JOB_ID"'
+)
+HOLDS = ("sh", "-c", _HELD)
+"""Program in an allocation, which lasts as long as its input. It gives the nodes back itself if salloc has been killed
+and cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
