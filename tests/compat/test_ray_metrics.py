@@ -1,4 +1,4 @@
-"""Ray's own metrics come into the view and the trackers; the page is a fake, see `tests/spark` for a live one."""
+"""Ray's own metrics are read and reported; the page is a fake, see `tests/ray` for a real one, `tests/trackers` for MLflow."""
 
 from __future__ import annotations
 

@@ -250,3 +250,41 @@ def test_s17_a_detached_run_that_another_kernel_attaches_ends_there(tmp_path: Pa
         assert run["info"]["status"] == "FINISHED"
         assert server.history(run, "loss") == [3.0, 2.0]
         assert server.history(run, "rank_1/loss") == [3.0, 2.0]
+
+
+def test_r03_rays_metrics_come_into_the_run_of_the_cell_and_into_one_that_is_named(
+    book: Notebook, server: Server, request: pytest.FixtureRequest
+) -> None:
+    """The page is a fake; `tests/ray` asks a real node."""
+    book.ok(
+        "import http.server, threading\n"
+        "class Page(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "        self.wfile.write(b'ray_node_mem_used 7\\n')\n"
+        "    def log_message(self, *_): pass\n"
+        "page = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Page)\n"
+        "port = page.server_address[1]\n"
+        "threading.Thread(target=page.serve_forever, daemon=True).start()\n"
+        "import mlflow\n"
+        "named = mlflow.MlflowClient().create_run(mlflow.set_experiment(os.environ['MLFLOW_EXPERIMENT_NAME']).experiment_id)"
+        ".info.run_id"
+    )
+    try:
+        book.ok(
+            "%%distributed --ranks 1 --track mlflow\n"
+            "import time\n"
+            "from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor\n"
+            "monitors = [RayMetricsMonitor(run, False, '127.0.0.1', 'n1', port, 0.05) for run in (None, named)]\n"
+            "for each in monitors: each.start()\n"
+            "while any(each._step < 3 for each in monitors): time.sleep(0.01)\n"
+            "monitors[0].finish()\n"
+            "import mlflow\n"
+            "mlflow.MlflowClient().set_terminated(named)\n"
+            "monitors[1]._thread.join()"
+        )
+    finally:
+        book.ok("page.shutdown(); page.server_close()")
+    for run in server.runs(request.node.name, 2):
+        assert set(server.history(run, "system/127.0.0.1/ray_node_n1/node_mem_used")) == {7.0}

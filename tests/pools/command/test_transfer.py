@@ -80,3 +80,40 @@ def test_without_one_or_without_room_in_it_values_go_through_the_pipes(folder: s
 def test_a_host_that_does_not_see_the_file_says_what_to_do() -> None:
     with pytest.raises(PayloadError, match=r"/no/part, in a folder .* shares .* set copy_files = true"):
         IncomingContent().add("/no/part", 0, 10)
+
+
+def test_no_more_parts_are_on_their_way_than_the_slowest_host_takes() -> None:
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    loop = cast("CallSoon", type("Calls", (), {"put": calls.put}))
+    fd = shared_memory.write([memoryview(CONTENT)])
+    sent = PartTransfer("run", [fd], loop, threading.Event(), transfer.Pipes())
+    slow: list[Future[None]] = []
+    last = False
+
+    def receive(part: ContentPart | Exception) -> Future[None] | None:
+        nonlocal last
+        assert isinstance(part, ContentPart), part
+        last = part.last
+        slow.append(Future())
+        return None if last else slow[-1]
+
+    def quick(part: ContentPart | Exception) -> Future[None] | None:
+        taken: Future[None] = Future()
+        taken.set_result(None)
+        return taken
+
+    sent.add(receive)
+    sent.add(quick)
+    for count in range(SIZE // transfer.Pipes.part_bytes - transfer.Pipes.ahead):
+        while len(slow) < count + transfer.Pipes.ahead:
+            calls.get(timeout=20)()
+        with pytest.raises(queue.Empty):
+            calls.get(timeout=0.05)
+        slow[count].set_result(None)
+    for taken in slow:
+        if not taken.done():
+            taken.set_result(None)
+        if not last:
+            calls.get(timeout=20)()
+    assert len(slow) == SIZE // transfer.Pipes.part_bytes
+    os.close(fd)
