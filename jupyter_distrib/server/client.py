@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from jupyter_distrib.server.worker_group import ServedWorkerGroup
+from jupyter_distrib.system.event_loop import Timer
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import GroupStatus, Hello
 
@@ -20,6 +21,14 @@ class Client(Generic[G]):
     hello: Hello | None = None
     pidfd: int = -1
     groups: dict[str, G] = field(default_factory=dict)
+    gathering: Timer | None = None
+    """Timer after which the queued events are sent, if all of them can wait for what follows."""
+
+    def gather_no_more(self) -> None:
+        """Cancel the timer, because the queued events are sent now."""
+        if self.gathering is not None:
+            self.gathering.cancel()
+            self.gathering = None
 
     def statuses(self) -> list[GroupStatus]:
         """Return the status of each of its worker groups."""

@@ -48,7 +48,9 @@ from jupyter_distrib.wire.messages import (
     Hello,
     Message,
     OpenWorkerGroup,
+    Returned,
     ServerStatus,
+    Started,
     Stop,
     Welcomed,
     WorkerGroupClosed,
@@ -57,6 +59,8 @@ from jupyter_distrib.wire.messages import (
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
 """Seconds for which a server without kernels and runs stays, so that the next kernel starts at once."""
+GATHER_S = 0.003
+"""Seconds to wait after a cell's start or end on one rank: those of other ranks, and the run's end, travel with it."""
 
 
 class Server(Generic[G]):
@@ -130,6 +134,7 @@ class Server(Generic[G]):
         )
 
     def _flush(self, client: Client[G]) -> None:
+        client.gather_no_more()
         try:
             if client in self.clients:
                 client.link.flush()
@@ -141,9 +146,14 @@ class Server(Generic[G]):
         """Send an event to a kernel, if it is still connected; takes no descriptor."""
         if client is None or client not in self.clients:
             return
-        if not client.link.unsent:
-            self.loop.soon(lambda: self._flush(client))
+        is_first = not client.link.unsent
         client.link.post(encode(event, len(fds)), fds)
+        if isinstance(event, Started | Returned):
+            if is_first:
+                client.gathering = self.loop.later(GATHER_S, lambda: self._flush(client))
+        elif is_first or client.gathering is not None:
+            client.gather_no_more()
+            self.loop.soon(lambda: self._flush(client))
 
     def _readable(self, client: Client[G]) -> None:
         try:

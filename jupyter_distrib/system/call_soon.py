@@ -16,16 +16,21 @@ class CallSoon:
         self._loop = loop
         self._queue: queue.SimpleQueue[Callback] = queue.SimpleQueue()
         self._read_fd, self._write_fd = pipe()
-        loop.watch(self._read_fd, self._run)
+        loop.watch(self._read_fd, self._woken)
 
     def put(self, call: Callback) -> None:
         self._queue.put(call)
+        if self._loop.is_here:
+            return self._loop.soon(self._handle)
         with suppress(BlockingIOError):  # full: the loop will wake anyhow
             os.write(self._write_fd, b"!")
 
-    def _run(self) -> None:
+    def _woken(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
+        self._handle()
+
+    def _handle(self) -> None:
         while not self._queue.empty():
             self._loop.call(self._queue.get())
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._running = True
+        self._thread = 0
         self._soon: list[Callback] = []
         self.on_child_ended: Callback = lambda: None
 
@@ -83,6 +85,11 @@ class Loop:
     def stop(self) -> None:
         self._running = False
 
+    @property
+    def is_here(self) -> bool:
+        """Return whether it runs in the calling thread."""
+        return self._thread == threading.get_ident()
+
     def run(self) -> None:
         """Serve until `stop`. The end of a child wakes the loop through the signal's wakeup descriptor."""
         read_fd, write_fd = pipe()
@@ -98,6 +105,7 @@ class Loop:
             os.close(write_fd)
 
     def _run(self) -> None:
+        self._thread = threading.get_ident()
         self.on_child_ended()
         while self._running:
             for key, mask in self._selector.select(self._wait_s()):

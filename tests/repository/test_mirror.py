@@ -143,7 +143,7 @@ TESTED_IN = {
     "repository/test_extend.py": "extend",
     "repository/test_readme.py": "pages",
     "serialization/test_payload.py": "serialization/picklers wire/versions",
-    "server/test_idle.py": "coordinator/server server/client",
+    "server/test_idle.py": "coordinator/server",
     "server/test_journal.py": "server/compaction",
     "slurm/test_slurm.py": "pools/slurm/allocation pools/slurm/pool pools/slurm/reservation",
     "spark/test_connect_models.py": "compat/spark/connect_models",

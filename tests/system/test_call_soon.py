@@ -30,3 +30,21 @@ def test_other_threads_are_heard_in_the_loop_also_where_there_is_no_pipe2(monkey
     assert heard == [1, 2]
     for fd in calls._read_fd, calls._write_fd:
         os.close(fd)
+
+
+def test_what_the_loop_itself_puts_waits_its_turn_without_waking_anybody() -> None:
+    loop, heard = Loop(), list[int]()
+    calls = CallSoon(loop)
+
+    def put() -> None:
+        calls.put(lambda: heard.append(2))
+        assert heard == [1]
+        with pytest.raises(BlockingIOError):
+            os.read(calls._read_fd, 1)
+        calls.put(loop.stop)
+
+    calls.put(lambda: heard.append(1))  # before the loop runs, as another thread would
+    loop.soon(lambda: calls.put(put))
+    loop.run()
+    assert heard == [1, 2]
+    calls.close()
