@@ -16,19 +16,26 @@ from pathlib import Path
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
+from tests import temporary_files
 from tests.notebook import Notebook
-from tests.processes import agents, marked, ranks, wait_until_gone
+from tests.processes import agents, marked, ranks, wait_until, wait_until_gone
 
 SHARED_MEMORY = Path("/dev/shm")
 OTHER_JOBS = ("browser", "frameworks", "ray")
 """Their tests share browsers, trainings and clusters, which come and go in this process at any time."""
+left_by_other_jobs: set[str] = set()
+"""Names of temporary files."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def runtime() -> Iterator[Path]:
-    """Sockets, leases and logs of this test run; its agents and coordinators end with it when they are asked to."""
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Sockets, leases, logs and temporary files of this test run; its agents and coordinators end with it when they are
+    asked to."""
     ensure_event_loop()  # jupyter_client keeps one for as long as the process lives
-    folder = Path(tempfile.mkdtemp(prefix="jd-"))
+    tmp_path_factory.getbasetemp()  # stays where it is
+    folder = Path(tempfile.mkdtemp(prefix="jd-"))  # short: a socket's path has 107 bytes
+    temporary_files.use(folder / "tmp")
+    on_hosts = temporary_files.of_hosts()
     os.environ["JUPYTER_DISTRIB_RUNTIME_DIR"] = str(folder / "run")
     os.environ["JUPYTER_DISTRIB_LOG_DIR"] = str(folder / "logs")
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
@@ -40,16 +47,20 @@ def runtime() -> Iterator[Path]:
     left = wait_until_gone(found, 60)
     assert not left, f"they outlive SIGTERM: {left}"
     assert not agents(folder / "run"), "begun while the others were ending"
+    names = temporary_files.left() - left_by_other_jobs
+    assert not names, f"temporary files left behind: {sorted(names)}"
+    assert wait_until(lambda: not temporary_files.deserted(on_hosts), 10), temporary_files.deserted(on_hosts)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No thread, descriptor or shared memory of this process may outlive the test that made it."""
+    """No thread, descriptor, shared memory or temporary file of this process may outlive the test that made it."""
     before, shared = held(), set(SHARED_MEMORY.glob("*"))
     yield
-    job = request.path.relative_to(Path(__file__).parent).parts[0]
-    if job in OTHER_JOBS or "torch_keeps_descriptors" in request.fixturenames:
+    if job(request.path) in OTHER_JOBS:
+        return left_by_other_jobs.update(temporary_files.left())
+    if "torch_keeps_descriptors" in request.fixturenames:
         return
     deadline = time.monotonic() + 6.0  # who has lost an agent looks for 5 s whether it is gone
     while (left := held() - before) and time.monotonic() < deadline:
@@ -65,8 +76,13 @@ def torch_keeps_descriptors() -> None:
     the process lives."""
 
 
+def job(path: Path) -> str:
+    """The folder of tests that a file is in."""
+    return path.relative_to(Path(__file__).parent).parts[0]
+
+
 def held() -> set[str]:
-    """Threads of ours, and open descriptors by number and target, in this process."""
+    """Threads of ours, open descriptors by number and target, and temporary files, of this process."""
     threads = {
         f"thread {each.name} {each.ident}"
         for each in threading.enumerate()
@@ -77,7 +93,7 @@ def held() -> set[str]:
     for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with suppress(OSError):  # the listing's own
             descriptors.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
-    return threads | descriptors
+    return threads | descriptors | {f"temporary {name}" for name in temporary_files.left()}
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import time
 from ast import literal_eval
@@ -85,6 +86,7 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def on_gpu(self) -> bool:

@@ -56,11 +56,7 @@ def run(  # noqa: PLR0917 - Horovod's own signature
     """
     _check({name: value for name, value in locals().items() if value is not None})
     count = np or num_proc
-    launching.check_whole("num_proc", count)
-    options: dict[str, Any] = {**launching.pool_of(local=False), "gpus": count}
-    least = min_np or min_num_proc
-    if least or reset_limit:
-        options |= {"max_restarts": reset_limit or _RESETS, "min_ranks": least}
+    options = _options(count, min_np or min_num_proc, reset_limit)
     given = func, tuple(args), dict(kwargs or {})
     try:
         return launching.launch("horovod.run", on_ranks.with_variables, given, {}, **options).values()
@@ -80,6 +76,14 @@ def _check(given: Mapping[str, Any]) -> None:
     most = given.get("max_np") or given.get("max_num_proc")
     if most is not None and most != (given.get("np") or given["num_proc"]):
         raise ValueError("max_num_proc has no counterpart: no ranks are added while it runs, give num_proc alone")
+
+
+def _options(count: int, least: int | None, reset_limit: int | None) -> dict[str, Any]:
+    launching.check_whole("num_proc", count)
+    options: dict[str, Any] = {**launching.pool_of(local=False), "gpus": count}
+    if least or reset_limit:
+        options |= {"max_restarts": reset_limit or _RESETS, "min_ranks": least}
+    return options
 
 
 def _write_output(folder: Path, count: int) -> None:

@@ -32,6 +32,7 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupRefused,
 )
 from tests.agent.lease_holder import Holder
+from tests.processes import wait_until
 
 TAG = secrets.token_hex(4)
 """Leases hold on the whole machine, where other tests may run."""
@@ -340,8 +341,7 @@ def test_who_has_waited_in_vain_is_refused(stage: Stage) -> None:
     assert isinstance(group, NodeWorkerGroup)
     group.kept = {"x-1/model": 0.0}
     ask(stage, stage.client("b"), "c2", 0.001)
-    time.sleep(0.002)
-    stage.agent._waiting.look_again()
+    assert wait_until(lambda: stage.agent._waiting.look_again() or len(stage.told) > 1)
     assert [type(event) for event in stage.told] == [WorkerGroupQueued, WorkerGroupRefused]
     assert stage.told[0].reason == stage.told[1].reason  # type: ignore[attr-defined]
     assert len(stage.agent._waiting) == 0

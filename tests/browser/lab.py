@@ -23,7 +23,7 @@ import nbformat
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 import jupyter_distrib
-from tests.processes import agents, wait_until_gone
+from tests.processes import agents, wait_until, wait_until_gone
 
 TOP = Path(__file__).parent.parent.parent
 ARTIFACTS = TOP / "artifacts" / "browser"
@@ -198,10 +198,7 @@ class Server:
 
     def wait_until_idle(self) -> None:
         """Until no kernel runs a cell: the server hears that also while no page is open."""
-        deadline = time.monotonic() + PATIENCE_MS / 1000
-        while not self.is_idle():
-            assert time.monotonic() < deadline, "the kernels do not come to an end"
-            time.sleep(0.1)
+        assert wait_until(self.is_idle, PATIENCE_MS / 1000), "the kernels do not come to an end"
 
     def notebook(self, name: str, cells: list[str], kernel: str = "python3") -> Path:
         """A notebook file with these cells."""

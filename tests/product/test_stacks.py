@@ -18,6 +18,7 @@ from jupyter_distrib.pools.local import LocalPool
 from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire.messages import AskStacks, Ended, StackSeen, Stop, Wrote
 from tests.notebook import Notebook, ask
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow  # each needs ranks, some a kernel
 
@@ -53,8 +54,7 @@ def seen_of(client: PoolClient, source: str, *, ranks: int = 1, stop: bool = Fal
     pids = [worker.pid for worker in group.workers]
     if stop:
         os.kill(pids[0], signal.SIGSTOP)
-        while (used := usage.read(pids[0])) is not None and not used.stopped:
-            time.sleep(0.001)
+        assert wait_until(lambda: (used := usage.read(pids[0])) is None or used.stopped)
     client.send(AskStacks(run=run))
     try:
         stacks = [until(client, run, StackSeen) for _ in range(ranks)]

@@ -8,16 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+
+from tests.processes import wait_until
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
@@ -43,13 +45,15 @@ class Server:
 
     def runs(self, experiment: str, count: int = 1, *, going_on: int = 0) -> list[dict[str, Any]]:
         """All runs of an experiment, oldest first, when there are so many and all but some have ended."""
-        until_s = time.monotonic() + 20
-        while True:
-            runs = self._found(experiment)
+        runs: list[dict[str, Any]] = []
+
+        def complete() -> bool:
+            runs[:] = self._found(experiment)
             running = [run for run in runs if run["info"]["status"] == "RUNNING"]
-            if (len(runs) >= count and len(running) <= going_on) or time.monotonic() > until_s:
-                return sorted(runs, key=lambda run: run["info"]["start_time"])
-            time.sleep(0.02)
+            return len(runs) >= count and len(running) <= going_on
+
+        wait_until(complete, 20)
+        return sorted(runs, key=lambda run: run["info"]["start_time"])
 
     def _found(self, experiment: str) -> list[dict[str, Any]]:
         try:
@@ -99,12 +103,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _wait(uri: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until_s = time.monotonic() + 90
-    while time.monotonic() < until_s and process.poll() is None:
-        try:
+    def answers() -> bool:
+        with suppress(urllib.error.URLError, OSError):
             urllib.request.urlopen(f"{uri}/health", timeout=5).close()
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError(log.read_text())
+            return True
+        return False
+
+    assert wait_until(lambda: process.poll() is not None or answers(), 90), log.read_text()
+    assert process.poll() is None, log.read_text()

@@ -32,7 +32,7 @@ class AgreedOperation:
     requests: Mapping[int, CollectiveRequest]
     """The requests by the rank's number in the set."""
     mine: SubmittedOperation | None
-    """This rank's own; None if it has joined."""
+    """This rank's own request; None if the rank has joined."""
 
     @property
     def any(self) -> CollectiveRequest:

@@ -22,7 +22,7 @@ SHOWN = 20
 """The number of differing parameters that are shown, and looked into."""
 _ASK = "from jupyter_distrib.worker.autoparallel import value_digests\nvalue_digests.{call}"
 Every = Mapping[int, Mapping[str, Any]]
-"""By rank, what it has told of each name."""
+"""The facts that each rank has told of each name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

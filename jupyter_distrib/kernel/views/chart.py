@@ -25,7 +25,7 @@ COLUMNS = 2
 WIDTH, HEIGHT = 300, 110
 TOP, BOTTOM, LEFT, RIGHT = 20, 16, 8, 66
 MANY = 8
-"""With more ranks than these, a chart has a mean and a band."""
+"""The most ranks with a line each; with more, a chart has a mean and a band."""
 FIRSTS = ("first", "second", "third")
 """The colours of the lines that stand out, one for each metric of a chart."""
 POINTS = 600

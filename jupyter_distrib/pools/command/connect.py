@@ -86,7 +86,10 @@ def connect(
         try:
             dialogue.run(archive, start)
         except BaseException:
-            _end(process)
+            if dialogue.has_relay:
+                dialogue.connection.end()
+            else:
+                _end(process)
             raise
     except BaseException:
         ours.close()
@@ -113,6 +116,8 @@ class _Dialogue:
         self._link = connection.link
         self._host = connection.host
         self._heard = b""
+        self.has_relay = False
+        """Whether the host gets a relay, which removes its folder when its input ends."""
 
     def run(self, archive: Future[bytes], start: Mapping[str, Any]) -> None:
         """Bring the package to the host and start the relay."""
@@ -120,6 +125,7 @@ class _Dialogue:
         with suppress(OSError):  # it has ended, which is told where its answer is missing
             self._link.sock.sendall(bootstrap.line(mark, self._command.kind, piped_relay.__name__))
         self._check_version(self._wait_for_mark(mark))
+        self.has_relay = True
         self._send(
             bootstrap.packed(archive.result()) + encode(RelayCall(number=1, method="start", arguments=(dict(start),)))
         )
