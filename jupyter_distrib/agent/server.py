@@ -45,6 +45,7 @@ from jupyter_distrib.wire.messages import (
     NodeStatus,
     OpenWorkerGroup,
     Probe,
+    RanksLeft,
     ServerStatus,
     UseStore,
     WorkerGroupClosed,
@@ -295,6 +296,8 @@ class Agent:
             del self._closing[group]
             self._gpu_allocation.give_back(group.gpus)
             group.gpus = []
+            if group.command.world_size:  # a coordinator has opened it, which gives the node back now
+                group.tell(RanksLeft(group=group.name), ())
             self._waiting.some_are_free()
 
     # ------------------------------------------------------------------------------------------------ better ranks

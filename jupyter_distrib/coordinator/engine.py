@@ -111,8 +111,13 @@ class Reservation(Protocol):
     def give_up(self) -> None:
         """Make `acquire` end soon; in any thread."""
 
-    def release(self) -> None:
-        """End the relays and give the nodes back. Never raises."""
+    def release(self, *, keep_agents: bool) -> None:
+        """End the relays and give the nodes back. Never raises.
+
+        Args:
+            keep_agents: The notebook is about to have other nodes, see `acquire`: agents that it may use again stay for
+                a moment.
+        """
 
     def is_room_wanted(self) -> bool:
         """Return whether anybody in the cluster waits for nodes. Blocks until the engine answers."""

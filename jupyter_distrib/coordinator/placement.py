@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from jupyter_distrib.server.client import Client
 from jupyter_distrib.system import network_interfaces
 from jupyter_distrib.system.call_soon import CallSoon
 from jupyter_distrib.wire import versions
-from jupyter_distrib.wire.messages import Event, Hello, OpenWorkerGroup, Welcomed
+from jupyter_distrib.wire.messages import Event, Hello, OpenWorkerGroup, RanksLeft, Welcomed
 
 TELL_S = 5.0
 """Seconds after which a kernel that still waits gets the reason."""
@@ -40,7 +40,7 @@ START_S = 300.0
 AGAIN_S = 0.5
 """Seconds between the checks of free nodes whether somebody waits for room."""
 LEAVING_S = 2.0
-"""Seconds until nodes are released: ranks that were told to leave have one second for exit handlers."""
+"""Seconds until nodes are released whose ranks do not leave: they have one second for exit handlers."""
 STAY_S = 10.0
 """Seconds for which nodes that were given back stay, as long as nobody waits for room: another worker group may claim
 them."""
@@ -91,6 +91,17 @@ class _Found:
     """The notebook's folder, which the nodes share or have copies of."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Leave:
+    """The leave of the ranks of a worker group that has given its nodes back."""
+
+    group: str
+    nodes: set[int]
+    """Nodes on which ranks may still have processes."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Event that is set when no node has any."""
+
+
 class Placement:
     """Nodes for one worker group, and for the next one that claims them.
 
@@ -118,6 +129,7 @@ class Placement:
         self._found: _Found | None = None
         self._lost = False
         """Whether a node is out of reach, so that nobody may claim the nodes."""
+        self._leave: _Leave | None = None
         self._lock = threading.Lock()
         """Lock held to end the placement, and to claim it."""
         self._unwanted = threading.Event()
@@ -127,8 +139,16 @@ class Placement:
 
     def handle_event(self, node: int, event: Event, fds: tuple[int, ...] = ()) -> None:
         """Pass on what came from a node; `fds` stay the caller's."""
-        if self.group.place is self:
+        if isinstance(event, RanksLeft):
+            self._ranks_left(node, event)
+        elif self.group.place is self:
             self.group.handle_event(node, event, fds)
+
+    def _ranks_left(self, node: int, event: RanksLeft) -> None:
+        if self._leave is not None and event.group == self._leave.group:
+            self._leave.nodes.discard(node)
+            if not self._leave.nodes:
+                self._leave.over.set()
 
     def tell(self, event: Event) -> None:
         """Tell the kernel something about a run."""
@@ -267,18 +287,20 @@ class Placement:
         self.delivery.given_back.set()
         leaving_s = 0.0 if killed else LEAVING_S
         stay_s = 0.0 if useless or self._lost or self._found is None else STAY_S
+        shares = self._found.shares if self._found else ()
+        self._leave = leave = _Leave(group=self._command.group, nodes=set(range(len(shares))))
         if not stay_s:
             self._reservation.give_up()
         threading.Thread(
             target=self._end,
-            args=(leaving_s, stay_s, self.delivery.given_back),
+            args=(leave, leaving_s, stay_s, self.delivery.given_back),
             name="jupyter_distrib-end",
             daemon=True,
         ).start()
 
-    def _end(self, leaving_s: float, stay_s: float, given_back: threading.Event) -> None:
+    def _end(self, leave: _Leave, leaving_s: float, stay_s: float, given_back: threading.Event) -> None:
         until_s = time.monotonic() + stay_s
-        time.sleep(leaving_s)
+        leave.over.wait(leaving_s)
         while given_back is self.delivery.given_back and not self._lost and time.monotonic() < until_s:
             if self._unwanted.wait(AGAIN_S) or self._reservation.is_room_wanted():
                 break
@@ -286,7 +308,7 @@ class Placement:
             if given_back is not self.delivery.given_back:
                 return  # another worker group has claimed it
             self.ended = True
-        self._reservation.release()
+        self._reservation.release(keep_agents=self._unwanted.is_set())
 
 
 def _is_same(hello: Hello, before: Hello) -> bool:

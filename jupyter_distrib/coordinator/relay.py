@@ -221,10 +221,12 @@ class Relay:
             path.unlink()
         return contents
 
-    def end(self) -> None:
+    def end(self, *, keep_agent: bool = False) -> None:
         """End the agent and its ranks, which removes the folder; remove it here if the agent has been killed. An agent
-        that several worker groups have had ends by itself when the last of them has gone."""
+        that is kept, or that several worker groups have had, ends by itself when the last of them has gone."""
         with suppress(OSError):
+            if keep_agent:
+                (self._folder / SHARED).touch()
             self._link.sock.shutdown(socket.SHUT_RDWR)
         with suppress(ProcessLookupError):
             if not (self._folder / SHARED).exists():

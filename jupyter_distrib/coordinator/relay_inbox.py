@@ -66,7 +66,8 @@ class RelayInbox:
         finally:
             with self._lock:
                 self._is_call_first = False
-                self._news.notify()
+                if self._entries or self._over:  # else a thread would wake just when the answer is sent
+                    self._news.notify()
 
     def take_at_once(self) -> Answer | None:
         """Wait shortly for the end of a cell; return the entries that have come."""

@@ -39,6 +39,7 @@ from jupyter_distrib.wire.messages import (
     Interrupted,
     OpenWorkerGroup,
     Packages,
+    RanksLeft,
     Started,
     Stop,
     UseStore,
@@ -345,6 +346,8 @@ def test_the_loss_of_an_idle_rank_is_told_before_it_is_replaced_if_other_nodes_m
     assert (changed.lost, changed.workers[1].state) == ((1,), "idle")
     assert changed.workers[1].pid != group.workers[1].pid
     client.close_group(group)
+    assert client.wait(RanksLeft).group == group.group, "the coordinator waits for it"
+    assert not any(is_alive(worker.pid) for worker in changed.workers)
 
 
 def test_no_preloaded_forkserver_is_made_for_ranks_that_are_not_exchanged(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from jupyter_distrib.coordinator import placement
 from jupyter_distrib.coordinator.engine import ReservedNodes
 from jupyter_distrib.coordinator.node_source import Share
 from jupyter_distrib.coordinator.placement import Placement, Placements, _Found, no_way
 from jupyter_distrib.coordinator.relay import stamp
 from jupyter_distrib.server.client import Client
-from jupyter_distrib.wire.messages import PROTOCOL, Cell, Execute, Hello, OpenWorkerGroup, Parcel, Setting
+from jupyter_distrib.wire.messages import PROTOCOL, Cell, Execute, Hello, OpenWorkerGroup, Parcel, RanksLeft, Setting
 
 SOME = OpenWorkerGroup(group="a", size=2, gpus=False)
 
@@ -108,6 +110,28 @@ def test_the_next_kernel_of_a_notebook_has_its_nodes_and_is_told_all_of_them(pla
     assert not place._unwanted.is_set()
     places.find(kernel("next", "a.ipynb"), replace(SOME, size=3))
     assert place._unwanted.is_set(), "it need not stay"
+
+
+def test_nodes_that_the_notebook_exchanges_for_others_are_released_when_all_ranks_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement, "LEAVING_S", 60.0)
+    released = queue.SimpleQueue[bool]()
+    nodes = NoNodes()
+    nodes.release = lambda *, keep_agents: released.put(keep_agents)  # type: ignore[attr-defined]
+    places = Placements(None, lambda command, hello, say: nodes)  # type: ignore[arg-type, return-value]
+    place = placed(places)
+    assert place._found is not None
+    place._found = replace(place._found, shares=(Share(node=None, size=1, gpus=False),) * 2)  # type: ignore[arg-type]
+    place.give_back(useless=False, killed=False)
+    assert places.find(kernel(), replace(SOME, group="b", size=3)) is not place
+    for node, group in ((0, "a"), (0, "a"), (1, "one before")):
+        place.handle_event(node, RanksLeft(group=group))
+    assert released.empty()
+
+    place.handle_event(1, RanksLeft(group="a"))
+
+    assert released.get(timeout=30) is True, "its agents are kept for the next"
 
 
 def test_all_nodes_of_a_run_are_brought_the_same_files(places: Placements, tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(st
     assert [*folder.iterdir()] == []
 
 
+def test_an_agent_that_is_kept_serves_a_group_that_comes_a_moment_later(start: Start) -> None:
+    first = start("a")
+    first.end(keep_agent=True)
+    assert agent_of(start("b", "a")) == agent_of(first)
+
+
 def test_an_agent_that_has_ended_is_replaced(start: Start) -> None:
     first = start("a")
     first.end()

@@ -132,7 +132,7 @@ class HostsReservation:
     def give_up(self) -> None:
         self._given_up.set()
 
-    def release(self) -> None:
+    def release(self, *, keep_agents: bool) -> None:
         self._given_up.set()
         for name, channel in [*self._of.channels.items()]:
             if channel in self._channels:

@@ -345,8 +345,8 @@ def actor_class() -> Any:
         def logs(self, run: str) -> Any:
             return self._relay.logs(run)
 
-        def end(self) -> None:
-            self._relay.end()
+        def end(self, *, keep_agent: bool) -> None:
+            self._relay.end(keep_agent=keep_agent)
 
     return ray.remote(concurrency_groups={"commands": 1, "events": 1}, max_restarts=0)(HostActor)
 

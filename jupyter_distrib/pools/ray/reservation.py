@@ -244,7 +244,7 @@ class RayReservation:
         except Exception:  # noqa: BLE001 - Ray raises all kinds: the cluster is gone
             return True
 
-    def release(self) -> None:
+    def release(self, *, keep_agents: bool) -> None:
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -252,7 +252,7 @@ class RayReservation:
         with self._lock:
             group, actors = self._group, list(self._actors)
         try:
-            ended = [actor.end.remote() for actor in actors]
+            ended = [actor.end.remote(keep_agent=keep_agents) for actor in actors]
             ray.wait(ended, num_returns=len(ended), timeout=1.0) if ended else None
             for actor in actors:
                 ray.kill(actor)

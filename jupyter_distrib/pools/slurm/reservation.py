@@ -97,10 +97,10 @@ class SlurmReservation:
         if self._nodes is not None:
             self._nodes.give_up()
 
-    def release(self) -> None:
+    def release(self, *, keep_agents: bool) -> None:
         self.give_up()
         if self._nodes is not None:
-            self._nodes.release()
+            self._nodes.release(keep_agents=keep_agents)
         self._allocation.release()
 
     def is_room_wanted(self) -> bool:

@@ -110,6 +110,6 @@ class SparkReservation(RayReservation):
         self._used = True
         return nodes
 
-    def release(self) -> None:
-        super().release()
+    def release(self, *, keep_agents: bool) -> None:
+        super().release(keep_agents=keep_agents)
         self._of.released(used=self._used)

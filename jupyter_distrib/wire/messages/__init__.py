@@ -53,6 +53,7 @@ from jupyter_distrib.wire.messages.node import (
     NodeDrained,
     NodeSawRanks,
     RankSighting,
+    RanksLeft,
     UseStore,
 )
 from jupyter_distrib.wire.messages.relay import (
@@ -185,6 +186,7 @@ __all__ = [
     "Progressed",
     "RankPlace",
     "RankSighting",
+    "RanksLeft",
     "RanksReduced",
     "Ready",
     "RelayAlive",
@@ -292,6 +294,7 @@ Event = (
     | Connected
     | NodeDrained
     | NodeSawRanks
+    | RanksLeft
     | WorkerGroupClosed
     | WorkerGroupChanged
     | RunEvent

@@ -78,6 +78,13 @@ class NodeDrained:
 
 
 @message
+class RanksLeft:
+    """Agent to coordinator, after `CloseWorkerGroup`: no process of the worker group's ranks is left."""
+
+    group: str
+
+
+@message
 class GroupsReset:
     """A new store of a worker group that spans nodes is ready, on the node of rank 0, or is used, on the others."""
 
