@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol
 
 from jupyter_distrib.errors import OptionsError, PoolError
@@ -30,6 +31,8 @@ Lost = Callable[[str], None]
 
 ENTRY_POINTS = "jupyter_distrib.pools"
 DEFAULT_KIND = "local"
+LOOK_ROUND_S = 5.0
+"""Seconds until an engine is noticed that was installed meanwhile: the sidebar asks several times a second."""
 _PACKAGE = "jupyter_distrib.pools"
 _NO_KINDS = frozenset({"base", "server_home", "server_link"})
 """Modules of `pools/` that are no kind of pool."""
@@ -150,10 +153,14 @@ def usable(kind: str, options: Mapping[str, str]) -> bool:
     """Return whether a pool of this kind can be reached at all with these options: whether it names hosts, say, or its
     engine is installed. A built-in kind tells it by a function `usable` of its folder, so that its module is not
     imported."""
-    if kind not in _built_in():
-        return True
+    return kind not in _built_in() or _is_usable(kind, tuple(options.items()), int(time.monotonic() / LOOK_ROUND_S))
+
+
+@lru_cache(maxsize=64)
+def _is_usable(kind: str, options: tuple[tuple[str, str], ...], when: int) -> bool:
+    """Return whether a built-in kind is usable; `when` only makes cached results expire."""
     folder = importlib.import_module(f"{_PACKAGE}.{kind}")
-    return bool(getattr(folder, "usable", lambda options: True)(options))
+    return bool(getattr(folder, "usable", lambda options: True)(dict(options)))
 
 
 def open_pool(kind: str, options: Mapping[str, str]) -> Pool:

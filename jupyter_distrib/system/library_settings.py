@@ -222,7 +222,18 @@ def _write_levels(_: Any, value: dict[str, int] | None) -> None:
 
 _OWN_LOGGERS = frozenset(
     {
-        *("IPython", "ipykernel", "traitlets", "tornado", "asyncio", "comm", "parso", "prompt_toolkit", "zmq"),
+        *(
+            "IPython",
+            "IPKernelApp",
+            "ipykernel",
+            "traitlets",
+            "tornado",
+            "asyncio",
+            "comm",
+            "parso",
+            "prompt_toolkit",
+            "zmq",
+        ),
         *("torch", "c10d-NullHandler-default", "strobelight_function_profiler", "strobelight_compile_time_profiler"),
         *("jupyter_distrib", "matplotlib"),
     }
@@ -253,8 +264,8 @@ _OF_PYTHON = {
     ("ignore", each) for each in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 }
 """Filters with which Python itself begins."""
-_OF_LIBRARIES = ("numpy.", "torch::")
-"""Beginnings of the messages that numpy and torch filter at their import."""
+_OF_LIBRARIES = ("numpy.", "torch::", ".*Trio's signal handling code")
+"""Beginnings of the messages that numpy and torch filter at their import, and ipykernel when it starts."""
 
 
 SETTINGS = (

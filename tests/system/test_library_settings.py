@@ -75,6 +75,8 @@ def test_what_nobody_has_set_elsewhere_stays() -> None:
 
 @pytest.mark.slow
 def test_ranks_have_what_the_notebook_has_set(notebook: Notebook) -> None:
+    own = "__import__('jupyter_distrib.system.library_settings', fromlist=['']).read()"
+    assert notebook.ok(own).result == "{}"  # what a kernel's own libraries set costs each new rank a millisecond
     notebook.ok(
         "import os, logging, torch, numpy\ntorch.set_default_dtype(torch.float64)\n"
         "numpy.set_printoptions(precision=2)\nlogging.basicConfig(level=logging.INFO, format='mine %(message)s')\n"

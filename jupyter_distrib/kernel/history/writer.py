@@ -1,5 +1,5 @@
-"""The observer that saves each run in the history, a moment after its end. `observe` is called in the pool's thread and
-returns at once; a thread of its own writes, and lives for a moment only.
+"""The observer that saves each run in the history, a moment after its end or that of the runs that follow at once.
+`observe` is called in the pool's thread and returns at once; a thread of its own writes, and lives for a moment only.
 
 It never fails a run: where nothing can be written, the next run says so, once.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
@@ -16,6 +17,8 @@ from jupyter_distrib.wire.messages import Ended, RunEvent
 
 WAIT_S = 0.3
 """The seconds for which an ended run waits for others, so that quick cells are not slowed by the writing."""
+MOST_S = 2.0
+"""The most seconds for which a run waits while others go on to end."""
 FLUSH_S = 2.0
 """The most seconds that the end of the kernel waits for the last runs to be written."""
 
@@ -64,7 +67,7 @@ class HistoryWriter:
 
     def _work(self) -> None:
         while True:
-            self._hurry.wait(WAIT_S)
+            self._gather()
             with self._lock:
                 runs, self._waiting = self._waiting, []
                 if not runs:
@@ -74,6 +77,12 @@ class HistoryWriter:
                 self._write(runs)
             except Exception as error:  # noqa: BLE001 - whatever it is, the runs are not to suffer
                 self.trouble = str(error)
+
+    def _gather(self) -> None:
+        """Wait until no run has ended for a while: one look at the folder costs as much as several runs."""
+        until_s, count = time.monotonic() + MOST_S, len(self._waiting)
+        while not self._hurry.wait(WAIT_S) and len(self._waiting) > count and time.monotonic() < until_s:
+            count = len(self._waiting)
 
 
 class _AtEnd(Observer):
