@@ -234,8 +234,12 @@ def shut_sockets(inodes: frozenset[int]) -> None:
 
 def umask() -> int:
     """Return this process's umask, without changing it where the system reports it (proc_pid_status(5))."""
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/status", "rb", buffering=0) as file:
-        return int(file.read(256).partition(b"\nUmask:")[2].split(maxsplit=1)[0], 8)
+    with suppress(OSError, ValueError, IndexError):
+        status = os.open("/proc/self/status", os.O_RDONLY)
+        try:  # every cell reads it: half the time of a file object
+            return int(os.read(status, 256).partition(b"\nUmask:")[2].split(maxsplit=1)[0], 8)
+        finally:
+            os.close(status)
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

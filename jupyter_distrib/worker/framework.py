@@ -120,7 +120,8 @@ class Framework(Protocol):
     sightings: Sightings
 
     def load(self) -> None:
-        """Import the modules that every rank needs; in the forkserver, or at the start of a rank's own program."""
+        """Import the modules that every rank needs, and replace what all ranks replace alike; in the forkserver, or at
+        the start of a rank's own program."""
 
     def settle(self, order: WorkerOrder) -> None:
         """Make this process the rank: complete the steps that a fork leaves open, and take the device."""

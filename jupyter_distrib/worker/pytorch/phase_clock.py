@@ -1,7 +1,7 @@
 """The clock that divides the time of a training loop into phases: data loading, forward, backward, collectives,
 optimizer, and the rest. Rank's main thread, except `times`.
 
-Installed once, when the process becomes a rank; it sees moments that come a few times in each step:
+Installed once, before ranks are forked; it sees moments that come a few times in each step:
 
     a data loader is asked for a batch        data           until it has one; then forward
     `torch.autograd.backward` is called       backward       until it returns; then the rest
@@ -39,7 +39,6 @@ class PhaseClock:
     """The time that one cell has spent in each phase."""
 
     def __init__(self) -> None:
-        self._thread = threading.main_thread().ident
         self.on_step: Callable[[], object] | None = None
         """A function to call after each step of an optimizer."""
         self.spans: list[tuple[str, float, float]] | None = None
@@ -47,7 +46,8 @@ class PhaseClock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a cell."""
+        """Begin a cell, which runs in this thread."""
+        self._thread = threading.get_ident()
         self.phase, self._since_s = _BEFORE, perf_counter()
         self._seconds = dict.fromkeys((_BEFORE, *PHASES), 0.0)
         self.steps = 0
@@ -100,9 +100,7 @@ clock = PhaseClock()
 
 
 def install() -> None:
-    """Have torch tell the clock of the moments; called once, in the process of the rank."""
-    global clock
-    clock = PhaseClock()
+    """Have torch tell the clock of the moments; called once."""
     for owner, name, make in (
         (private.LoaderIterator, "__next__", _reading),
         (DataLoader, "__iter__", _beginning),

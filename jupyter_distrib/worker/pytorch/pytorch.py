@@ -43,18 +43,18 @@ class PyTorch:
     """The modules that torch imports with the first optimizer or wrapper, and strategies at the beginning of a cell."""
 
     def load(self) -> None:
-        """Do nothing: torch came with this module."""
+        """Replace what all ranks replace alike, so that each has it by its fork; torch came with this module."""
+        spawn_guard.install()
+        torch_save.install()
+        phase_clock.install()
 
     def settle(self, order: WorkerOrder) -> None:
-        """Seed random numbers, and replace the entry points of groups, of launchers and of `torch.save`."""
+        """Seed random numbers, replace the entry points of groups, and take the device."""
         randomness.begin()
         self.sightings = GroupSightings()
         self._device = Device("" if order.visible_devices is None else order.device)
         self.groups = process_group.Rendezvous(order.rank, order.world_size, self._device.take)
         process_group.install(self.groups)
-        spawn_guard.install()
-        torch_save.install()
-        phase_clock.install()
         self._device.take()
 
     def prepare(self) -> None:

@@ -1,5 +1,5 @@
-"""The guard against processes that a rank would start as further ranks. Installed once, when the process becomes a
-rank.
+"""The guard against processes that a rank would start as further ranks. Installed once, before ranks are
+forked.
 
 They would wait for one another for ever (seen with Lightning's `ddp_notebook`), as each existing rank starts its own.
 """

@@ -1,4 +1,4 @@
-"""The `torch.save` of a rank. Installed once, when the process becomes a rank.
+"""The `torch.save` of a rank. Installed once, before ranks are forked.
 
 - A cell that was written for one device saves on every rank, and to the same path: each rank writes a file of its own
   and moves it to the path when it is complete, so that no reader finds half of a file, or a mixture.
