@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jupyter_distrib.kernel.record import failures
 from jupyter_distrib.kernel.record.rank_record import RankRecord
@@ -109,7 +110,19 @@ def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- runs
 
 
+_ended: WeakKeyDictionary[Run, dict[str, Any]] = WeakKeyDictionary()
+"""What is told of runs that have ended, which changes no more: the overview is made several times a second."""
+
+
 def _run(run: Run) -> dict[str, Any]:
+    if not run.done():
+        return _of(run)
+    if run not in _ended:
+        _ended[run] = _of(run)
+    return _ended[run]
+
+
+def _of(run: Run) -> dict[str, Any]:
     record = run.record
     return {
         **fields_of(RunStatus.of(run)),
