@@ -174,6 +174,24 @@ def test_a_folder_that_cannot_be_written_is_told_once(home: Path) -> None:
     assert [note.partition(":")[0] for note in notes] == ["Runs are not saved in the history"]
 
 
+def test_runs_that_end_while_others_wait_are_written_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[list[str]] = []
+    writer = HistoryWriter(lambda runs: batches.append([run.id for run, _ in runs]))
+    rest = ["a-3", "a-2"]
+
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if rest:
+                writer.put(observed(run := rest.pop()), ended(run, []))
+            return False
+
+    monkeypatch.setattr(writer, "_hurry", Waits())
+    writer.put(observed("a-1"), ended("a-1", []))
+    writer.flush()
+
+    assert batches == [["a-1", "a-2", "a-3"]]
+
+
 def test_nothing_is_written_in_the_thread_that_tells_the_end() -> None:
     threads: list[threading.Thread] = []
     writer = HistoryWriter(lambda runs: threads.append(threading.current_thread()))
