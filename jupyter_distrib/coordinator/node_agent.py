@@ -21,6 +21,9 @@ SHARED = "shared"
 STARTING_S = 60.0
 IDLE_S = 3.0
 """Seconds after which the agent ends once its host has gone."""
+KEPT_S = 10.0
+"""The same where the notebook's next worker group may use it again: a busy engine needs seconds to start that one's
+relay."""
 
 
 class NodeAgent:
@@ -32,12 +35,20 @@ class NodeAgent:
         python: The interpreter of the agent and its ranks; empty: this process's own.
         env: Variables of the agent and its ranks; `${NAME}` is the node's own.
         left_out: Prefixes of variables that the engine has set for its own process.
+        idle_s: Seconds after which the agent ends without a worker group.
     """
 
     def __init__(
-        self, folder: Path, address: str, python: str, env: Mapping[str, str], left_out: Sequence[str]
+        self,
+        folder: Path,
+        address: str,
+        python: str,
+        env: Mapping[str, str],
+        left_out: Sequence[str],
+        *,
+        idle_s: float = IDLE_S,
     ) -> None:
-        self._folder, self._address = folder, address
+        self._folder, self._address, self._idle_s = folder, address, idle_s
         self._python = os.path.expanduser(python) or sys.executable
         self._env, self._left_out = _expanded(env), tuple(left_out)
 
@@ -84,7 +95,7 @@ class NodeAgent:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "JUPYTER_DISTRIB_RUNTIME_DIR": str(self._folder),
             "JUPYTER_DISTRIB_LOG_DIR": str(self._folder / "logs"),
-            "JUPYTER_DISTRIB_IDLE_S": str(IDLE_S),
+            "JUPYTER_DISTRIB_IDLE_S": str(self._idle_s),
         }
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_distrib.coordinator.incoming_content import IncomingContent
-from jupyter_distrib.coordinator.node_agent import SHARED, SOCKET, NodeAgent, running_agent
+from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.project_copy import ProjectCopy
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
 from jupyter_distrib.system import network_interfaces, process, process_environment
@@ -51,7 +51,8 @@ class Relay:
             the engine has left that to the variable.
         inbox: Takes what comes from the agent, instead of an inbox that the engine asks.
         running: The folders of agents that earlier worker groups of the notebook have, by the address of their node.
-            That of this node is used again: its forkserver has imported torch.
+            That of this node is used again: its forkserver has imported torch. None if the engine ends agents with
+            their worker groups.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class Relay:
             cloudpickle=process_environment.version("cloudpickle"),
         )
         if not self._use((running or {}).get(address, ""), hello):
-            agent = NodeAgent(self._own_folder, address, python, env or {}, left_out)
+            idle_s = IDLE_S if running is None else KEPT_S
+            agent = NodeAgent(self._own_folder, address, python, env or {}, left_out, idle_s=idle_s)
             if not self._connect(self._own_folder, agent.start(), hello):
                 raise agent.error()
         threading.Thread(target=self._read, name="jupyter_distrib-read", daemon=True).start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,7 +50,10 @@ def agent_of(started: relay.Relay) -> int:
     return int(json.loads(started.describe([], "."))["agent"])
 
 
-def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(start: Start, folder: Path) -> None:
+def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "KEPT_S", 2.0)
     first = start("a")
     agent = agent_of(first)
     second = start("b", "a")
@@ -67,8 +72,12 @@ def test_the_agent_of_an_earlier_group_serves_the_next_and_ends_with_the_last(st
 
 def test_an_agent_that_is_kept_serves_a_group_that_comes_a_moment_later(start: Start) -> None:
     first = start("a")
+    agent = agent_of(first)
     first.end(keep_agent=True)
-    assert agent_of(start("b", "a")) == agent_of(first)
+    try:
+        assert agent_of(start("b", "a")) == agent
+    finally:
+        os.kill(agent, signal.SIGKILL)
 
 
 def test_an_agent_that_has_ended_is_replaced(start: Start) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.coordinator.node_agent import IDLE_S
+from jupyter_distrib.coordinator.node_agent import KEPT_S
 from tests.notebook import Notebook
 from tests.processes import wait_until_gone
 from tests.ray.conftest import Cluster, name_it
@@ -106,11 +106,9 @@ def test_another_number_of_ranks_is_forked_by_the_agents_that_are_there(book: No
     for ranks in (2, 4, 8, 2):  # 8 have no room beside others: those leave first
         outcome = book.ok(f"%%distributed --ranks {ranks}\n{PIDS}")
         after = pids(outcome.result)
-        assert after[1] == agents or outcome.wall_s > IDLE_S
+        assert after[1] == agents or outcome.wall_s > KEPT_S
         assert len(after[0]) == ranks
         agents = after[1]
-    book.ok("%distributed_pool stop")
-    assert wait_until_gone([int(pid) for pid in agents], 30) == []
 
 
 def test_ranks_that_were_stopped_come_again_also_if_their_agents_are_killed_meanwhile(book: Notebook) -> None:
