@@ -43,8 +43,9 @@ def of_hosts() -> set[Path]:
 
 
 def deserted(before: Collection[Path]) -> list[Path]:
-    """Folders of hosts that have come since, and that no process has on its command line."""
-    new = [path for path in of_hosts() if path not in before]
+    """Folders of hosts that have come since, and that no process has on its command line. Those in which an agent was
+    killed do not count: the next host removes them, see `coordinator/node_agent.py`."""
+    new = [path for path in of_hosts() if path not in before and not os.path.lexists(path / "agent.sock")]
     lines = _command_lines() if new else ""
     return [path for path in new if str(path) not in lines]
 

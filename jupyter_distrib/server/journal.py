@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.server.client import Client
@@ -23,10 +24,21 @@ class Journal:
     def __init__(
         self, command: Execute, workers: tuple[WorkerInfo, ...], world_size: int, *, gpus: bool, notebook: str
     ) -> None:
-        self._command, self._workers, self._world_size, self._gpus = command, workers, world_size, gpus
+        self._attached = Attached(
+            run=command.run,
+            label=command.label,
+            ranks=command.ranks,
+            workers=workers,
+            world_size=world_size,
+            gpus=gpus,
+            strategy=command.setting.strategy,
+            started_wall_s=time.time(),
+            elapsed_s=0.0,
+            trackers=command.trackers,
+        )
         self.notebook = notebook
         self._entries: list[Entry] = []
-        self._started_s, self._started_wall_s = time.monotonic(), time.time()
+        self._started_s = time.monotonic()
         self.listeners: list[Client[Any]] = []
         """The kernels that follow it."""
         self.ended_s = 0.0
@@ -54,23 +66,13 @@ class Journal:
         """Return the entries that are sent again, in order."""
         if not self._left_out:
             return list(self._entries)
-        note = Noted(run=self._command.run, rank=None, text=f"{self._left_out} older displays are left out.")
+        note = Noted(run=self._attached.run, rank=None, text=f"{self._left_out} older displays are left out.")
         return [(note, NO_DESCRIPTORS), *self._entries]
 
     def attached(self, *, followed: bool) -> Attached:
         """Return the description of the run; `followed`: whether another kernel writes to its trackers."""
-        return Attached(
-            run=self._command.run,
-            label=self._command.label,
-            ranks=self._command.ranks,
-            workers=self._workers,
-            world_size=self._world_size,
-            gpus=self._gpus,
-            strategy=self._command.setting.strategy,
-            started_wall_s=self._started_wall_s,
-            elapsed_s=(self.ended_s or time.monotonic()) - self._started_s,
-            trackers=() if followed else self._command.trackers,
-        )
+        elapsed_s = (self.ended_s or time.monotonic()) - self._started_s
+        return replace(self._attached, elapsed_s=elapsed_s, trackers=() if followed else self._attached.trackers)
 
     def close(self) -> None:
         for _, descriptors in self._entries:

@@ -44,9 +44,7 @@ class Prober:
 
     def _begin(self, run: str, filename: str) -> None:
         self._run, self._filename = run, filename
-        self._mark: object = None
-        self._moved_s = self._busy_s = time.monotonic()
-        self._cpu_s = 0.0
+        self._movement = _Movement(self._main)
         self._groups: tuple[GroupSighting, ...] | None = None
 
     def begin(self, run: str, filename: str) -> None:
@@ -57,8 +55,9 @@ class Prober:
     def look(self, *, deep: bool) -> ProbeAnswer:
         frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the only way to see a thread
         now_s = time.monotonic()
-        self._compare(frames, now_s)
-        unmoved_s = now_s - self._moved_s
+        if self._movement.look(frames, self._sightings.counts(), now_s):
+            self._groups = None
+        unmoved_s = now_s - self._movement.moved_s
         if deep or (unmoved_s >= DEEP_AFTER_S and self._groups is None):
             self._groups = self._sightings.look()
         tensor_bytes, reserved_bytes = self._device_memory() or (None, None)
@@ -69,7 +68,7 @@ class Prober:
             function=_function(frames, self._filename, self._sightings.communication),
             call=_call(frames, self._sightings.communication),
             unmoved_s=unmoved_s,
-            idle_s=now_s - self._busy_s,
+            idle_s=now_s - self._movement.busy_s,
             groups=self._groups,
             tensor_bytes=tensor_bytes,
             reserved_bytes=reserved_bytes,
@@ -91,14 +90,33 @@ class Prober:
             in_debugger=self._in_debugger(),
         )
 
-    def _compare(self, frames: list[types.FrameType], now_s: float) -> None:
-        cpu_s = _cpu_s(self._main)
+
+class _Movement:
+    """The times at which a thread was last seen to be at another place, and to use the processor."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._mark: object = None
+        self._cpu_s = 0.0
+        self.moved_s = self.busy_s = time.monotonic()
+
+    def look(self, frames: list[types.FrameType], counts: object, now_s: float) -> bool:
+        """Compare with the last look; return whether the thread has moved.
+
+        Args:
+            frames: Its frames.
+            counts: Numbers that change with every collective.
+            now_s: The time, by `time.monotonic`.
+        """
+        cpu_s = _cpu_s(self._thread)
         if cpu_s - self._cpu_s > BUSY_S:
-            self._busy_s = now_s
+            self.busy_s = now_s
         self._cpu_s = cpu_s
-        mark = ([(id(frame.f_code), frame.f_lasti) for frame in frames], self._sightings.counts())
-        if mark != self._mark:
-            self._mark, self._moved_s, self._groups = mark, now_s, None
+        mark = ([(id(frame.f_code), frame.f_lasti) for frame in frames], counts)
+        if mark == self._mark:
+            return False
+        self._mark, self.moved_s = mark, now_s
+        return True
 
 
 def _cpu_s(thread: int) -> float:

@@ -12,7 +12,6 @@ import socket
 import stat
 import sys
 import threading
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +106,8 @@ def test_idle_ranks_are_given_back_and_kept_values_are_not(cluster: Cluster, mon
         )
         group = client.group(1)
         client.run(group, "kept = 1", keep=("kept",))
-        time.sleep(1.5)
+        other = client.group(1)  # idle for less long
+        assert client.wait(WorkerGroupClosed).group == other.group
         assert client.run(group, "rank").values == {0: 0}, "its ranks are still there"
     finally:
         client.close()

@@ -111,7 +111,7 @@ def _node(session: Session, pool: PoolStatus) -> dict[str, Any]:
 
 
 _ended: WeakKeyDictionary[Run, dict[str, Any]] = WeakKeyDictionary()
-"""What is told of runs that have ended, which changes no more: the overview is made several times a second."""
+"""The parts for runs that have ended, which do not change: the overview is made several times a second."""
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -291,33 +291,14 @@ def actor_class() -> Any:
     """
     import ray
 
+    unpack = _unpack()
+
     class HostActor:
         def __init__(self, package: bytes, label: str, session: str, **more: Any) -> None:
-            import importlib
-            import os
-            import shutil
-            import sys
-            import tempfile
+            folder = unpack(package)
+            from jupyter_distrib.pools.ray import host  # of the package that is there now
 
-            os.umask(0o077)
-            short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - a socket's path has 107 bytes
-            folder = tempfile.mkdtemp(prefix="jupyter_distrib-ray-", dir=short)
-            with open(f"{folder}/source.zip", "wb") as file:
-                file.write(package)
-            sys.path.insert(0, f"{folder}/source.zip")
-            for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
-                del sys.modules[name]
-            cls = importlib.import_module("jupyter_distrib.coordinator.relay").Relay
-            try:
-                address = ray.util.get_node_ip_address()
-                # What Ray sets for its own processes, and what has started Ray for its own.
-                own = ("RAY_", "OMP_NUM_THREADS", *more.pop("left_out"))
-                # With RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES Ray sets no variable.
-                gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU") or None
-                self._relay = cls(folder, label, session, address=address, left_out=own, gpus=gpus, **more)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+            self._relay = host.start(folder, label, session, **more)
 
         def describe(self, others: list[str], directory: str) -> str:
             return str(self._relay.describe(others, directory))
@@ -349,6 +330,27 @@ def actor_class() -> Any:
             self._relay.end(keep_agent=keep_agent)
 
     return ray.remote(concurrency_groups={"commands": 1, "events": 1}, max_restarts=0)(HostActor)
+
+
+def _unpack() -> Callable[[bytes], str]:
+    """Return the function that puts this package on a node, where Python finds it, and returns its folder."""
+
+    def unpack(package: bytes) -> str:
+        import os
+        import sys
+        import tempfile
+
+        os.umask(0o077)
+        short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - a socket's path has 107 bytes
+        folder = tempfile.mkdtemp(prefix="jupyter_distrib-ray-", dir=short)
+        with open(f"{folder}/source.zip", "wb") as file:
+            file.write(package)
+        sys.path.insert(0, f"{folder}/source.zip")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "jupyter_distrib"]:
+            del sys.modules[name]
+        return folder
+
+    return unpack
 
 
 def cause(error: BaseException) -> str:

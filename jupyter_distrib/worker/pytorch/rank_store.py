@@ -27,7 +27,7 @@ class RankStore:
         """Whether this rank is cut off from the others and from the store in this run, or will be in a moment."""
         self.runs = 0
         """The number of runs that this rank has begun."""
-        self._host, self._port = HOST, 0
+        self._address = HOST, 0
         self._client: Any = None
         self._timeout = TIMEOUT
         self._served: Any = None
@@ -40,7 +40,7 @@ class RankStore:
 
     def move(self, host: str, port: int, listen_fd: int) -> None:
         """Use the store at another address from now on; with `listen_fd`, serve it there."""
-        self._client, self._host, self._port, self.apart = None, host, port, False
+        self._client, self._address, self.apart = None, (host, port), False
         self._board = self._board_before = None
         self._served = None if listen_fd < 0 else self._connect(listen_fd)
 
@@ -58,7 +58,8 @@ class RankStore:
     def environment(self) -> dict[str, str]:
         """Return variables with a free port beside the store's, for programs that a cell starts and that serve a
         store."""
-        return {"MASTER_ADDR": self._host, "MASTER_PORT": str(self._port + 1)}
+        host, port = self._address
+        return {"MASTER_ADDR": host, "MASTER_PORT": str(port + 1)}
 
     def of_next_group(self) -> Any:
         """Return the store under a prefix that no earlier group has used."""
@@ -91,13 +92,14 @@ class RankStore:
 
     def _connect(self, listen_fd: int | None = None) -> Any:
         """Return the store of another rank, or with `listen_fd` one that this rank serves."""
-        if not self._port:
+        host, port = self._address
+        if not port:
             raise RuntimeError(
                 "this rank was replaced a moment ago and has not met the others yet: run the cell again."
             )
         return private.TCPStore(
-            self._host,
-            self._port,
+            host,
+            port,
             self.world_size,
             is_master=listen_fd is not None,
             timeout=self._timeout,
