@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.system.data_class import data_class
 
 HIGHEST_RANK = 65_535
 """The highest rank allowed: `--on 0-999999999` is a typing error, and would be a tuple of some gigabytes."""
@@ -229,7 +230,7 @@ def as_keyword(option: Option, value: str = "") -> str:
 # ------------------------------------------------------------------------------------------------ reading a line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Arguments:
     """The arguments that a line gives."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
+from jupyter_distrib.system.data_class import data_class
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@data_class
 class Library:
     """The facts about a library."""
 

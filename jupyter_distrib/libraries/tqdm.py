@@ -6,14 +6,14 @@ The widgets of `tqdm.notebook` would have their models in no kernel.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from jupyter_distrib.libraries.library import Library
+from jupyter_distrib.system.data_class import data_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Bar:
     """The content of a bar."""
 

@@ -16,15 +16,18 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.options import Declared, DeclaredOnDemand, Option, seconds, shown, size_bytes
 from jupyter_distrib.system import entry_points
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import Command, Event, Hello
+from jupyter_distrib.wire.messages import Hello
 
-Sink = Callable[[Event, Descriptors], None]
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages import Command, Event
+
+Sink: TypeAlias = "Callable[[Event, Descriptors], None]"
 """Callback that takes every event of a node, in order, in the node's own thread; the sink owns the descriptors."""
 Lost = Callable[[str], None]
 """Callback called once, with a sentence, when the node cannot be reached any more."""

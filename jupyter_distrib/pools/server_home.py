@@ -13,13 +13,13 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.system import load_time, paths, process_environment
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.wire.messages import PROTOCOL
 
@@ -27,7 +27,7 @@ AGENT_NAME = "agent"
 """The beginning of the names of local agents' sockets; other kinds of pools use their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Home:
     """The location of an agent, and the way to start it."""
 
@@ -149,11 +149,18 @@ def fingerprint(*more: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _sources() -> Iterator[str]:
-    root = Path(__file__).parent.parent
-    for path in sorted(root.rglob("*.py")):
-        info = path.stat()
-        yield f"{path}:{info.st_mtime_ns}:{info.st_size}"
+def _sources() -> list[str]:
+    """Return each source file of this package with its time and size; `%load_ext` waits for it."""
+    found, folders = [], [str(Path(__file__).parent.parent)]
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.name.endswith(".py"):
+                    info = entry.stat()
+                    found.append(f"{entry.path}:{info.st_mtime_ns}:{info.st_size}")
+    return sorted(found)
 
 
 def connected(path: Path) -> socket.socket | None:

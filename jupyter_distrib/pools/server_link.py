@@ -15,13 +15,17 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.base import Lost, Sink
 from jupyter_distrib.system import interrupts, reap
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.link import Link, encode, peer_uid
-from jupyter_distrib.wire.messages import Command, Hello, Welcomed
+from jupyter_distrib.wire.messages import Hello, Welcomed
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages import Command
 
 ENDING_S = 5.0
 """Seconds to wait for the end of an agent that is being killed: it closes its links a moment before."""

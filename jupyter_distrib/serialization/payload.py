@@ -37,6 +37,7 @@ from jupyter_distrib.serialization.picklers import (
     inputs_in_order,
 )
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import Parcel
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ kept_values: dict[str, object] = {}
 """The values that stay on this rank between runs, by key."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Packed:
     """A pickle and its out-of-band buffers, which are still the memory of the objects themselves."""
 

@@ -12,8 +12,9 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from jupyter_distrib.system.data_class import data_class
 
 _TORCH_PRINTING = {"precision": 4, "threshold": 1000.0, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
 _NUMPY_PRINTING = {
@@ -29,7 +30,7 @@ _NUMPY_PRINTING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class LibrarySetting:
     """One setting that a library keeps."""
 

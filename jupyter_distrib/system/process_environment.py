@@ -4,6 +4,7 @@ installed. Standard library only."""
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 
 OWN = tuple(
@@ -28,9 +29,12 @@ def version(package: str) -> str:
     import importlib.metadata  # with all that it needs it takes longer than the rest of an agent
 
     try:
-        return importlib.metadata.version(package)
+        distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+    text = distribution.read_text("METADATA") or ""  # `version` would parse all of it as a mail, and torch's is long
+    found = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
+    return found[1] if found else distribution.version
 
 
 @lru_cache(maxsize=1)

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import began
 
 _SUFFIX = ".detached"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class ListedRun:
     """One detached run. Fields may be added, and none taken away: other versions read them."""
 

@@ -10,6 +10,7 @@ socket does not; they belong to the agent's loop, or to code that lets only one 
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import select
@@ -18,12 +19,14 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from jupyter_distrib.wire import messages
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
-from jupyter_distrib.wire.messages import Message
+from jupyter_distrib.wire.messages import PROTOCOL
+from jupyter_distrib.wire.messages.shared import CLASSES, FIELDS, MESSAGES
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages import Message
 
 _PREFIX = struct.Struct("!IHH")
 _SIZE = struct.Struct("!Q")
@@ -36,12 +39,6 @@ _FDS_BYTES = socket.CMSG_LEN(253 * _FD_BYTES)
 """Bytes of the descriptors in one message: Linux passes at most 253 (SCM_MAX_FD, unix(7))."""
 _MAX_FRAME_BYTES = 1 << 28
 """Limit on a frame: larger contents lie in shared memory, so a frame that claims more is invalid."""
-_CLASSES = {name: value for name, value in vars(messages).items() if isinstance(value, type) and is_dataclass(value)}
-_MESSAGES = frozenset(get_args(Message))
-_FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((field.name, field.default) for field in fields(cls)) for cls in _CLASSES.values()
-}
-"""The names and defaults of each class's fields."""
 _SIMPLE = frozenset({str, int, float, bool, type(None)})
 """Types that JSON has itself."""
 _CLASS = b'"$":"'
@@ -265,15 +262,15 @@ def decode(text: bytes, blobs: list[Any]) -> Message:
     try:
         message: Message = _rich(json.loads(text), blobs)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise LinkError(f"not a frame of protocol {messages.PROTOCOL}: {error!r}") from error
-    if type(message) not in _MESSAGES:
-        raise LinkError(f"not a message of protocol {messages.PROTOCOL}: {type(message).__name__}")
+        raise LinkError(f"not a frame of protocol {PROTOCOL}: {error!r}") from error
+    if type(message) not in MESSAGES:
+        raise LinkError(f"not a message of protocol {PROTOCOL}: {type(message).__name__}")
     return message
 
 
 def _plain(value: object, blobs: list[bytes]) -> object:
     kind = type(value)
-    if (known := _FIELDS.get(kind)) is not None:
+    if (known := FIELDS.get(kind)) is not None:
         out = {}
         for name, default in known:
             item = getattr(value, name)
@@ -300,12 +297,18 @@ def _rich(value: Any, blobs: list[Any]) -> Any:
         return value
     if (name := value.pop("$", None)) is not None:
         given = {name: item if type(item) in _SIMPLE else _rich(item, blobs) for name, item in value.items()}
-        return _CLASSES[name](**given)
+        return (CLASSES.get(name) or _loaded(name))(**given)
     if "$b" in value:
         return blobs[value["$b"]]
     if "$t" in value:
         return value["$t"]
     return {key: _rich(item, blobs) for key, item in value["$d"].items()}
+
+
+def _loaded(name: str) -> type:
+    """Return a class of a conversation that this process has had no part in. Raises `KeyError` if there is none."""
+    importlib.import_module("jupyter_distrib.wire.messages.every")
+    return CLASSES[name]
 
 
 def peer_uid(sock: socket.socket) -> int | None:

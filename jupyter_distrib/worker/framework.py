@@ -12,10 +12,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled, WorkerOrder
+from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.wire.messages import Execute, GroupSighting, PhaseTimes, Profiled
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages import WorkerOrder
 
 TORCH = "jupyter_distrib.worker.pytorch.pytorch:PyTorch"
 """The framework of strategies that name no framework."""
@@ -23,7 +26,7 @@ VARIABLE = "JUPYTER_DISTRIB_FRAMEWORK"
 """The variable that names the framework for ranks whose strategy needs another one; such ranks are started anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class DeviceState:
     """The progress of a device with its work."""
 

@@ -34,15 +34,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pages": set(),
     "errors": {"pages"},
     "gpu_types": set(),
-    "options": {"errors"},
+    "options": {"errors", "system"},
     "runtime": set(),
     "testing": {"pools", "serialization", "wire"},
     "parallel": {"errors"},
     "extend": {"errors", "kernel/record", "options", "pools", "wire", "worker"},
     # shared layers
     "system": {"errors"},
-    "wire": set(),
-    "libraries": {"errors"},
+    "wire": {"system"},
+    "libraries": {"errors", "system"},
     "serialization": {"errors", "system", "wire"},
     # a rank
     "worker": {"errors", "libraries", "options", "runtime", "serialization", "system", "wire"},
@@ -379,16 +379,17 @@ print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - befor
     assert not loaded & {"asyncio", "multiprocessing"}  # the standard library's own slow ones
 
 
-def test_loading_the_extension_loads_no_view_and_nothing_of_detached_runs():
+def test_loading_the_extension_loads_no_view_and_nothing_of_detached_runs_or_of_other_conversations():
     program = """
 import json, sys
 import jupyter_distrib.kernel.notebook.extension
-print(json.dumps([name for name in sys.modules if name.startswith("jupyter_distrib.kernel.")]))
+print(json.dumps([name for name in sys.modules if name.startswith("jupyter_distrib.")]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = {name.removeprefix("jupyter_distrib.kernel.") for name in json.loads(done.stdout)}
-    assert "notebook.magic" in loaded
+    loaded = {name.removeprefix("jupyter_distrib.").removeprefix("kernel.") for name in json.loads(done.stdout)}
+    assert {"notebook.magic", "wire.messages.kernel"} <= loaded
     assert not loaded & {"views.html", "views.png", "views.state", "notebook.widget_model", "session.detached"}
+    assert not loaded & {f"wire.messages.{name}" for name in ("every", "node", "relay", "status", "worker")}
 
 
 def test_the_coordinator_names_no_engine() -> None:

@@ -6,25 +6,30 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import socket
 import struct
+import subprocess
+import sys
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.wire import link
 from jupyter_distrib.wire import messages as messages_module
 from jupyter_distrib.wire.link import Link, LinkError, decode, encode, peer_uid
+from jupyter_distrib.wire.messages import protocol, shared
 
-CLASSES = sorted(link._CLASSES.values(), key=lambda cls: cls.__name__)
-COMMANDS = typing.get_args(messages_module.Message)
+COMMANDS = typing.get_args(messages_module.Message)  # which loads all conversations
+CLASSES = sorted(shared.CLASSES.values(), key=lambda cls: cls.__name__)
 
 
 def sample(cls: type, depth: int = 0) -> object:
     """An instance with a telling value in every field."""
-    hints = typing.get_type_hints(cls, vars(messages_module))
+    hints = typing.get_type_hints(cls, dict(shared.CLASSES))
     return cls(**{field.name: value_of(hints[field.name], depth) for field in dataclasses.fields(cls)})
 
 
@@ -249,6 +254,49 @@ def test_only_messages_come_out() -> None:
         decode(b'{"$d":{"a":1}}', [])
     with pytest.raises(LinkError):
         decode(b'{"$t":{"a":"b"}}', [])
+
+
+def test_every_message_is_in_the_union_and_no_part_is() -> None:
+    assert set(COMMANDS) == shared.MESSAGES < set(CLASSES)
+
+
+def test_a_message_of_a_conversation_that_was_not_loaded_is_decoded() -> None:
+    frame = encode(messages_module.RelayPassed(frames=b"x"))
+    program = f"""
+import sys
+from jupyter_distrib.wire import link
+assert "jupyter_distrib.wire.messages.relay" not in sys.modules
+print(link.decode_frame({frame!r})[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "RelayPassed(frames=b'x', has_content=False)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "differs"),
+    [
+        ("    pid: int", "    pid: float", True),
+        ("    force: bool = False", "    force: bool = True", True),
+        ("kill what does not end", "end what goes on", False),
+    ],
+)
+@pytest.mark.parametrize("archived", [False, True])
+def test_the_protocol_differs_with_fields_only(
+    before: str, after: str, differs: bool, archived: bool, tmp_path: Path
+) -> None:
+    """Also in an archive, as other machines get the package."""
+    root = Path(protocol.__file__).parent.parent.parent
+    for file in [*root.glob("*.py"), *root.glob("wire/**/*.py"), *root.glob("system/*.py")]:
+        copy = tmp_path / "jupyter_distrib" / file.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        source = file.read_text("utf-8")
+        copy.write_text(source.replace(before, after) if copy.parent.name == "messages" else source, "utf-8")
+    path = shutil.make_archive(str(tmp_path / "source"), "zip", tmp_path, "jupyter_distrib") if archived else tmp_path
+    program = f"import sys; sys.path.insert(0, {str(path)!r}); from jupyter_distrib.wire.messages import protocol as p; print(p.PROTOCOL)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path.parent
+    )
+    assert (int(done.stdout) != protocol.PROTOCOL) is differs
 
 
 def test_noise_neither_crashes_nor_leaks() -> None:

@@ -12,7 +12,7 @@ import dis
 import functools
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 
@@ -20,6 +20,7 @@ from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.names import Need, analyse
 from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, imported, program_of, without_time
 from jupyter_distrib.kernel.capture.submodules import read_submodules
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.wire.messages import Cell
 
@@ -33,7 +34,7 @@ PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ip
 _HIDDEN_BUILTINS = frozenset({"exit", "quit"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Input:
     """A value of the notebook that the cell needs."""
 
@@ -49,7 +50,7 @@ class Input:
     """The modules inside it, if it is a module, that the notebook has imported and the cell reads as attributes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Captured:
     """A cell that compiles, and everything that it takes from the notebook."""
 
@@ -65,7 +66,7 @@ class Captured:
     """The names that it certainly reads although nothing defines them, each with its line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Dropped:
     """A name that a distributed cell defined on the ranks only."""
 

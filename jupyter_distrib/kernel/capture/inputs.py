@@ -11,7 +11,6 @@ import builtins
 import linecache
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from jupyter_distrib.errors import CaptureError, PayloadError
 from jupyter_distrib.kernel.capture import input_sizes
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input
 from jupyter_distrib.serialization import payload
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.nested_code import names_in
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _OF_CALLS = {
 """The words for the parts of the call of a distributed function, in a sentence on one that cannot be sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class PackedInputs:
     """The inputs of a cell, ready to be sent."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from jupyter_distrib.kernel.capture import syntax
 from jupyter_distrib.kernel.capture.scope import Scope
+from jupyter_distrib.system.data_class import data_class
 
 LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
 """Whether annotations are evaluated only on demand (PEP 649)."""
@@ -32,7 +33,7 @@ class Need:
     """Whether the program is sure to read it; False if it may never read it, or may have bound it by then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Names:
     """The names that a program takes from its namespace, and the names that it binds in it."""
 

@@ -5,15 +5,16 @@ code: this module only stores them, and code that shows them must sanitise them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import Displayed
 
 KEPT = 100
 KEPT_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Display:
     """One display: a MIME bundle."""
 
@@ -27,7 +28,7 @@ class Display:
         return sum(len(content) for content in self.data.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Displays:
     """The newest displays of a rank: at most `KEPT`, and about `KEPT_BYTES`."""
 

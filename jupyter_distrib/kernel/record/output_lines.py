@@ -8,10 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from jupyter_distrib.kernel.record.terminal_styles import Span
+from jupyter_distrib.system.data_class import data_class
 
 HEAD_LINES = 200
 RANK_HEAD_LINES = 20
@@ -20,7 +20,7 @@ MOST_HEAD_LINES = 2000
 TAIL_LINES = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Line:
     """One line of output, or (`skipped` > 0, no text) the place where that many lines were left out."""
 

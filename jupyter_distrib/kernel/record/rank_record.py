@@ -10,6 +10,7 @@ from jupyter_distrib.kernel.record import nested_progress
 from jupyter_distrib.kernel.record.displays import Displays
 from jupyter_distrib.kernel.record.terminal_stream import Progress
 from jupyter_distrib.kernel.record.timeline import Course
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import (
     DebuggerLeft,
     DebuggerPrompted,
@@ -42,7 +43,7 @@ OfOneRank: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Sample:
     """A sample: numbers that a rank reported together."""
 

@@ -10,17 +10,18 @@ Memory is bounded for any text: a line is cut at `LINE_CHARACTERS`.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import NamedTuple
 
 from jupyter_distrib.kernel.record import terminal_styles
 from jupyter_distrib.libraries import tqdm
+from jupyter_distrib.system.data_class import data_class
 
 LINE_CHARACTERS = 4000
 """The length at which a line is cut, with a note on the length of the rest: a line may have 100 MB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Progress:
     """The progress of one loop of one rank."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jupyter_distrib.kernel.record.frame_owner import owner
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire.messages import Failure, Frame
 
@@ -28,7 +29,7 @@ SHOWN_FRAMES = 6
 MESSAGE_CHARACTERS = 3000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Rendering:
     """The lines that IPython shows for an exception; an object, since with a closure the exception would not pickle."""
 

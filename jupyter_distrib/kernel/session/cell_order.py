@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from jupyter_distrib import trackers
@@ -18,6 +18,7 @@ from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.system import library_settings, process, process_environment
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import Cell, Execute, Parcel, Setting
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
@@ -26,7 +27,7 @@ FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 Content = shared_memory.Content | shared_memory.Written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class WrittenInputs:
     """The inputs of a queued cell: a copy that later changes in the notebook do not reach."""
 
@@ -36,7 +37,7 @@ class WrittenInputs:
     """The kernel's functions and classes among them; see `Packed.sent`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Surroundings:
     """The state of the kernel's process that the ranks take over."""
 
@@ -58,7 +59,7 @@ class Surroundings:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Order:
     """A cell with all that it needs to be run."""
 

@@ -5,16 +5,17 @@ runs the cell and from the one that serves the front end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, SIDEBAR, NamedPool, ProjectFile, Settings
+from jupyter_distrib.system.data_class import data_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class ChosenSize:
     """The number of ranks of a pool, and where it was chosen."""
 

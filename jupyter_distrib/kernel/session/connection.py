@@ -11,8 +11,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.gpu_variables import GpuVariables
@@ -20,6 +20,7 @@ from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.worker_group import WorkerGroup
 from jupyter_distrib.pools.base import Node, Pool, capabilities_of, open_pool, packages_wanted
 from jupyter_distrib.system import interrupts, process
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import endings, versions
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.wire.messages import (
@@ -28,14 +29,12 @@ from jupyter_distrib.wire.messages import (
     Attach,
     Attached,
     Ended,
-    Event,
     Failed,
     Hello,
     Leaving,
     NotAttached,
     Packages,
     RunEvent,
-    ServerStatus,
     Welcomed,
     WorkerGroupChanged,
     WorkerGroupClosed,
@@ -44,6 +43,9 @@ from jupyter_distrib.wire.messages import (
     WorkerGroupRefused,
     WorkerGroupStarting,
 )
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages import Event, ServerStatus
 
 ANSWER_S = 5.0
 GONE_S = 2.0
@@ -58,7 +60,7 @@ GroupEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class PoolAddress:
     """The name and the options under which a pool was reached."""
 

@@ -6,13 +6,14 @@ import os
 import platform
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from jupyter_distrib.system import process_environment
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import PROTOCOL, Hello
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class KernelIdentity:
     """The identity of one use of the extension by one kernel."""
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session import selection
@@ -26,11 +26,12 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.kernel.settings.settings import NOTEBOOK, NamedPool
 from jupyter_distrib.system import interrupts, load_time
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire.messages import CloseWorkerGroup, OpenWorkerGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Beside:
     """The way in which a cell that the notebook does not wait for gets its ranks."""
 

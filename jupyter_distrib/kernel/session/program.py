@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isfinite
 from types import FunctionType, ModuleType
 
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import Cell
 
 LITERAL_CHARACTERS = 2000
@@ -21,7 +21,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Program:
     """The program that a run executes."""
 

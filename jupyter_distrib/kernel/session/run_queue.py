@@ -18,9 +18,10 @@ from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.observers import EndObserver
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.system.data_class import data_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Capacity:
     """The number of ranks that a pool has room for at once."""
 

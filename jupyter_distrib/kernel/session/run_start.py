@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from jupyter_distrib.system import interrupts
+from jupyter_distrib.system.data_class import data_class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class PoolLink:
     """The connection of a run to the pool of its ranks."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from jupyter_distrib.kernel.record.rank_record import RankRecord
 from jupyter_distrib.kernel.session import detached
@@ -17,10 +16,11 @@ from jupyter_distrib.kernel.session.connection import Connection
 from jupyter_distrib.kernel.session.next_rank import next_rank
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import GroupStatus, NodeStatus, ServerStatus, WorkerInfo, fields_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class RankUsage:
     """The latest measured usage of a rank in its run."""
 
@@ -50,7 +50,7 @@ class RankUsage:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class RankStatus:
     """One rank of this notebook."""
 
@@ -72,7 +72,7 @@ class RankStatus:
         return cls(**fields_of(info), pool=pool, usage=usage)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class PoolStatus:
     """One pool in use, with what its process has told."""
 
@@ -135,7 +135,7 @@ def _usage(session: Session, run: str, rank: int) -> RankUsage | None:
     return RankUsage.of(record.ranks[rank]) if record is not None and rank in record.ranks else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class OtherGroup:
     """A worker group of another notebook."""
 
@@ -159,7 +159,7 @@ def other_groups(pools: Iterable[PoolStatus], session: Session) -> tuple[OtherGr
     return tuple(OtherGroup.of(group) for group in groups if group.session != session.identity.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class RunStatus:
     """One run of this notebook."""
 
@@ -201,7 +201,7 @@ class RunStatus:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class DetachedStatus:
     """One detached run on this machine, in any pool, of any notebook."""
 

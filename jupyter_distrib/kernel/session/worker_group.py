@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jupyter_distrib.kernel.session.results import RankValue
 from jupyter_distrib.kernel.session.run import Run
 from jupyter_distrib.kernel.settings.group_size import GroupSize
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire.messages import Packages, WorkerGroupStarting, WorkerInfo
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from jupyter_distrib.kernel.session.connection import Connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class GroupRequest:
     """The properties that were requested for ranks."""
 

@@ -50,6 +50,7 @@ from jupyter_distrib.options import (
 )
 from jupyter_distrib.pools.base import DEFAULT_KIND
 from jupyter_distrib.system import stand_ins
+from jupyter_distrib.system.data_class import data_class
 
 MAGIC = "%%distributed"
 DEFAULT_STRATEGY = "none"
@@ -309,7 +310,7 @@ def _plain(value: object) -> object:
 # ------------------------------------------------------------------------------------------------ what is possible
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Table:
     """The options allowed with the chosen strategy and pool."""
 

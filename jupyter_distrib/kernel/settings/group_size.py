@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire.messages import number_of_ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class GroupSize:
     """The requested number of ranks, and their device; `GroupSize()` stands for the pool's default."""
 

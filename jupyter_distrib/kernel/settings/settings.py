@@ -4,7 +4,7 @@ without state, except for a cache of magic lines."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from jupyter_distrib.kernel.settings.cell_options import (
@@ -16,6 +16,7 @@ from jupyter_distrib.kernel.settings.cell_options import (
 )
 from jupyter_distrib.kernel.settings.group_size import GroupSize
 from jupyter_distrib.options import Declared, DeclaredOnDemand
+from jupyter_distrib.system.data_class import data_class
 
 REMEMBERED = 64
 """The number of magic lines in the cache."""
@@ -26,7 +27,7 @@ REMOTE = "remote"
 """The name of a pool that functions with `remote=True` run on without more ado."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class ProjectFile:
     """One content of a project's file that names an interpreter, a command or an address."""
 
@@ -40,7 +41,7 @@ class ProjectFile:
     """Whether the pool's name means nothing without this file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class NamedPool:
     """One pool that cells can name."""
 
@@ -65,7 +66,7 @@ class NamedPool:
         return replace(self, size=size, sized_by=by if by == SIDEBAR else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Settings:
     """The present settings of this notebook."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.session import prompts
 from jupyter_distrib.kernel.session.run import Run
+from jupyter_distrib.system.data_class import data_class
 
 REPAIR_S = 10.0
 """The time for which one page repairs an output, in which others do not."""
@@ -24,7 +25,7 @@ KEPT = 20
 """The number of cells whose last view is kept, and of views that can be drawn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class CellPlace:
     """One execution of a notebook's cell."""
 
@@ -41,7 +42,7 @@ class CellPlace:
         return {"cell": self.cell, "count": self.count, "session": self.session, "asked_at_s": self.asked_at_s}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class Shown:
     """The live view of a run."""
 

@@ -26,6 +26,7 @@ from jupyter_distrib.kernel.record.shares import Shares
 from jupyter_distrib.kernel.record.terminal_stream import Progress, visible, without_codes
 from jupyter_distrib.kernel.record.terminal_styles import Span
 from jupyter_distrib.kernel.views import markup, shares
+from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import clipped, rank_list, short, size
 
 FINAL_LINES = (60, 60)
@@ -231,7 +232,7 @@ def _ranks(line: Line) -> list[int]:
     return [] if line.rank is None else [line.rank]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@data_class
 class OutputLine:
     """A line as it is shown."""
 

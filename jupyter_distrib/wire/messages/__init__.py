@@ -17,7 +17,8 @@ Times named `at_s` are the node's monotonic clock in seconds; they order the eve
 
 from __future__ import annotations
 
-from binascii import crc32
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from jupyter_distrib.wire.messages.debugger import Debug, DebuggerLeft, DebuggerPrompted
 from jupyter_distrib.wire.messages.kernel import (
@@ -44,27 +45,7 @@ from jupyter_distrib.wire.messages.kernel import (
     WorkerGroupStarting,
     number_of_ranks,
 )
-from jupyter_distrib.wire.messages.node import (
-    Connected,
-    CutRemoteSockets,
-    GroupsReset,
-    KeepNodeGroups,
-    MakeStore,
-    NodeDrained,
-    NodeSawRanks,
-    RankSighting,
-    RanksLeft,
-    UseStore,
-)
-from jupyter_distrib.wire.messages.relay import (
-    RelayAlive,
-    RelayCall,
-    RelayContent,
-    RelayEnded,
-    RelayFailed,
-    RelayPassed,
-    RelayReturned,
-)
+from jupyter_distrib.wire.messages.protocol import PROTOCOL
 from jupyter_distrib.wire.messages.run_events import (
     Cleared,
     Displayed,
@@ -80,6 +61,7 @@ from jupyter_distrib.wire.messages.run_events import (
     RanksReduced,
     Restarted,
     Returned,
+    RunEvent,
     Sampled,
     StackSeen,
     Stalled,
@@ -101,26 +83,50 @@ from jupyter_distrib.wire.messages.shared import (
     WorkerInfo,
     fields_of,
 )
-from jupyter_distrib.wire.messages.status import GpuStatus, GroupStatus, NodeStatus, ServerStatus, WaitingStatus
-from jupyter_distrib.wire.messages.worker import (
-    CutSockets,
-    DeviceDrained,
-    DeviceSettled,
-    Fork,
-    Forked,
-    ForkFailed,
-    ForkserverReady,
-    KeepGroups,
-    Leave,
-    Preload,
-    Probe,
-    ProbeAnswer,
-    Ready,
-    ReplaceStreams,
-    ResetGroups,
-    StreamsReplaced,
-    WorkerOrder,
-)
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages.every import Command, Event, Message
+    from jupyter_distrib.wire.messages.node import (
+        Connected,
+        CutRemoteSockets,
+        GroupsReset,
+        KeepNodeGroups,
+        MakeStore,
+        NodeDrained,
+        NodeSawRanks,
+        RankSighting,
+        RanksLeft,
+        UseStore,
+    )
+    from jupyter_distrib.wire.messages.relay import (
+        RelayAlive,
+        RelayCall,
+        RelayContent,
+        RelayEnded,
+        RelayFailed,
+        RelayPassed,
+        RelayReturned,
+    )
+    from jupyter_distrib.wire.messages.status import GpuStatus, GroupStatus, NodeStatus, ServerStatus, WaitingStatus
+    from jupyter_distrib.wire.messages.worker import (
+        CutSockets,
+        DeviceDrained,
+        DeviceSettled,
+        Fork,
+        Forked,
+        ForkFailed,
+        ForkserverReady,
+        KeepGroups,
+        Leave,
+        Preload,
+        Probe,
+        ProbeAnswer,
+        Ready,
+        ReplaceStreams,
+        ResetGroups,
+        StreamsReplaced,
+        WorkerOrder,
+    )
 
 __all__ = [
     "KILL_AFTER_S",
@@ -226,86 +232,66 @@ __all__ = [
     "number_of_ranks",
 ]
 
-Command = (
-    Hello
-    | OpenWorkerGroup
-    | Execute
-    | Stop
-    | AskStacks
-    | Debug
-    | Forget
-    | CloseWorkerGroup
-    | MakeStore
-    | UseStore
-    | KeepNodeGroups
-    | CutRemoteSockets
-    | Ask
-    | Attach
-    | Fork
-    | Preload
-    | ResetGroups
-    | KeepGroups
-    | ReplaceStreams
-    | CutSockets
-    | Probe
-    | Leave
-)
-RunEvent = (
-    Started
-    | Wrote
-    | Progressed
-    | Measured
-    | Noted
-    | Sampled
-    | Displayed
-    | Cleared
-    | Stalled
-    | Moved
-    | StackSeen
-    | Profiled
-    | DebuggerPrompted
-    | DebuggerLeft
-    | Returned
-    | Failed
-    | Interrupted
-    | Exited
-    | TimedOut
-    | RanksReduced
-    | Restarted
-    | Ended
-)
-"""Events that a `RunRecord` folds."""
-Event = (
-    Welcomed
-    | Leaving
-    | DeviceDrained
-    | DeviceSettled
-    | ForkserverReady
-    | Forked
-    | ForkFailed
-    | Ready
-    | StreamsReplaced
-    | ProbeAnswer
-    | WorkerGroupOpened
-    | WorkerGroupStarting
-    | WorkerGroupRefused
-    | WorkerGroupQueued
-    | GroupsReset
-    | Connected
-    | NodeDrained
-    | NodeSawRanks
-    | RanksLeft
-    | WorkerGroupClosed
-    | WorkerGroupChanged
-    | RunEvent
-    | Answered
-    | Attached
-    | NotAttached
-)
-RelayMessage = RelayCall | RelayContent | RelayReturned | RelayFailed | RelayPassed | RelayEnded | RelayAlive
-Message = Command | Event | RelayMessage
-"""Message that a link carries."""
-PROTOCOL = crc32(
-    repr([(one.__name__, one.__annotations__) for one in list(globals().values()) if isinstance(one, type)]).encode()
-)
-"""Number that differs whenever a class has other fields; part of the agent's fingerprint."""
+_LAZY = {
+    "every": (
+        "Command",
+        "Event",
+        "Message",
+    ),
+    "node": (
+        "Connected",
+        "CutRemoteSockets",
+        "GroupsReset",
+        "KeepNodeGroups",
+        "MakeStore",
+        "NodeDrained",
+        "NodeSawRanks",
+        "RankSighting",
+        "RanksLeft",
+        "UseStore",
+    ),
+    "relay": (
+        "RelayAlive",
+        "RelayCall",
+        "RelayContent",
+        "RelayEnded",
+        "RelayFailed",
+        "RelayPassed",
+        "RelayReturned",
+    ),
+    "status": (
+        "GpuStatus",
+        "GroupStatus",
+        "NodeStatus",
+        "ServerStatus",
+        "WaitingStatus",
+    ),
+    "worker": (
+        "CutSockets",
+        "DeviceDrained",
+        "DeviceSettled",
+        "Fork",
+        "Forked",
+        "ForkFailed",
+        "ForkserverReady",
+        "KeepGroups",
+        "Leave",
+        "Preload",
+        "Probe",
+        "ProbeAnswer",
+        "Ready",
+        "ReplaceStreams",
+        "ResetGroups",
+        "StreamsReplaced",
+        "WorkerOrder",
+    ),
+}
+"""The names of conversations in which a kernel takes part seldom or never, by their files. They are loaded at their
+first use."""
+
+
+def __getattr__(name: str) -> Any:
+    for file, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{file}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,9 +7,12 @@ The coordinator passes most of it on to agents as it is, and agents pass cells o
 from __future__ import annotations
 
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from jupyter_distrib.wire.messages.shared import Cell, Packages, Parcel, Setting, WorkerInfo, message
-from jupyter_distrib.wire.messages.status import ServerStatus
+
+if TYPE_CHECKING:
+    from jupyter_distrib.wire.messages.status import ServerStatus
 
 DEFAULT_CPU_RANKS = 2
 """The size of a worker group without GPUs, if none was asked for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import message
+from jupyter_distrib.wire.messages.shared import message, part
 from jupyter_distrib.wire.messages.worker import ProbeAnswer
 
 
@@ -40,7 +40,7 @@ class CutRemoteSockets:
     """Addresses as in `Connected`."""
 
 
-@message
+@part
 class RankSighting:
     """The agent's view of one rank that executes a cell."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from jupyter_distrib.wire.messages.debugger import DebuggerLeft, DebuggerPrompted
 from jupyter_distrib.wire.messages.shared import Failure, Frame, Parcel, PhaseTimes, RankPlace, message
 
 
@@ -311,3 +312,30 @@ class Ended:
     """Whether the groups of these ranks are fit for another run."""
     sequences: tuple[int, ...] = ()
     """The numbers of `Returned.sequence`: those that differ between ranks need a new group too."""
+
+
+RunEvent = (
+    Started
+    | Wrote
+    | Progressed
+    | Measured
+    | Noted
+    | Sampled
+    | Displayed
+    | Cleared
+    | Stalled
+    | Moved
+    | StackSeen
+    | Profiled
+    | DebuggerPrompted
+    | DebuggerLeft
+    | Returned
+    | Failed
+    | Interrupted
+    | Exited
+    | TimedOut
+    | RanksReduced
+    | Restarted
+    | Ended
+)
+"""Events that a `RunRecord` folds."""

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field, fields
 from typing import Any, TypeVar, dataclass_transform
 
+from jupyter_distrib.system.data_class import data_class
+
 T = TypeVar("T")
+CLASSES: dict[str, type] = {}
+"""The classes of this folder that are loaded, by their names."""
+MESSAGES: set[type] = set()
+"""Those of them that a link carries; the others are parts of them."""
+FIELDS: dict[type, tuple[tuple[str, object], ...]] = {}
+"""The names and defaults of each class's fields."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def part(cls: type[T]) -> type[T]:
+    """Make a data class that can be a part of messages."""
+    made = data_class(cls)
+    CLASSES[made.__name__] = made
+    FIELDS[made] = tuple((each.name, each.default) for each in fields(made))  # type: ignore[arg-type]
+    return made
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
-    """Make a keyword-only dataclass, which type checkers treat as frozen.
-
-    All share how they are compared and shown. A class for which `dataclass` generates that, and what freezes it at run
-    time, takes three times as long to make, and each process of the project begins with these sixty.
-    """
-    made: Any = dataclass(slots=True, kw_only=True, eq=False, repr=False, match_args=False)(cls)
-    made.__eq__, made.__hash__, made.__repr__ = _is_equal, _hash, _shown
-    return made  # type: ignore[no-any-return]
-
-
-def _values(one: Any) -> tuple[object, ...]:
-    return tuple([getattr(one, name) for name in one.__slots__])
+    """Make a data class that a link carries."""
+    made = part(cls)
+    MESSAGES.add(made)
+    return made
 
 
 def fields_of(one: Any) -> dict[str, Any]:
@@ -29,20 +38,7 @@ def fields_of(one: Any) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__slots__}
 
 
-def _is_equal(one: object, other: object) -> bool:
-    return _values(one) == _values(other) if type(one) is type(other) else NotImplemented
-
-
-def _hash(one: object) -> int:
-    return hash(_values(one))
-
-
-def _shown(one: Any) -> str:
-    fields = ", ".join(f"{name}={getattr(one, name)!r}" for name in one.__slots__)
-    return f"{type(one).__name__}({fields})"
-
-
-@message
+@part
 class Parcel:
     """Pickled bytes and the place of their out-of-band buffers (pickle protocol 5)."""
 
@@ -55,7 +51,7 @@ class Parcel:
     memory in which they lie one after another, each at the next multiple of `payload.ALIGNMENT`."""
 
 
-@message
+@part
 class Frame:
     """One line of a traceback, outermost first; only frames of the user's code and of libraries they called."""
 
@@ -69,7 +65,7 @@ class Frame:
     """The last of the 0-based columns of the failing expression in that line, -1 if unknown."""
 
 
-@message
+@part
 class Failure:
     """An exception on one rank, as data: readable whatever happens to the object itself."""
 
@@ -87,7 +83,7 @@ class Failure:
     """The exit status that the user asked for, of a `SystemExit`."""
 
 
-@message
+@part
 class Cell:
     """The program that every rank executes."""
 
@@ -111,7 +107,7 @@ class Cell:
     """The arguments of the script."""
 
 
-@message
+@part
 class Setting:
     """The environment that a rank takes over before it executes a cell."""
 
@@ -137,7 +133,7 @@ class Setting:
     reference."""
 
 
-@message
+@part
 class Package:
     """A distribution of the notebook's environment."""
 
@@ -151,7 +147,7 @@ class Package:
     """The distribution itself, if no index has it: it was installed from a file or folder of the notebook's machine."""
 
 
-@message
+@part
 class Packages:
     """The packages of the notebook's environment, and what is done about those that the ranks' Python lacks."""
 
@@ -162,7 +158,7 @@ class Packages:
     """The most that may be installed."""
 
 
-@message
+@part
 class WorkerInfo:
     """One rank of a worker group, as the agent describes it."""
 
@@ -179,7 +175,7 @@ class WorkerInfo:
     """Machine of the rank, by the name or address that its pool uses; empty if there is only one."""
 
 
-@message
+@part
 class RankPlace:
     """The place of one rank while nothing moves."""
 
@@ -192,7 +188,7 @@ class RankPlace:
     """Whether it waits for other ranks, so that it is not the cause."""
 
 
-@message
+@part
 class PhaseTimes:
     """The time that a rank has spent in the phases of its training loop, since the first of them."""
 
@@ -202,7 +198,7 @@ class PhaseTimes:
     """Seconds by phase: `data`, `forward`, `backward`, `collective`, `optimizer`, `other`."""
 
 
-@message
+@part
 class GroupSighting:
     """The progress of one rank in one process group, by torch's flight recorder."""
 

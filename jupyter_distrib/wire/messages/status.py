@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from jupyter_distrib.wire.messages.shared import WorkerInfo, message
+from jupyter_distrib.wire.messages.shared import WorkerInfo, part
 
 
-@message
+@part
 class NodeStatus:
     """One machine of a pool."""
 
@@ -31,7 +31,7 @@ class NodeStatus:
     """The holders of parts of it, as far as its engine tells: `user ada: job 17, 4 CPUs`."""
 
 
-@message
+@part
 class GpuStatus:
     """One GPU of a node, or one slice of a GPU."""
 
@@ -49,7 +49,7 @@ class GpuStatus:
     """Its special modes: `exclusive process, MPS`; empty for most."""
 
 
-@message
+@part
 class GroupStatus:
     """One worker group of a kernel."""
 
@@ -67,7 +67,7 @@ class GroupStatus:
     """Times (seconds since 1970) since which values live on its ranks, by key: `run/name`."""
 
 
-@message
+@part
 class WaitingStatus:
     """One worker group that has no ranks yet, since it waits for room."""
 
@@ -80,7 +80,7 @@ class WaitingStatus:
     """The sentence on what it waits for."""
 
 
-@message
+@part
 class ServerStatus:
     """The process that serves a pool: an agent, a coordinator, or the kernel itself with an inline pool."""
 

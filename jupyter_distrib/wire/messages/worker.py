@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jupyter_distrib.wire.messages.shared import GroupSighting, PhaseTimes, message
+from jupyter_distrib.wire.messages.shared import GroupSighting, PhaseTimes, message, part
 
 
-@message
+@part
 class WorkerOrder:
     """The identity of a new worker; fixed for its life."""
 
