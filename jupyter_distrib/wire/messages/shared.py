@@ -11,7 +11,7 @@ T = TypeVar("T")
 CLASSES: dict[str, type] = {}
 """The classes of this folder that are loaded, by their names."""
 MESSAGES: set[type] = set()
-"""Those of them that a link carries; the others are parts of them."""
+"""Classes of these that a link carries; the others are parts of them."""
 FIELDS: dict[type, tuple[tuple[str, object], ...]] = {}
 """The names and defaults of each class's fields."""
 
