@@ -11,35 +11,51 @@ import importlib.util
 import io
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_READ = "jupyter_distrib/wire/messages/"
+"""Folder whose sources tell the version of the protocol."""
 
-def archive(distributions: Sequence[str] = ()) -> bytes:
+
+def archive(distributions: Sequence[str] = (), *, any_python: bool = True) -> bytes:
     """Return the package's sources, with Python's bytecode if all of them are compiled.
 
     Args:
         distributions: Installed packages that go along, for nodes that may not have them: pure Python only.
+        any_python: Whether the sources are wanted even if all of them are compiled: only this version of Python can
+            do without, which halves the file.
     """
     root = Path(__file__).parent.parent
+    files = {path.relative_to(root.parent).as_posix(): path for path in sorted(root.rglob("*.py"))}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        files = {path.relative_to(root.parent).as_posix(): path for path in sorted(root.rglob("*.py"))}
-        codes = {f"{name}c": compiled(path) for name, path in files.items()}
-        for name, path in files.items():
-            file.write(path, name)
-        for name, code in codes.items() if all(codes.values()) else ():  # all are to be in `environment.OWN`
-            file.writestr(name, code)
+        _add(file, files, any_python=any_python)
         for name in distributions:
-            _add(file, importlib.metadata.distribution(name))
+            _add_distribution(file, importlib.metadata.distribution(name), any_python=any_python)
     return buffer.getvalue()
 
 
-def _add(file: zipfile.ZipFile, distribution: importlib.metadata.Distribution) -> None:
+def _add(file: zipfile.ZipFile, files: Mapping[str, Path], *, any_python: bool) -> None:
+    """Add modules by their names in the archive."""
+    codes = {f"{name}c": compiled(path) for name, path in files.items()}
+    are_compiled = all(codes.values())  # all are to be in `environment.OWN`
+    for name, path in files.items():
+        if any_python or not are_compiled or _READ in name:
+            file.write(path, name)
+    for name, code in codes.items() if are_compiled else ():
+        file.writestr(name, code)
+
+
+def _add_distribution(
+    file: zipfile.ZipFile, distribution: importlib.metadata.Distribution, *, any_python: bool
+) -> None:
     """Add a distribution's modules, and the file by which Python knows its version."""
-    for path in distribution.files or ():
-        if path.suffix == ".py" or path.name == "METADATA":
-            file.write(str(path.locate()), path.as_posix())
+    paths = {path.as_posix(): Path(str(path.locate())) for path in distribution.files or ()}
+    _add(file, {name: path for name, path in paths.items() if path.suffix == ".py"}, any_python=any_python)
+    for name, path in paths.items():
+        if path.name == "METADATA":
+            file.write(path, name)
 
 
 def compiled(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Ray's own metrics are read and reported; the page is a fake, see `tests/ray` for a real one, `tests/trackers` for MLflow."""
+"""Ray's own metrics are read and reported; the page is a fake, a real one needs `ray[default]`. `tests/trackers` has MLflow."""
 
 from __future__ import annotations
 

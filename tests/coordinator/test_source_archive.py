@@ -5,17 +5,19 @@ from __future__ import annotations
 import compileall
 import importlib.metadata
 import importlib.util
+import io
 import os
 import py_compile
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from jupyter_distrib.coordinator import source_archive
-from jupyter_distrib.pools.command.serve import BROUGHT
+from jupyter_distrib.pools.command.connect import BROUGHT
 from jupyter_distrib.pools.ray import cluster
 from jupyter_distrib.wire.messages import GroupSighting, ProbeAnswer, RankSighting
 
@@ -85,9 +87,29 @@ def test_compiled_code_travels_unless_its_source_has_changed(tmp_path: Path) -> 
     assert source_archive.compiled(here) == b""
 
 
-def test_packages_that_go_along_are_imported_from_the_file_and_their_versions_known(tmp_path: Path) -> None:
+def test_what_is_compiled_goes_without_its_sources_to_the_same_python(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("one.py", "other.py")}
+    for path in files.values():
+        path.write_text("x = 1")
+
+    def names(*, any_python: bool) -> list[str]:
+        with zipfile.ZipFile(io.BytesIO(), "w") as file:
+            source_archive._add(file, files, any_python=any_python)
+            return file.namelist()
+
+    py_compile.compile(str(files["one.py"]))
+    assert names(any_python=False) == ["one.py", "other.py"], "one is not compiled"
+    py_compile.compile(str(files["other.py"]))
+    assert names(any_python=False) == ["one.pyc", "other.pyc"]
+    assert names(any_python=True) == ["one.py", "other.py", "one.pyc", "other.pyc"]
+
+
+@pytest.mark.parametrize("any_python", [True, False])
+def test_packages_that_go_along_are_imported_from_the_file_and_their_versions_known(
+    tmp_path: Path, any_python: bool
+) -> None:
     """Without site-packages: there may be none of them on a host."""
-    (tmp_path / "source.zip").write_bytes(source_archive.archive(BROUGHT))
+    (tmp_path / "source.zip").write_bytes(source_archive.archive(BROUGHT, any_python=any_python))
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'source.zip')!r})\n"
         "import cloudpickle, importlib.metadata, pynvml, threadpoolctl, jupyter_distrib.coordinator.relay\n"

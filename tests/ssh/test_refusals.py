@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +93,31 @@ def test_a_password_would_be_needed(bed: Bed) -> None:
 def test_no_python_there(bed: Bed) -> None:
     said = refusal(bed, hosts="host1", python="~/no/python")
     assert said.startswith("there is no Python at ~/no/python on host host1: set python to one with torch there;"), said
+
+
+def other_python() -> str:
+    """A Python of another version than this one, on the path or beside it; or nothing."""
+    for minor in (11, 12, 13, 14):
+        name = f"python3.{minor}"
+        beside = Path(sys.base_prefix).parent.glob(f"*/bin/{name}")
+        for path in (*beside, shutil.which(name)):
+            works = path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+            if works and minor != sys.version_info[1]:
+                return str(path)
+    return ""
+
+
+def test_another_python_there(bed: Bed, tmp_path: Path) -> None:
+    """It gets the sources, since it passes over what this one has compiled."""
+    other = other_python() or pytest.skip("no other Python here")
+    name_it(bed, tmp_path, python=other, nodes=1, ranks=2)
+    with Notebook(tmp_path) as book:
+        book.ok("%load_ext jupyter_distrib")
+        said = book.fails("%%distributed\nrank").traceback
+    assert re.search(
+        r"node host1: the notebook has Python [\d.]+ and the SSH pool has Python [\d.]+, which cannot exchange values",
+        said,
+    ), said
 
 
 def test_no_such_configuration_of_ssh(bed: Bed) -> None:

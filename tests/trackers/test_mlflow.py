@@ -255,7 +255,7 @@ def test_s17_a_detached_run_that_another_kernel_attaches_ends_there(tmp_path: Pa
 def test_r03_rays_metrics_come_into_the_run_of_the_cell_and_into_one_that_is_named(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
-    """The page is a fake; `tests/ray` asks a real node."""
+    """The page is a fake: a real one needs `ray[default]`."""
     book.ok(
         "import http.server, threading\n"
         "class Page(http.server.BaseHTTPRequestHandler):\n"

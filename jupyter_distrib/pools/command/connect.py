@@ -8,14 +8,17 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import IO, Any
 
+from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap, piped_relay
 from jupyter_distrib.pools.command.command import HostCommand, last_line
@@ -23,6 +26,8 @@ from jupyter_distrib.system.launch import new_log
 from jupyter_distrib.wire.link import Link, encode
 from jupyter_distrib.wire.messages import RelayCall, RelayFailed, RelayReturned
 
+BROUGHT = ("cloudpickle", "nvidia-ml-py", "threadpoolctl")
+"""Packages that hosts get with this one, so that they need nothing but torch."""
 ANSWER_S = 30.0
 """Seconds in which the Python on the host has to answer."""
 START_S = 90.0
@@ -70,7 +75,7 @@ def connect(
     Args:
         command: The way to the hosts.
         host: The one to reach.
-        archive: This package as a file; awaited only when the host answers.
+        archive: This package as a file for this version of Python; awaited only when the host answers.
         start: Arguments of `PipedRelay._start`.
         given_up: Set when nobody wants the host any more.
 
@@ -96,6 +101,11 @@ def connect(
         log.close()
         raise
     return dialogue.connection
+
+
+@cache
+def _for_any_python() -> bytes:
+    return source_archive.archive(BROUGHT)
 
 
 def _started(command: HostCommand, host: str, theirs: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -124,11 +134,11 @@ class _Dialogue:
         mark = secrets.token_hex(8)
         with suppress(OSError):  # it has ended, which is told where its answer is missing
             self._link.sock.sendall(bootstrap.line(mark, self._command.kind, piped_relay.__name__))
-        self._check_version(self._wait_for_mark(mark))
+        version = self._wait_for_mark(mark)
+        self._check_version(version)
         self.has_relay = True
-        self._send(
-            bootstrap.packed(archive.result()) + encode(RelayCall(number=1, method="start", arguments=(dict(start),)))
-        )
+        package = archive.result() if version == sys.version_info[:2] else _for_any_python()
+        self._send(bootstrap.packed(package) + encode(RelayCall(number=1, method="start", arguments=(dict(start),))))
         self.connection.facts.update(self._wait_for_start())
 
     def _wait_for_mark(self, mark: str) -> tuple[int, int]:

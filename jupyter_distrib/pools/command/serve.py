@@ -17,6 +17,7 @@ from jupyter_distrib.coordinator.node_report import Tell
 from jupyter_distrib.coordinator.placement import Placements
 from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.pools.command.command import HostCommand
+from jupyter_distrib.pools.command.connect import BROUGHT
 from jupyter_distrib.pools.command.hosts import read_hosts
 from jupyter_distrib.pools.command.reservation import HostOptions, Hosts
 from jupyter_distrib.system.call_soon import CallSoon
@@ -25,8 +26,6 @@ from jupyter_distrib.system.subprocess_future import subprocess_future
 from jupyter_distrib.wire.messages import Hello, OpenWorkerGroup
 
 DEFAULT_IDLE_S = 600.0
-BROUGHT = ("cloudpickle", "nvidia-ml-py", "threadpoolctl")
-"""Packages that hosts get with this one, so that they need nothing but torch."""
 
 
 class Engine(Protocol):
@@ -57,7 +56,7 @@ def serve(
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    archive = subprocess_future(partial(source_archive.archive, BROUGHT), socket_fd)
+    archive = subprocess_future(partial(source_archive.archive, BROUGHT, any_python=False), socket_fd)
     idle_s = float(options.get("idle", DEFAULT_IDLE_S))
     coordinator = Coordinator(socket.socket(fileno=socket_fd), Path(directory), name, idle_s=idle_s)
     calls = CallSoon(coordinator.loop)
