@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.command.command import Template
 from jupyter_distrib.pools.command.pool import template
 from jupyter_distrib.pools.ssh.command import Ssh
+from tests.notebook import ROOT
 
 DOCKER = Template(start="docker exec -i {host} {python}", python="/env/bin/python")
 
@@ -25,6 +29,22 @@ def test_within_a_longer_word_they_are_one_text() -> None:
 def test_a_template_without_its_places_is_refused(start: str) -> None:
     with pytest.raises(OptionsError, match="start wants a command with"):
         template("start", start)
+
+
+def test_the_commands_that_the_page_shows_are_taken() -> None:
+    page = (ROOT / "docs" / "ssh.md").read_text()
+    shown = [
+        text
+        for text in re.findall(r'`([^`\n]+)`|^start = "(.+)"$', page, re.MULTILINE)
+        for text in text
+        if "{python}" in text
+    ]
+    commands = [text for text in shown if "{host}" in text]
+    assert {text.split()[0] for text in commands} >= {"docker", "kubectl", "ssh", "gcloud"}
+    for text in commands:
+        words = Template(start=template("start", text), python="/p/python").words("box")
+        assert "box" in words
+        assert words[-1].endswith(" -m code") or words[-4:] == ["/p/python", *bootstrap.WORDS]
 
 
 def test_ssh_asks_nothing_and_the_shell_there_expands_the_home() -> None:
@@ -65,8 +85,6 @@ Host key verification failed.
     ],
 )  # fmt: skip
 def test_what_ssh_says_becomes_one_sentence_with_a_command_to_try(status: int | None, said: str, told: str) -> None:
-    import re
-
     sentence = Ssh(ssh="ssh", python="/x/py").failure("a", status, said)
     assert re.search(told, sentence), sentence
     assert "\n" not in sentence
