@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -151,6 +154,8 @@ def test_an_interrupt_stops_a_distributor(book: Notebook, distributor: str) -> N
     assert outcome.ename == "KeyboardInterrupt", outcome.text
     assert outcome.wall_s < 250
     assert book.ok("spark.range(3).count()").result == "3"
+    for script in Path(tempfile.gettempdir()).glob("tmp*/train.py"):
+        shutil.rmtree(script.parent)  # Spark's own, of tasks that were ended
 
 
 def test_an_interrupt_stops_the_ranks_of_a_cell_while_a_session_lives_in_the_kernel(book: Notebook) -> None:
