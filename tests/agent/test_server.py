@@ -311,7 +311,7 @@ class testing_limit:
 
 
 def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_the_next(
-    client: PoolClient, shared: Path, tmp_path: Path
+    client: PoolClient, tmp_path: Path
 ) -> None:
     flag, returned = tmp_path / "flag", tmp_path / "returned"
     group = client.group(2)
@@ -322,7 +322,7 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
     )
     while not isinstance(client.seen.get(timeout=pool_client.LIMIT_S), Started):
         pass
-    (agent,) = agents(shared)
+    agent = agent_of(client)
     os.kill(agent, signal.SIGSTOP)  # the order to kill reaches it together with the news that the ranks have returned
     try:
         client.send(Stop(run=run, force=True))

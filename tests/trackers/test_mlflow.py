@@ -245,7 +245,7 @@ def test_s17_a_detached_run_that_another_kernel_attaches_ends_there(tmp_path: Pa
         assert server._found("attached")[0]["info"]["status"] == "RUNNING"
         book.ok("job = get_ipython().run_line_magic('distributed_attach', '')")
         (tmp_path / "go").touch()
-        book.ok("job.wait_ended(20)")
+        book.ok("assert job.wait_ended(50)")
         (run,) = server.runs("attached")
         assert run["info"]["status"] == "FINISHED"
         assert server.history(run, "loss") == [3.0, 2.0]

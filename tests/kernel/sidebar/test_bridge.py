@@ -40,8 +40,8 @@ def news_until(book: Notebook, wanted: Any, limit_s: float = 20.0) -> dict[str, 
             continue
         content = message["content"]
         seen.append(content)
-        if content.get("comm_id") == broadcast.COMM and wanted(content["data"]):
-            data: dict[str, Any] = content["data"]
+        data: dict[str, Any] = content.get("data") or {}  # empty where a comm was opened or closed
+        if content.get("comm_id") == broadcast.COMM and data and wanted(data):
             return data
     raise AssertionError(f"the kernel did not tell it, but this: {seen}")
 
