@@ -38,7 +38,7 @@ class Stage:
 
     def answer(self) -> None:
         self.session.questions.pop()(NoDriver(text="broken"))
-        self.calls._run()
+        self.calls._handle()
 
     def wait(self) -> None:
         """Let the loop's next timer be due."""

@@ -93,7 +93,7 @@ def test_g10_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_div
     line = f"%%distributed {pool} --ranks 2 --strategy fsdp --max-restarts 2"
     ended = shared_notebook.cell(f"{line} --min-ranks 1\n{FIRST}{TRAIN}", timeout_s=110)
     (gone,) = Path(folder).glob("gone-*")
-    shutil.rmtree(gone.read_text())  # of a host that is gone: nobody is left there who could
+    shutil.rmtree(gone.read_text(), ignore_errors=True)  # of a host that is gone, if nobody there still could
 
     assert ended.result == "rank 0: (1, 10, 5)"  # 64 samples, 24 of them before, 4 in a step
     assert "goes on with 1 of 2 ranks: " in ended.text
