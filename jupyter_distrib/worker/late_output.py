@@ -21,7 +21,8 @@ class LateThreads:
     def __init__(self, rank: int, send: Callable[[Wrote], None]) -> None:
         self._rank, self._send = rank, send
         self._run_of: dict[threading.Thread, str] = {}
-        self._before: set[threading.Thread] = set()
+        self._before: set[threading.Thread] | None = None
+        """The threads before the present cell; None between cells, and while a cell is being prepared."""
 
     def begin(self) -> None:
         """Record the present threads. Called before a cell."""
@@ -29,9 +30,12 @@ class LateThreads:
         self._route()
 
     def end(self, run: str) -> None:
-        """Treat the cell's threads that still run as late from now on. Called before its end is reported."""
-        self._run_of |= {thread: run for thread in threading.enumerate() if thread not in self._before}
-        self._route()
+        """Treat the cell's threads that still run as late from now on. Called before its end is reported, also if the
+        cell was stopped before it began and has none."""
+        before, self._before = self._before, None
+        if before is not None:
+            self._run_of |= {thread: run for thread in threading.enumerate() if thread not in before}
+            self._route()
 
     def _route(self) -> None:
         self._run_of = {thread: run for thread, run in self._run_of.items() if thread.is_alive()}

@@ -71,6 +71,17 @@ def test_without_late_threads_the_streams_are_the_plain_ones(streams: SimpleName
     assert (sys.stdout, vars(streams.out)) == (streams.out, {})
 
 
+def test_no_thread_is_of_a_cell_that_was_stopped_before_it_began(streams: SimpleNamespace) -> None:
+    """A rank's first cell may be stopped so early, because another rank has failed; its main thread is not late then."""
+    late = LateThreads(0, lambda event: pytest.fail("nothing is late"))
+    late.end("r-1")
+    late.begin()
+    print("of the second cell")
+    late.end("r-2")
+
+    assert streams.out.getvalue() == "of the second cell\n"
+
+
 def test_a_late_thread_writes_to_its_own_run(streams: SimpleNamespace) -> None:
     sent: list[Wrote] = []
     late = LateThreads(3, sent.append)
