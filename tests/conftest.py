@@ -23,6 +23,8 @@ from tests.processes import agents, marked, ranks, wait_until, wait_until_gone
 SHARED_MEMORY = Path("/dev/shm")
 OTHER_JOBS = ("browser", "frameworks", "ray")
 """Their tests share browsers, trainings and clusters, which come and go in this process at any time."""
+UNNAMED_FILES = ("deepspeed", "spark")
+"""Their distributors leave temporary files that carry no name of theirs."""
 left_by_other_jobs: set[str] = set()
 """Names of temporary files."""
 
@@ -58,8 +60,10 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """No thread, descriptor, shared memory or temporary file of this process may outlive the test that made it."""
     before, shared = held(), set(SHARED_MEMORY.glob("*"))
     yield
+    if job(request.path) in (*OTHER_JOBS, *UNNAMED_FILES):
+        left_by_other_jobs.update(temporary_files.left())
     if job(request.path) in OTHER_JOBS:
-        return left_by_other_jobs.update(temporary_files.left())
+        return
     if "torch_keeps_descriptors" in request.fixturenames:
         return
     deadline = time.monotonic() + 6.0  # who has lost an agent looks for 5 s whether it is gone
@@ -93,7 +97,7 @@ def held() -> set[str]:
     for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with suppress(OSError):  # the listing's own
             descriptors.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
-    return threads | descriptors | {f"temporary {name}" for name in temporary_files.left()}
+    return threads | descriptors | {f"temporary {name}" for name in temporary_files.left() - left_by_other_jobs}
 
 
 @pytest.fixture
