@@ -91,7 +91,7 @@ TESTED_IN = {
         "kernel/views/chart kernel/views/inline_styles kernel/views/markup kernel/views/png kernel/views/sanitize_html"
     ),
     "kernel/views/test_state_delta.py": "kernel/views/state",
-    "kernel/views/test_text.py": "system/formatting",
+    "kernel/views/test_text.py": "kernel/views/folding system/formatting",
     "libraries/test_known.py": "libraries/*",
     "pools/command/test_command.py": "pools/ssh/command",
     "pools/command/test_connect.py": ("pools/command/bootstrap pools/command/channel pools/command/piped_relay"),

@@ -247,9 +247,7 @@ class Connection:
 
     def packages(self) -> Packages | None:
         """Return the packages that its ranks must have; None if that is not asked for, or nothing can be missing."""
-        if not self.elsewhere:
-            return None
-        mode, limit_bytes = packages_wanted(self.options)
+        mode, limit_bytes = packages_wanted(self.options) if self.elsewhere else ("off", 0)
         if mode == "off":
             return None
         from jupyter_distrib.kernel.session import notebook_packages
