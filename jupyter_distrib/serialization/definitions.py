@@ -9,7 +9,7 @@ send its definition again and set the attributes of the notebook's class anew: m
     sent_form(Net)  --by value-->   keeps the key     --key-->      `resolve` gives Net
                                     a class of the cell --value-->  made once, however many ranks return it
 
-The names below are private to cloudpickle and were checked with 3.0 to 3.1.2; `_check` raises if one is missing. All
+The names below are private to cloudpickle and were checked with 3.0 to 3.1.3; `_check` raises if one is missing. All
 state is weak and per process; callers use one thread at a time.
 """
 
@@ -22,7 +22,7 @@ import sys
 import types
 import uuid
 import weakref
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -75,6 +75,25 @@ def is_importable(cls: type) -> bool:
     """Return whether a class travels as the name of its module and its own name."""
     found: bool = cloudpickle._should_pickle_by_reference(cls)  # noqa: SLF001
     return found
+
+
+# ---------------------------------------------------------------------------------------- the code of functions
+
+
+def code_form(code: types.CodeType) -> Reduced:
+    """Return cloudpickle's form of a code object, with the file that the code came from: tracebacks and `inspect` look
+    its lines up by that name, and cloudpickle leaves it out since 3.1.3."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)[:2]
+    return make_code, (code.co_filename, make, arguments)
+
+
+def make_code(filename: str, make: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
+    code = make(*arguments)
+    return code if code.co_filename == filename else code.replace(co_filename=filename)
+
+
+DISPATCH_TABLE = ChainMap({types.CodeType: code_form}, cloudpickle.Pickler.dispatch_table)
+"""For picklers of functions and classes by value: cloudpickle's, but for code."""
 
 
 # ---------------------------------------------------------------------------------------- kernel to rank, by value

@@ -104,6 +104,8 @@ def _file() -> io.BufferedRandom | Any:
 class DefinitionsPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """A pickler of definitions by value, whose globals are those of the process that reads them."""
 
+    dispatch_table = definitions.DISPATCH_TABLE
+
     def __init__(self, file: io.BytesIO, namespace: dict[str, object]) -> None:
         super().__init__(file, protocol=5)
         self.globals_ref[id(namespace)] = LiveNamespace()

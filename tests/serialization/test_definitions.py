@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cloudpickle.cloudpickle import Pickler
 
 from jupyter_distrib.errors import PayloadError
 from jupyter_distrib.serialization import definitions, payload
@@ -361,3 +363,27 @@ def test_kernel_and_rank_in_one_process_share_the_class_unchanged(kernel: Kernel
     value = payload.pack_value(namespace["a"], by_value=False, run="r")
     assert type(payload.unpack_value(value.data, value.buffers)) is kernel["A"]
     assert all(vars(kernel["A"])[name] is value for name, value in before.items())
+
+
+def test_a_function_keeps_the_name_of_its_file_whatever_cloudpickle_sends(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_file(code: types.CodeType) -> tuple[Any, ...]:
+        """cloudpickle's form of code since 3.1.3, under every version of it."""
+        make, arguments = of_cloudpickle(code)[:2]
+        return make, tuple("<dynamic-code>" if each == code.co_filename else each for each in arguments)
+
+    of_cloudpickle = Pickler.dispatch_table[types.CodeType]
+    monkeypatch.setitem(Pickler.dispatch_table, types.CodeType, without_file)
+    kernel.cell("""
+        def outer():
+            return (lambda: [n for n in (1,)]), outer.__code__
+        class Model:
+            def forward(self): ...
+    """)
+    files = kernel.run("""
+        inner, code = outer()
+        [code.co_filename, inner.__code__.co_filename, Model.forward.__code__.co_filename]
+    """)
+    assert files == [kernel["outer"].__code__.co_filename] * 3
+    assert files[0] != "<dynamic-code>"
