@@ -83,10 +83,19 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Load the extension; called by `%load_ext jupyter_distrib`."""
-    from jupyter_distrib.system import interrupts
+    """Load the extension; called by `%load_ext jupyter_distrib`.
+
+    Raises:
+        PoolError: The installed torch is too old.
+    """
+    from jupyter_distrib.system import interrupts, process_environment
 
     with interrupts.WholeImports():
+        from jupyter_distrib.errors import PoolError
+        from jupyter_distrib.wire import versions
+
+        if refusal := versions.too_old(process_environment.version("torch")):
+            raise PoolError(refusal)
         from jupyter_distrib.kernel.session import session
 
         session.current().pools.connections.warm_up()  # the pool starts while the rest is imported

@@ -17,3 +17,11 @@ def bring(folder: Path, entry_points: str, **modules: str) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
     (info / "entry_points.txt").write_text(entry_points)
     return {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+
+
+def old_torch(folder: Path) -> dict[str, str]:
+    """Let a folder say that torch 2.6 is installed; returns the environment in which it is found first."""
+    info = folder / "torch-2.6.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}

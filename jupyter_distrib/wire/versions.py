@@ -1,14 +1,31 @@
-"""Checks whether kernel and ranks may exchange pickles: their Python, torch and cloudpickle, compared before anything
-is unpickled. Kernel side; pure functions, standard library only."""
+"""Checks whether torch is new enough, and whether kernel and ranks may exchange pickles: their Python, torch and
+cloudpickle, compared before anything is unpickled. Pure functions, standard library only."""
 
 from __future__ import annotations
 
+import re
+import sys
+
 from jupyter_distrib.wire.messages import Hello, Welcomed
 
+OLDEST_TORCH = "2.9"
+"""The oldest version that works; pyproject.toml declares it. On gloo, FSDP of 2.8 adds gradients without dividing them
+by the number of ranks."""
 _SAME_PARTS = {"python": 2, "torch": 2, "cloudpickle": 1}
 """Number of parts of the version that must be equal: code objects change with Python's minor version, tensors' own
 pickles with torch's, and functions by value with cloudpickle's major one."""
 _SHOWN = {"python": "Python", "torch": "torch", "cloudpickle": "cloudpickle"}
+
+
+def too_old(torch: str) -> str:
+    """Return a sentence if this version of torch is too old; empty if it is not, or there is none."""
+    numbers = [int(each) for each in re.findall(r"\d+", torch)[:2]]
+    if not numbers or numbers >= [int(each) for each in OLDEST_TORCH.split(".")]:
+        return ""
+    return (
+        f"torch {_release(torch)} is too old for jupyter_distrib, which needs {OLDEST_TORCH} or newer: "
+        f"`{sys.executable} -m pip install 'torch>={OLDEST_TORCH}'`, then restart the kernel."
+    )
 
 
 def refusal(kernel: Hello, agent: Welcomed, pool: str) -> str:

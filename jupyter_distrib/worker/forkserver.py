@@ -20,7 +20,8 @@ import sys
 import weakref
 from typing import NoReturn
 
-from jupyter_distrib.system import process
+from jupyter_distrib.system import process, process_environment
+from jupyter_distrib.wire import versions
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
 from jupyter_distrib.worker import framework, local_modules, threads
@@ -32,6 +33,8 @@ def main(agent_pid: int, first_fd: int, preloaded_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # imported objects stay: repeated collections of all of them would take a tenth of torch's import
 
+    if refusal := versions.too_old(process_environment.version("torch")):
+        sys.exit(refusal)
     try:
         with threads.loading():
             framework.load(framework.TORCH)  # whatever the environment names: only torch's ranks are forked

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.wire.messages import Fork, Forked, ForkFailed, ForkserverReady, Preload, WorkerOrder
+from tests.installed_package import old_torch
 from tests.notebook import ROOT
 
 
@@ -199,6 +201,15 @@ def test_a_forkserver_without_torch_says_what_to_install() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.stderr.startswith("torch is not installed for ranks")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_forkserver_with_an_old_torch_says_which_it_needs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jupyter_distrib.worker.forkserver", str(os.getpid()), "0", "0"]
+    env = {**os.environ, **old_torch(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.stderr.startswith("torch 2.6.0 is too old for jupyter_distrib, which needs ")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -198,6 +199,33 @@ def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: st
     # The next cell without it has a group that checks nothing.
     debug = shared_notebook.ok(f"{top}\nimport torch.distributed as dist\nstr(dist.get_debug_level())").result
     assert "OFF" in debug
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "wrapped"), [("ddp", False), ("ddp", True), ("fsdp", False), ("tp", False)])
+def test_a_training_with_check_ends_as_one_without(shared_notebook: Notebook, strategy: str, wrapped: bool) -> None:
+    cell = textwrap.dedent("""
+        import torch
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        if wrapped:
+            model = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        loss.item()
+    """)
+    shared_notebook.ok(f"wrapped = {wrapped}")
+    without, checked = (
+        shared_notebook.ok(f"%%distributed --ranks 2 --strategy {strategy} {option}{cell}").result
+        for option in ("", "--check")
+    )
+    assert checked == without
 
 
 @pytest.mark.slow

@@ -242,6 +242,19 @@ def test_a_kept_model_goes_on_with_the_groups_that_a_stop_has_left(book: Noteboo
     assert "(True, 6)" in run(book, "losses = train(model, optimizer)\nlosses[-1] < 1, len(losses)")
 
 
+def test_a_kept_model_that_has_not_computed_yet_outlives_a_failed_cell(book: Notebook) -> None:
+    run(
+        book, "model = build()\noptimizer = torch.optim.AdamW(model.parameters(), 0.01)", "--strategy fsdp --keep model"
+    )
+    book.fails("%%distributed --ranks 2 --strategy fsdp\n1 / 0")
+
+    assert "(True, 6)" in run(
+        book,
+        "optimizer = torch.optim.AdamW(model.parameters(), 0.01)\nlosses = train(model, optimizer)\n"
+        "losses[-1] < losses[0], len(losses)",
+    )
+
+
 def test_an_interrupt_between_the_steps_of_two_ranks_is_said(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     book.start(

@@ -1,5 +1,5 @@
-"""The uses of parts of torch that torch does not promise to keep. Checked with torch 2.13; to be reviewed after each
-new version of torch. Loaded in ranks; each function runs in the thread that calls it.
+"""The uses of parts of torch that torch does not promise to keep. Checked with torch 2.9, 2.11, 2.13 and 2.15; to be
+reviewed after each new version of torch. Loaded in ranks; each function runs in the thread that calls it.
 """
 
 # ruff: noqa: SLF001 - this file is for private parts
@@ -189,6 +189,22 @@ def rebuild_buckets(reducer: Any) -> None:
     reducer._rebuild_buckets()
 
 
+def log_construction(*, on: bool) -> None:
+    """Let DistributedDataParallel log how it was made, or not: with TORCH_DISTRIBUTED_DEBUG=DETAIL on gloo, torch (2.9
+    to 2.15) takes the wrapper around the group for gloo's own class there and crashes. Relies on it calling
+    `dist.Logger`."""
+    names: Any = dist
+    names.Logger = _Logger if on else _SilentLogger
+
+
+_Logger: Any = dist.Logger  # type: ignore[attr-defined]
+
+
+class _SilentLogger(_Logger):  # type: ignore[misc]  # from C++
+    def set_construction_data_and_log(self, *described: object) -> None:
+        pass
+
+
 def gradient_hook(reducer: Any) -> Callable[[int], None]:
     """Return the hook that reports a gradient to a reducer; relies on `_autograd_hook`, like its mixed precision."""
     hook: Callable[[int], None] = reducer._autograd_hook
@@ -235,8 +251,12 @@ def end_workers(loader: Any) -> None:
 
 
 def root_mesh(mesh: Any) -> Any:
-    """Return the mesh that a mesh was cut out of; relies on `_get_root_mesh`."""
-    return mesh._get_root_mesh()
+    """Return the mesh that a mesh was cut out of; relies on `_get_root_mesh`, or before 2.10 on `_mesh_resources`."""
+    if (find := getattr(mesh, "_get_root_mesh", None)) is not None:
+        return find()
+    from torch.distributed import device_mesh
+
+    return device_mesh._mesh_resources.get_root_mesh(mesh)
 
 
 def group_names(mesh: Any) -> list[Any]:
@@ -254,13 +274,44 @@ def point_fsdp_to_its_mesh(module: Any) -> None:
     """Make FSDP read the groups of its mesh again, after a stop at any point of a step; relies on `_get_fsdp_state` and
     on the `__post_init__` of its mesh infos."""
     state = module._get_fsdp_state()
-    for param_group in state._fsdp_param_groups:
+    for param_group in _param_groups(state):
         for info in (param_group.mesh_info, param_group.post_forward_mesh_info):
             if info is not None:
                 info.__post_init__()
-    # Before its first forward pass it has nothing to reset, and no attribute for it.
-    if state._is_root is not False and hasattr(state._comm_ctx, "all_gather_state"):
-        module.reset_iter_state()
+    if state._is_root and hasattr(state._comm_ctx, "all_gather_stream"):  # else no forward pass has begun
+        reset = getattr(module, "reset_iter_state", None)  # since 2.13
+        reset() if reset is not None else _reset_step(state)
+
+
+def _param_groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP gathers together; relies on `_fsdp_param_groups`, or before 2.13 on
+    `_fsdp_param_group`."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    return [each for each in (state._fsdp_param_group,) if each is not None] if several is None else several
+
+
+def _reset_step(root: Any) -> None:
+    """Do what `reset_iter_state` does since 2.13: discard the step that was interrupted. On CUDA it first waits for the
+    whole device, where torch waits for single events. Relies on the attributes of 2.9 to 2.12 that are set here."""
+    root._device_handle.synchronize()
+    context, shared = root._comm_ctx, root._state_ctx
+    context.all_gather_state = context.reduce_scatter_state = None
+    context.post_forward_order.clear()
+    idle = type(root._training_state).IDLE
+    for state in shared.all_states:
+        state._modules_to_run_forward.clear()
+        state._training_state = idle
+        for group in _param_groups(state):
+            gathered, group._all_gather_result = group._all_gather_result, None
+            if isinstance(work := getattr(gathered, "all_gather_work", None), dist.Work):
+                work.wait()
+            group._post_reduce_event = group._all_reduce_state = group._reshard_after_forward_event = None
+            group._partial_reduce_output = None
+            group._post_forward_indices.clear()
+            group._training_state = idle
+            group._to_sharded()
+    shared.iter_forward_root = None
+    shared.post_backward_final_callback_queued = False
 
 
 # ------------------------------------------------------------------------------------------------------------ memory

@@ -101,6 +101,7 @@ class Rendezvous:
         level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
         if level != self._debug_level:  # torch reads it once, when it is imported
             dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # public, but not exported for checkers
+            private.log_construction(on=level != "DETAIL")
             self._debug_level = level
 
     def wait_endlessly(self, *, on: bool) -> None:
