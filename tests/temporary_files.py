@@ -10,6 +10,8 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
+from jupyter_distrib.system.process_environment import version
+
 ALLOWED = {
     "torchelastic_*": "torchrun never removes the folder of its logs (torch/distributed/elastic/multiprocessing/api.py)",
     "torchinductor_*": "torch's cache of compiled code",
@@ -19,6 +21,8 @@ ALLOWED = {
     "wandb-*": "the folder of wandb's service, which ends by itself",
 }
 """Names that others leave, with the reason."""
+if version("torch").startswith(("2.9.", "2.10.")):
+    ALLOWED["tmp????????"] = "torch's folder for remote modules, in a kernel that has imported it and is killed"
 
 
 def use(folder: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -53,8 +52,7 @@ def preload(agent_pid: int, preloaded: socket.socket) -> None:
     gc.disable()
     with threads.loading():
         assert framework.current is not None
-        for name in framework.current.preloaded:
-            importlib.import_module(name)
+        framework.current.preload()
     from jupyter_distrib.worker import strategy
 
     strategy.load_built_in()

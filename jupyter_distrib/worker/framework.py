@@ -116,8 +116,6 @@ class Framework(Protocol):
 
     name: str
     """The place of its class: `package.module:Class`."""
-    preloaded: tuple[str, ...]
-    """The modules that the preloaded forkserver imports; used only by the framework whose ranks are forked."""
     groups: Groups
     """The groups of this rank; set by `settle`."""
     sightings: Sightings
@@ -125,6 +123,10 @@ class Framework(Protocol):
     def load(self) -> None:
         """Import the modules that every rank needs, and replace what all ranks replace alike; in the forkserver, or at
         the start of a rank's own program."""
+
+    def preload(self) -> None:
+        """Import what cells will need, in the preloaded forkserver; used only by the framework whose ranks are
+        forked."""
 
     def settle(self, order: WorkerOrder) -> None:
         """Make this process the rank: complete the steps that a fork leaves open, and take the device."""

@@ -48,10 +48,12 @@ class TensorFlow:
     """The framework TensorFlow; see `jupyter_distrib.worker.framework.Framework`."""
 
     name = NAME
-    preloaded: tuple[str, ...] = ()
 
     def load(self) -> None:
         """Do nothing: a cell that needs no TensorFlow does not wait for it."""
+
+    def preload(self) -> None:
+        pass
 
     def settle(self, order: WorkerOrder) -> None:
         self.sightings = NoSightings()

@@ -146,6 +146,14 @@ def broadcast(tensors: list[torch.Tensor], size_bytes: int) -> None:
     dist._broadcast_coalesced(default_group(), tensors, size_bytes, 0)  # type: ignore[attr-defined]
 
 
+def remove_folder_of_remote_modules() -> None:
+    """Remove the temporary folder that torch makes (2.9 and 2.10) for its remote modules when it is imported: nobody
+    else does in processes that are forked. Relies on `_TEMP_DIR`."""
+    instantiator = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    if (folder := getattr(instantiator, "_TEMP_DIR", None)) is not None:
+        folder.cleanup()
+
+
 def spawn_module() -> types.ModuleType:
     """Return `torch.multiprocessing.spawn`; relies on it being loaded, and hidden by the function of that name."""
     return sys.modules["torch.multiprocessing.spawn"]

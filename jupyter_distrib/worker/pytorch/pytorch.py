@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from jupyter_distrib.worker.framework import TORCH, DeviceState
 from jupyter_distrib.worker.pytorch import (
     data_loaders,
     phase_clock,
+    private,
     process_group,
     randomness,
     spawn_guard,
@@ -27,26 +29,33 @@ if TYPE_CHECKING:
     from jupyter_distrib.worker.pytorch.profiler import CellProfiler
 
 
+_PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "jupyter_distrib.worker.autoparallel.data_parallel",
+    "jupyter_distrib.worker.autoparallel.sharded",
+    "jupyter_distrib.worker.autoparallel.meshes",
+)
+"""The modules that torch imports with the first optimizer or wrapper, and strategies at the beginning of a cell."""
+
+
 class PyTorch:
     """The framework PyTorch; see `jupyter_distrib.worker.framework.Framework`."""
 
     name = TORCH
-    preloaded = (
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.nn.parallel.distributed",
-        "torch.utils.data",
-        "jupyter_distrib.worker.autoparallel.data_parallel",
-        "jupyter_distrib.worker.autoparallel.sharded",
-        "jupyter_distrib.worker.autoparallel.meshes",
-    )
-    """The modules that torch imports with the first optimizer or wrapper, and strategies at the beginning of a cell."""
 
     def load(self) -> None:
         """Replace what all ranks replace alike, so that each has it by its fork; torch came with this module."""
         spawn_guard.install()
         torch_save.install()
         phase_clock.install()
+
+    def preload(self) -> None:
+        for name in _PRELOADED:
+            importlib.import_module(name)
+        private.remove_folder_of_remote_modules()
 
     def settle(self, order: WorkerOrder) -> None:
         """Seed random numbers, replace the entry points of groups, and take the device."""
