@@ -60,6 +60,7 @@ def value(text: str) -> float:
     return float(text.rpartition(":")[2])
 
 
+@pytest.mark.versions
 def test_what_4_ranks_have_saved_goes_on_with_2_ranks_and_without_any(book: Notebook) -> None:
     went_on = value(book.ok(f"%%distributed --ranks 4 --strategy ddp\n{SAVE}").result)
 
@@ -72,6 +73,7 @@ def test_what_4_ranks_have_saved_goes_on_with_2_ranks_and_without_any(book: Note
     assert "epoch 3 step size 2" in alone.text
 
 
+@pytest.mark.versions
 def test_what_the_notebook_has_saved_is_sharded_by_2_ranks(book: Notebook) -> None:
     went_on = value(book.ok(SAVE.replace("sharded(build())", "build()").replace("ckpt", "plain")).result)
 

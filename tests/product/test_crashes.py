@@ -123,6 +123,7 @@ def test_a_thread_that_raises_does_not_end_its_rank(book: Notebook, how: str) ->
 
 
 @pytest.mark.parametrize("signal", [9, 11, 15])
+@pytest.mark.versions
 def test_a_rank_that_dies_between_cells_is_replaced_unnoticed(book: Notebook, signal: int) -> None:
     pids = pids_of(book)
 
@@ -162,6 +163,7 @@ for step in range(100):
     dist.all_reduce(torch.ones(8))"""
 
 
+@pytest.mark.versions
 def test_the_rank_that_raised_is_named_40_times_of_40(book: Notebook) -> None:
     rng = random.Random(0)
     waits = []
@@ -278,6 +280,7 @@ def number(book: Notebook) -> int:
     return int(shown[1]) + 1
 
 
+@pytest.mark.versions
 def test_lines_are_numbered_as_the_front_end_shows_them(shared_notebook: Notebook) -> None:
     n = number(shared_notebook)
     outcome = shared_notebook.cell("%%distributed --ranks 2\n\nx = 1\n\ny = x / 0\nz = 2")
@@ -287,6 +290,7 @@ def test_lines_are_numbered_as_the_front_end_shows_them(shared_notebook: Noteboo
     assert "      3 x = 1" in outcome.traceback
 
 
+@pytest.mark.versions
 def test_a_function_of_another_cell_is_named_by_that_cell(shared_notebook: Notebook) -> None:
     n = number(shared_notebook)
     shared_notebook.cell("def divide(x):\n    y = 1\n    return y / x")
@@ -343,6 +347,7 @@ def test_the_cause_of_an_exception_is_shown_before_it(shared_notebook: Notebook)
     assert outcome.traceback.index("KeyError: 'missing'") < outcome.traceback.index("RuntimeError: no config")
 
 
+@pytest.mark.versions
 def test_a_traceback_that_passes_through_a_library_shows_the_users_line_and_the_librarys(
     shared_notebook: Notebook,
 ) -> None:

@@ -209,6 +209,7 @@ def test_ranks_that_wait_for_the_first_one_in_their_very_first_group_live_on(not
     assert pids_in(after) == before
 
 
+@pytest.mark.versions
 def test_a_collective_is_interrupted_20_times_of_20(book: Notebook) -> None:
     before = pids_in(book.cell(KEEP))
     for turn in range(20):

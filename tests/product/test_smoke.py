@@ -1,6 +1,9 @@
+import pytest
+
 from tests.notebook import Notebook
 
 
+@pytest.mark.versions
 def test_a_cell_runs_on_every_rank(notebook: Notebook) -> None:
     outcome = notebook.cell("%%distributed --ranks 2\nprint('hello from', rank)\nrank * 10")
 

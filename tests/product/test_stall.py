@@ -190,6 +190,7 @@ def test_a_hang_timeout_stops_the_run_with_the_reason(shared_notebook: Notebook)
         ("dist.all_reduce(x if rank else x.double())", "Detected mismatch between collectives"),
     ],
 )
+@pytest.mark.versions
 def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: str, words: str) -> None:
     top = "%%distributed --ranks 2 --strategy ddp"
     cell = f"import torch, torch.distributed as dist\nx = torch.ones(2)\n{cell}"
@@ -203,6 +204,7 @@ def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "wrapped"), [("ddp", False), ("ddp", True), ("fsdp", False), ("tp", False)])
+@pytest.mark.versions
 def test_a_training_with_check_ends_as_one_without(shared_notebook: Notebook, strategy: str, wrapped: bool) -> None:
     cell = textwrap.dedent("""
         import torch

@@ -22,6 +22,7 @@ from tests.serialization.payload_ranks import Kernel
 ranks, kernel = payload_ranks.ranks, payload_ranks.kernel
 
 torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.versions
 
 
 def test_a_notebook_function_and_the_cell_share_their_globals(kernel: Kernel) -> None:

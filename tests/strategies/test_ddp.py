@@ -108,6 +108,7 @@ def test_ranks_that_call_different_modules_of_a_sharded_model_are_an_error(book:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="torch.compile needs a C++ compiler: g++")
+@pytest.mark.versions
 def test_a_sharded_model_that_inductor_has_compiled_trains_as_the_program_written_by_hand(
     book: Notebook, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def agree(book: Notebook, name: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_kept_models_go_on_where_they_were_and_epochs_too(book: Notebook) -> None:
     book.ok(SETUP)
     book.ok(f"{DDP}--out whole\nfit(model, optimizer, loader, epochs=3)\nweights(model)")
@@ -148,6 +150,7 @@ def test_kept_models_go_on_where_they_were_and_epochs_too(book: Notebook) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["interrupt", "failure", "exit"])
+@pytest.mark.versions
 def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book: Notebook, end: str) -> None:
     book.ok(SETUP)
     book.ok(f"{DDP}--keep model,optimizer,loader\n{LEARN}")
@@ -169,6 +172,7 @@ def test_kept_models_go_on_alike_after_a_cell_that_ended_between_two_steps(book:
     book.ok(SETUP)
 
 
+@pytest.mark.versions
 def test_after_the_cell_torch_is_as_it_was(book: Notebook) -> None:
     look = """
 from torch.optim.optimizer import _global_optimizer_post_hooks
@@ -664,6 +668,7 @@ def test_a_loader_that_is_read_on_some_of_the_ranks_only_waits_for_nobody(patien
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_runs_leave_nothing_in_the_store_that_grows(book: Notebook) -> None:
     body = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -78,6 +78,7 @@ losses = train(model, optimizer)
 """
 
 
+@pytest.mark.versions
 def test_losses_are_those_of_ddp_and_each_rank_holds_half(book: Notebook) -> None:
     run(book, PLAIN + "losses", "--strategy ddp --out replicated")
     text = run(
@@ -209,6 +210,7 @@ def test_a_kept_model_stays_sharded_and_its_handle_brings_the_whole(book: Notebo
     assert book.ok("next(iter(optimizer[0].state.values()))['exp_avg'].shape").result == "torch.Size([33, 6])"
 
 
+@pytest.mark.versions
 def test_an_interrupt_inside_a_collective_leaves_a_kept_model_that_goes_on(book: Notebook) -> None:
     run(book, PLAIN, "--strategy fsdp --keep model,optimizer")
     before = book.ok("reference = model[0]; reference.head.weight.sum().item()").result
@@ -242,6 +244,7 @@ def test_a_kept_model_goes_on_with_the_groups_that_a_stop_has_left(book: Noteboo
     assert "(True, 6)" in run(book, "losses = train(model, optimizer)\nlosses[-1] < 1, len(losses)")
 
 
+@pytest.mark.versions
 def test_a_kept_model_that_has_not_computed_yet_outlives_a_failed_cell(book: Notebook) -> None:
     run(
         book, "model = build()\noptimizer = torch.optim.AdamW(model.parameters(), 0.01)", "--strategy fsdp --keep model"
@@ -394,6 +397,7 @@ def test_a_strategy_that_cannot_begin_leaves_torch_as_it_was(book: Notebook) -> 
     assert clean.result == "ranks 0-1: 'optim'"
 
 
+@pytest.mark.versions
 def test_torch_save_of_shards_is_refused_and_that_of_whole_tensors_is_not(book: Notebook) -> None:
     saved = "torch.save(model.state_dict(), f'{rank}.pt')"
 

@@ -73,6 +73,7 @@ def test_a_plan_over_the_mesh_gives_what_one_process_gives(book: Notebook) -> No
     assert shown.stdout == "True 16 True\n"
 
 
+@pytest.mark.versions
 def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(book: Notebook) -> None:
     book.ok("alone = build()\nexpected = train(alone, 8)")
     text = book.ok(
