@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jupyter_distrib.errors import OptionsError
+from jupyter_distrib.system.other_users import writers
 
 LOOK_ROUND_S = 5.0
 """The seconds until a new repository or owner is noticed; a new file with pools is noticed at once."""
@@ -112,23 +113,5 @@ def _writable_by_others(info: os.stat_result) -> str:
     """Return the reason why other users may write a file or folder; empty if they may not."""
     if info.st_uid != os.getuid():
         return "belongs to another user"
-    if info.st_mode & stat.S_IWOTH:
-        return "can be written by every user"
-    if info.st_mode & stat.S_IWGRP and not _is_private(info.st_gid):
-        return "can be written by other users of its group"
-    return ""
-
-
-@lru_cache(maxsize=8)
-def _is_private(gid: int) -> bool:
-    """Return whether a group has no other member: many systems give each user a group with the user's name."""
-    import grp
-    import pwd
-
-    if gid == 0:
-        return True
-    try:
-        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    who = writers(info)
+    return f"can be written by {who}" if who else ""

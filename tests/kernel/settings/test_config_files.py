@@ -15,6 +15,7 @@ from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import Settings
 from jupyter_distrib.options import Option, count, json_object
+from jupyter_distrib.system import other_users
 
 KINDS = {
     "local": (Option(flag="--python", metavar="PATH", meaning="interpreter"),),
@@ -205,7 +206,7 @@ def test_a_file_that_others_may_write_is_not_read(
     path = place.notebooks / "jupyter_distrib.toml"
     place.write(path, 'strategy = "ddp"\n')
     path.chmod(mode)
-    monkeypatch.setattr(find_files, "_is_private", lambda gid: False)
+    monkeypatch.setattr(other_users, "is_private_group", lambda gid: False)
     found = place.load()
     assert found.strategy_for() == ("none" if told else "ddp")
     assert [text for text in found.ignored if told in text] == list(found.ignored)
@@ -216,7 +217,7 @@ def test_a_group_of_the_user_alone_is_not_others(place: Place, monkeypatch: pyte
     path = place.notebooks / "jupyter_distrib.toml"
     place.write(path, 'strategy = "ddp"\n')
     path.chmod(0o664)
-    monkeypatch.setattr(find_files, "_is_private", lambda gid: True)
+    monkeypatch.setattr(other_users, "is_private_group", lambda gid: True)
     assert place.load().strategy_for() == "ddp"
 
 

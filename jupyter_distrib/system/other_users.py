@@ -1,0 +1,41 @@
+"""Tells what other users of the machine may do with a file or folder, and how they are called. On any side."""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import lru_cache
+
+
+def login(uid: int) -> str:
+    """Return the login name of a user, or `user 12345` for one that this system has no name for."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def writers(info: os.stat_result) -> str:
+    """Return which users beside the owner may write to a file or folder, by its mode; empty if none may."""
+    if info.st_mode & stat.S_IWOTH:
+        return "every user"
+    if info.st_mode & stat.S_IWGRP and not is_private_group(info.st_gid):
+        return "other users of its group"
+    return ""
+
+
+@lru_cache(maxsize=8)
+def is_private_group(gid: int) -> bool:
+    """Return whether a group has no other member: many systems give each user a group with the user's name."""
+    import grp
+    import pwd
+
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
