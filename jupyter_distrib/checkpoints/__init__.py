@@ -16,23 +16,25 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
-from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.utils.data import DataLoader
 
-from jupyter_distrib.checkpoints import contents, layout, meeting, optimizers, periodic, position, series
-from jupyter_distrib.checkpoints.folder import Writer, refusal_to_read, refusal_to_write
+from jupyter_distrib.checkpoints import (
+    contents,
+    foreground,
+    layout,
+    meeting,
+    optimizers,
+    periodic,
+    position,
+    reader,
+    series,
+)
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
 
@@ -70,43 +72,24 @@ def save(
     state = _state(objects)
     words = meeting.board()
     if words is None:
-        return _write(folder, state, said_by_rank_0=_said_by_rank_0, together=dist.is_initialized())
+        return foreground.write(folder, state, together=dist.is_initialized())
     key = meeting.number(words, str(folder))
     if meeting.has_shards(state):
         meeting.all_come(words, key)
-        return _write(folder, state, said_by_rank_0=_said_by_rank_0, together=True)
-    meeting.by_rank_0(words, key, lambda: _write(folder, state, said_by_rank_0=lambda text: text, together=False))
+        return foreground.write(folder, state, together=True)
+    meeting.by_rank_0(words, key, lambda: foreground.write(folder, state, together=False))
 
 
 def _state(objects: Mapping[str, Any]) -> dict[str, Any]:
     return {name: contents.state_of(name, value, objects) for name, value in objects.items()}
 
 
-def _write(
-    folder: Path, state: dict[str, Any], *, said_by_rank_0: Callable[[str | None], str | None], together: bool
-) -> None:
-    """Write the state; collective if the ranks do it `together`."""
-    writer = Writer(folder)
-    try:
-        if refusal := said_by_rank_0(refusal_to_write(folder) if _leads() else None):
-            raise DistributedError(refusal)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # Not spread over the ranks: rank 0's buffers, for instance, belong together.
-            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-            save_sharded(state, storage_writer=writer, planner=planner, no_dist=not together)
-    except CheckpointException as error:
-        raise _told(error, f"{folder} could not be written") from None
-    finally:
-        if _leads():
-            writer.clean_up()
-
-
 def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     """Load models, optimizers and anything with a `load_state_dict()` in place, from a checkpoint of any number of
     ranks.
 
-    Unpickles what is not a tensor: load only what you trust.
+    Unpickles what is not a tensor. Of a checkpoint that somebody else has written it runs no code: there, a value that
+    is more than numbers, texts, lists, dicts and tensors is an error.
 
     Args:
         path: The folder that `save` wrote.
@@ -121,10 +104,15 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     _check_handles("load", objects)
     periodic.wait(Path(path))
     folder = series.newest(Path(path)) or Path(path)
-    metadata = _metadata(folder)
+    with reader.opened(folder) as source:
+        return _load(source, objects)
+
+
+def _load(source: reader.CheckpointReader, objects: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = source.metadata
     if not objects:
         return _plain(
-            _read(folder, {name: layout.nested(layout.entries(metadata, name)) for name in layout.names(metadata)})
+            source.read({name: layout.nested(layout.entries(metadata, name)) for name in layout.names(metadata)})
         )
     contents.check(metadata, objects)
     trained = {
@@ -132,7 +120,7 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
         for name, value in objects.items()
         if isinstance(value, torch.optim.Optimizer)
     }
-    small = _read(folder, {name: optimizers.groups_place(metadata, name) for name in trained})
+    small = source.read({name: optimizers.groups_place(metadata, name) for name in trained})
     places: dict[str, Any] = contents.plain_places(metadata, objects)
     for name, value in objects.items():
         if name in trained:
@@ -140,7 +128,7 @@ def load(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
             places[name] = optimizers.state_place(metadata, name, value, trained[name])
         else:
             places[name] = contents.place(metadata, name, value)
-    read = _read(folder, places)
+    read = source.read(places)
     for name, value in objects.items():
         if name in trained:
             optimizers.give(value, {**small[name], **read.pop(name)}, trained[name])
@@ -188,18 +176,6 @@ def _plain(read: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ who calls
 
 
-def _leads() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _said_by_rank_0(text: str | None) -> str | None:
-    if not dist.is_initialized():
-        return text
-    said = [text]
-    dist.broadcast_object_list(said)
-    return said[0]
-
-
 def _check_callable_here(name: str, objects: Mapping[str, Any]) -> None:
     _check_handles(name, objects)
     if not objects:
@@ -221,35 +197,3 @@ def _check_handles(name: str, objects: Mapping[str, Any]) -> None:
             raise DistributedError(
                 f"`{key}` lives on the ranks: call jupyter_distrib.{name}() in a %%distributed cell."
             )
-
-
-# ------------------------------------------------------------------------------------------------ files
-
-
-def _metadata(folder: Path) -> Metadata:
-    if refusal := refusal_to_read(folder):
-        raise DistributedError(refusal)
-    try:
-        return FileSystemReader(folder).read_metadata()
-    except Exception as error:  # a damaged pickle raises anything
-        raise DistributedError(f"{folder}/.metadata cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Fill the tensors of `state` in place, and replace its None values by the other entries."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load_sharded(state, storage_reader=FileSystemReader(folder), no_dist=True)
-    except CheckpointException as error:
-        raise _told(error, f"{folder} could not be read") from None
-    return state
-
-
-def _told(error: CheckpointException, what: str) -> BaseException:
-    """Return one error for the errors of some ranks."""
-    rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, KeyboardInterrupt):
-        return cause
-    where = f" on rank {rank}" if dist.is_initialized() else ""
-    return DistributedError(f"{what}{where}: {type(cause).__name__}: {cause}")

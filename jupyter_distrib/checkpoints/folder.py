@@ -8,76 +8,142 @@ and only then the earlier files go. What a killed save has left goes with the ne
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
 import pickle
+import stat
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-METADATA = ".metadata"
+from jupyter_distrib.checkpoints import part
+from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, make_folder
+from jupyter_distrib.errors import DistributedError
+
 _DATA = "__*.distcp"
+_BESIDE = f"{METADATA}.*"
+"""Files that a save writes beside the data, and takes away at its end."""
 
 
 class Writer(FileSystemWriter):
-    """A writer that works beside an earlier checkpoint and then takes its place."""
+    """A writer of one rank that works beside an earlier checkpoint, until rank 0 lets the new one take its place.
 
-    def __init__(self, folder: Path) -> None:
-        self._is_new = not folder.exists()
-        self._is_complete = False
+    Args:
+        folder: The folder, which rank 0 has made ready.
+        save_id: The name of this save, which rank 0 has chosen: nobody else knows the names of its files beforehand.
+        rank: This rank.
+        is_new: Whether the folder was made for this save, so that it goes as well if nothing can be written.
+    """
+
+    def __init__(self, folder: Path, save_id: str, rank: int, *, is_new: bool) -> None:
         super().__init__(folder)
+        self.folder, self.save_id, self._rank = folder, save_id, rank
+        self._place: CheckpointFolder | None = None
+        self._is_new, self._is_complete = is_new, False
 
     @property
-    def folder(self) -> Path:
-        return Path(self.path)
+    def place(self) -> CheckpointFolder:
+        """The folder, held open from its first use."""
+        if self._place is None:
+            self._place = CheckpointFolder(self.folder)
+        return self._place
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return plan
+    def prefixed(self, plan: SavePlan) -> SavePlan:
+        """Name the files of this rank after this save."""
+        self.fs = self.place
+        plan = super().prepare_global_plan([plan])[0]
+        prefix = dataclasses.replace(plan.storage_data, prefix=part.mark(self.save_id, self._rank))
+        return dataclasses.replace(plan, storage_data=prefix)
 
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Name the files of all ranks after this save. Called on rank 0."""
-        return [
-            dataclasses.replace(
-                plan, storage_data=dataclasses.replace(plan.storage_data, prefix=self._mark + plan.storage_data.prefix)
-            )
-            for plan in super().prepare_global_plan(plans)
-        ]
+    # -------------------------------------------------------------------------------------- parts of the other ranks
+
+    def leave_part(self, plan: SavePlan, results: list[WriteResult]) -> None:
+        """Leave for rank 0 what this rank has written."""
+        name = self._part(self._rank)
+        with self.place.new(f"{name}.new") as file:
+            file.write(part.as_json(plan, results))
+        self.place.replace(f"{name}.new", name)
+
+    def has_part(self, rank: int) -> bool:
+        return self.place.has(self._part(rank))
+
+    def part(self, rank: int) -> part.Part:
+        """Return what another rank has written.
+
+        Raises:
+            DistributedError: That file is none that a rank of this save has left.
+        """
+        name, place = self._part(rank), self.place
+        try:
+            file, _ = place.open_file(name, links=False)
+            with file:
+                info = os.fstat(file.fileno())
+                if owner := place.owner_beside_me(info):
+                    raise ValueError(f"it belongs to {owner}")
+                if info.st_size > part.MOST_BYTES:
+                    raise ValueError(f"it has {info.st_size:,} bytes")
+                return part.from_json(file.read(part.MOST_BYTES), save_id=self.save_id, rank=rank)
+        except FileNotFoundError:
+            raise DistributedError(
+                f"{self.folder} does not have the files of rank {rank}: save into a folder that all nodes share."
+            ) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DistributedError(
+                f"{self.folder}/{name} is not what rank {rank} leaves there: {reason}. Nothing of it was used."
+            ) from None
+
+    # -------------------------------------------------------------------------------------------------- the end
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the checkpoint valid. Called on rank 0, when all ranks have written."""
         metadata.storage_data = {each.index: each.storage_data for part in results for each in part}
         metadata.storage_meta = self.storage_meta()
-        with self._pending.open("wb") as file:
+        with self.place.new(self._pending) as file:
             pickle.dump(metadata, file)
             file.flush()
             os.fsync(file.fileno())
-        self._pending.replace(self.folder / METADATA)
-        _sync(self.folder)
+        self.place.replace(self._pending, METADATA)
+        self.place.sync()
         self._is_complete = True
         needed = {each.relative_path for each in metadata.storage_data.values()}
-        for file_path in [*self.folder.glob(_DATA), *self.folder.glob(f"{METADATA}.*")]:
-            if file_path.name not in needed:
-                file_path.unlink(missing_ok=True)
+        for name in self.place.names():
+            if name not in needed and (fnmatch.fnmatch(name, _DATA) or fnmatch.fnmatch(name, _BESIDE)):
+                self.place.remove(name)
 
     def clean_up(self) -> None:
         """Remove what a failed save has written. Called on rank 0, however the save ended."""
-        if self._is_complete or not self.folder.is_dir():
+        if self._place is None or self._is_complete:
             return
-        for file_path in [*self.folder.glob(f"{self._mark}*"), *self.folder.glob(self._pending.name)]:
-            file_path.unlink(missing_ok=True)
-        if self._is_new and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        for name in self._place.names():
+            if name.startswith((f"__{self.save_id}", f"{METADATA}.{self.save_id}")):
+                self._place.remove(name)
+        if self._is_new and not self._place.names():
+            with suppress(OSError):  # another one may be there by now
+                self.folder.rmdir()
+
+    def close(self) -> None:
+        """Let the folder go; called however the save ended."""
+        if self._place is not None:
+            self._place.close()
+
+    def _part(self, rank: int) -> str:
+        return f"{METADATA}.{self.save_id}.part-{rank}"
 
     @property
-    def _mark(self) -> str:
-        return f"__{self.save_id}"
+    def _pending(self) -> str:
+        return f"{METADATA}.{self.save_id}.pending"
 
-    @property
-    def _pending(self) -> Path:
-        return self.folder / f"{METADATA}.{self.save_id}"
+
+def new_save_id() -> str:
+    return str(uuid4())
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -85,19 +151,31 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def refusal_to_write(folder: Path, *, of_series: bool = False) -> str | None:
-    """Return why the folder cannot be written, after trying; None if it can. `of_series`: it holds checkpoints, and is
-    none itself."""
+    """Return why the folder cannot be written, after trying; None if it can, and then it is there. `of_series`: it
+    holds checkpoints, and is none itself."""
     if folder.is_file():
         return f"{folder} is a file, and a checkpoint is a folder: choose another name."
     try:
         if not of_series and folder.is_dir() and not is_checkpoint(folder) and _holds_something_else(folder):
             return f"{folder} holds other files and is no checkpoint: choose another folder."
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f"{METADATA}.probe"
-        probe.touch()
-        probe.unlink()
+        with suppress(FileExistsError):
+            make_folder(folder)
+        place = CheckpointFolder(folder)
+        try:
+            place.created()  # an error if none may be written
+            owner = place.owner_beside_me(place.info)
+            link = folder.lstat()
+            if not owner and stat.S_ISLNK(link.st_mode) and link.st_uid != 0:
+                owner = place.owner_beside_me(link)
+        finally:
+            place.close()
     except OSError as error:
         return f"{folder} cannot be written: {error.strerror or error}."
+    if owner:
+        return (
+            f"{folder} belongs to {owner}, who could put other files in the place of a checkpoint: choose a folder of "
+            "your own, such as a new one in it."
+        )
     return None
 
 
@@ -126,9 +204,14 @@ def _listed(folder: Path) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def told(error: CheckpointException, what: str) -> BaseException:
+    """Return one error for the errors that torch has collected."""
+    return as_told(min(error.failures.items())[1][0], what)
+
+
+def as_told(cause: BaseException, what: str) -> BaseException:
+    """Return an error that says what could not be done, on which rank, and why."""
+    if isinstance(cause, (KeyboardInterrupt, DistributedError)):
+        return cause
+    where = f" on rank {dist.get_rank()}" if dist.is_initialized() else ""
+    return DistributedError(f"{what}{where}: {type(cause).__name__}: {cause}")

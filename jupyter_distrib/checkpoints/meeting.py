@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.worker import identity
+from jupyter_distrib.worker.autoparallel import object_collectives
 from jupyter_distrib.worker.pytorch import process_group
 from jupyter_distrib.worker.pytorch.store_board import StoreBoard
 from jupyter_distrib.worker.strategy import TrainingStrategy
@@ -106,10 +107,8 @@ def from_rank_0(make: Callable[[], str], name: str, folder: str, rank: int) -> s
     """
     words = board()
     if words is None:
-        said = [make() if rank == 0 else ""]
-        if dist.is_initialized():
-            dist.broadcast_object_list(said)
-        return said[0]
+        said = make() if rank == 0 else ""
+        return str(object_collectives.from_rank_0(said)) if dist.is_initialized() else said
     key = f"{name} {number(words, f'{name} {folder}')}"
     if rank == 0:
         text = make()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from jupyter_distrib.checkpoints import meeting, series
-from jupyter_distrib.checkpoints.folder import refusal_to_write
+from jupyter_distrib.checkpoints.folder import new_save_id, refusal_to_write
 from jupyter_distrib.checkpoints.schedule import Schedule
 from jupyter_distrib.checkpoints.snapshot import Snapshot
 from jupyter_distrib.errors import DistributedError
@@ -61,7 +61,7 @@ class Periodic:
             if refusal := self._refusal():
                 raise DistributedError(refusal)
             self.wait()  # the next is numbered after it
-            self._save(series.following(self._folder), state, keep)
+            self._save(series.make_following(self._folder), new_save_id(), state, keep)
 
     def finish(self, *, ok: bool) -> None:
         """Wait for the last checkpoint at the end of a cell; if it has failed, not for other ranks."""
@@ -80,23 +80,27 @@ class Periodic:
 
     def _meet(self, state: State, keep: int) -> None:
         """Take the decision of rank 0, on all ranks at the same call."""
-        name, refusal, self._to_meeting = json.loads(
+        name, save_id, refusal, self._to_meeting = json.loads(
             meeting.from_rank_0(self._decision, "save", str(self._folder), self._rank)
         )
         if refusal:
             raise DistributedError(refusal)
         if name:
-            self._save(self._folder / name, state, keep)
+            self._save(self._folder / name, save_id, state, keep)
 
     def _decision(self) -> str:
-        due = self._due()
+        due, name = self._due(), ""
         if due and (refusal := self._refusal()):
-            return json.dumps(("", refusal, 1))
+            return json.dumps(("", "", refusal, 1))
         if due:
             self.wait()  # the next is numbered after it
+            try:
+                name = series.make_following(self._folder).name
+            except DistributedError as error:  # all ranks raise it
+                return json.dumps(("", "", str(error), 1))
         # An interval begins with the checkpoint, and its first call tells how long a call takes.
         calls = 1 if due else self._schedule.calls_to_meeting(time.monotonic())
-        return json.dumps((series.following(self._folder).name if due else "", "", calls))
+        return json.dumps((name, new_save_id(), "", calls))
 
     def _refusal(self) -> str | None:
         if self._looked:
@@ -104,12 +108,13 @@ class Periodic:
         self._looked = True
         return series.refusal_to_extend(self._folder) or refusal_to_write(self._folder, of_series=True)
 
-    def _save(self, folder: Path, state: State, keep: int) -> None:
+    def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
         if self._rank != 0:
             self.wait()
         self._snapshot = Snapshot(
             state(),
             folder,
+            save_id=save_id,
             rank=self._rank,
             ranks=self._ranks if self._sharded else 1,
             on_whole=lambda: series.prune(self._folder, keep),

@@ -3,30 +3,63 @@
     ckpt/save-000007/   whole: it has a `.metadata` file
     ckpt/save-000008/   being written, or left by a process that was killed
 
+A checkpoint counts if it belongs to the owner of `ckpt`, to this user or to root: where others may put folders beside
+them, one with a higher number would be taken for the newest. Links do not count, nor are they followed.
+
 Runs on rank 0, in its main thread and in the thread that writes; other processes only look for the newest.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import stat
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
-from jupyter_distrib.checkpoints.folder import METADATA, is_checkpoint
+from jupyter_distrib.checkpoints.folder import is_checkpoint
+from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, make_folder
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.system import other_users
 
-_NAME = "save-*"
+_NAME = re.compile(r"save-([0-9]{1,18})")
+_TRIES = 100
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a folder, which may be a checkpoint itself; None if there is none."""
+    """Return the newest whole checkpoint of a folder, which may be a checkpoint itself; None if there is none. Warns of
+    a newer one that does not count."""
     if is_checkpoint(folder):
         return folder
-    return next((each for each in reversed(_members(folder)) if is_checkpoint(each)), None)
+    members, others = _members(folder)
+    found = next((each for each in reversed(members) if is_checkpoint(each)), None)
+    newer = [each for each in others if is_checkpoint(each) and (found is None or _number(each) > _number(found))]
+    if newer:
+        instead = f"{found} is loaded" if found else "nothing is loaded"
+        warnings.warn(f"{_whose(newer[-1])}, so {instead}; load it by its own name if you want it.", stacklevel=3)
+    return found
 
 
-def following(folder: Path) -> Path:
-    """Return the folder of the next checkpoint."""
-    numbers = [_number(each) for each in _members(folder)]
-    return folder / f"save-{max(numbers, default=0) + 1:06d}"
+def make_following(folder: Path) -> Path:
+    """Make the folder of the next checkpoint.
+
+    Raises:
+        DistributedError: It cannot be made, and why.
+    """
+    members, _ = _members(folder)
+    first = max(map(_number, members), default=0) + 1
+    for number in range(first, first + _TRIES):
+        made = folder / f"save-{number:06d}"
+        try:
+            make_folder(made)
+        except FileExistsError:
+            continue  # of somebody else, or a link
+        except OSError as error:
+            raise DistributedError(f"{made} cannot be written: {error.strerror or error}.") from None
+        return made
+    raise DistributedError(f"{folder} has no room: save-{first:06d} and the names after it belong to others.")
 
 
 def refusal_to_extend(folder: Path) -> str | None:
@@ -38,29 +71,63 @@ def refusal_to_extend(folder: Path) -> str | None:
         )
     if folder.is_file():
         return f"{folder} is a file, and checkpoints are folders: choose another name."
-    if folder.is_dir() and (others := {*folder.iterdir()} - {*_members(folder)}):
+    if not folder.is_dir():
+        return None
+    members, foreign = _members(folder)
+    if foreign:
+        return f"{_whose(foreign[0])}: choose a folder of your own for the checkpoints."
+    if others := {*folder.iterdir()} - {*members}:
         return f"{folder} holds other files ({min(others).name}): choose another folder for the checkpoints."
     return None
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the last whole checkpoints, and what killed processes have left before these."""
-    members = _members(folder)
+    members, _ = _members(folder)
     whole = [each for each in members if is_checkpoint(each)]
     if not whole:
         return
     kept = {*whole[-keep:]}
     for each in members[: members.index(whole[-1])]:
         if each not in kept:
-            (each / METADATA).unlink(missing_ok=True)  # first: a half-removed checkpoint is none
-            shutil.rmtree(each, ignore_errors=True)
+            _remove(each)
 
 
-def _members(folder: Path) -> list[Path]:
-    found = [each for each in folder.glob(_NAME) if _number(each) > 0 and each.is_dir()]
-    return sorted(found, key=_number)
+def _remove(checkpoint: Path) -> None:
+    with suppress(OSError):  # a link that has taken its place
+        place = CheckpointFolder(checkpoint, follow=False)
+        try:
+            place.remove(METADATA)  # first: a half-removed checkpoint is none
+        finally:
+            place.close()
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _members(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoints that count, and those of other users, each by number."""
+    ours, others = list[Path](), list[Path]()
+    try:
+        owners = {folder.stat().st_uid, os.geteuid(), 0}
+        found = [*os.scandir(folder)]
+    except OSError:  # there is none
+        return [], []
+    for each in found:
+        if _NAME.fullmatch(each.name) and _number(folder / each.name):
+            with suppress(OSError):  # it has just been removed
+                info = each.stat(follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode):
+                    (ours if info.st_uid in owners else others).append(folder / each.name)
+    return sorted(ours, key=_number), sorted(others, key=_number)
 
 
 def _number(folder: Path) -> int:
-    text = folder.name.removeprefix("save-")
-    return int(text) if text.isdecimal() else 0
+    return int(folder.name.removeprefix("save-"))
+
+
+def _whose(checkpoint: Path) -> str:
+    folder = checkpoint.parent
+    try:
+        owners = [other_users.login(each.stat().st_uid) for each in (checkpoint, folder)]
+    except OSError:  # it has just been removed
+        return f"{checkpoint} belongs to another user"
+    return f"{checkpoint} belongs to {owners[0]}, and not to {owners[1]} as {folder} does"

@@ -8,8 +8,6 @@ checkpoint valid when all these files are there.
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,11 +17,11 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_distrib.checkpoints.folder import METADATA, Writer, is_checkpoint
+from jupyter_distrib.checkpoints import share
+from jupyter_distrib.checkpoints.folder import Writer, is_checkpoint
 from jupyter_distrib.errors import DistributedError
 
 _LOOK_UP_S = 0.02
@@ -43,21 +41,29 @@ class Snapshot:
 
     Args:
         state: The state, which may change as soon as the constructor has returned.
-        folder: The folder of this checkpoint alone.
+        folder: The folder of this checkpoint alone, which rank 0 has made.
+        save_id: The name of this save, equal on all ranks.
         rank: This rank.
         ranks: The number of ranks that write.
         on_whole: Called in the thread, on rank 0, when the checkpoint is valid.
     """
 
     def __init__(
-        self, state: dict[str, Any], folder: Path, *, rank: int, ranks: int, on_whole: Callable[[], None]
+        self,
+        state: dict[str, Any],
+        folder: Path,
+        *,
+        save_id: str,
+        rank: int,
+        ranks: int,
+        on_whole: Callable[[], None],
     ) -> None:
         self.folder = folder
         self.problem = ""
         """The reason why it was not written; empty until then."""
         self._rank, self._ranks, self._on_whole = rank, ranks, on_whole
         self._given_up = threading.Event()
-        self._writer = Writer(folder)
+        self._writer = Writer(folder, save_id, rank, is_new=True)
         self._planner = _CopyPlanner(dedup_save_to_lowest_rank=True)
         self._copy(state)
         self._thread = threading.Thread(target=self._write, name=f"jupyter_distrib: {folder}")
@@ -104,53 +110,32 @@ class Snapshot:
                 self._write_part()
         except Exception as error:  # noqa: BLE001 - for the thread that waits
             reason = getattr(error, "strerror", None) or str(error)
-            self.problem = f"{self.folder} could not be written: {type(error).__name__}: {reason}."
+            told = f"{self.folder} could not be written: {type(error).__name__}: {reason}."
+            self.problem = str(error) if isinstance(error, DistributedError) else told
         finally:
             self._planner.copies.clear()
             if self._rank == 0:
                 self._writer.clean_up()
+            self._writer.close()
 
     @torch.no_grad()
-    def _planned(self) -> SavePlan:
-        """Return what this rank writes."""
-        plan = self._planner.create_local_plan()
-        self._planner.state_dict = {}
-        return dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn in self._planner.copies])
-
     def _write_part(self) -> None:
-        self._writer.set_up_storage_writer(self._rank == 0)
-        plan = self._writer.prepare_global_plan([self._writer.prepare_local_plan(self._planned())])[0]
-        results = self._writer.write_data(plan, self._planner).value()
+        planner, writer = self._planner, self._writer
+        plan = planner.create_local_plan()
+        planner.state_dict = {}
+        own = share.write(writer, planner, plan, [item for item in plan.items if item.index.fqn in planner.copies])
         if self._rank != 0:
-            self._leave(plan, results)
-            return
-        if not all(map(self._comes, range(1, self._ranks))):
-            return
-        parts = [(plan, results), *map(self._part, range(1, self._ranks))]
-        _, metadata = self._planner.create_global_plan([plan for plan, _ in parts])
-        self._writer.finish(metadata, [results for _, results in parts])
-        self._on_whole()
-
-    def _leave(self, plan: SavePlan, results: list[WriteResult]) -> None:
-        place = self._place(self._rank)
-        pending = place.with_name(f"{place.name}.new")
-        pending.write_bytes(pickle.dumps((plan, results)))
-        pending.replace(place)
+            writer.leave_part(*own)
+        elif all(map(self._comes, range(1, self._ranks))):
+            share.finish(writer, planner, own, self._ranks)
+            self._on_whole()
 
     def _comes(self, rank: int) -> bool:
         """Wait for another rank's part. Return whether it has come."""
-        while not self._place(rank).exists():
+        while not self._writer.has_part(rank):
             if self._given_up.wait(_LOOK_UP_S):
-                return self._place(rank).exists()
+                return self._writer.has_part(rank)
         return True
-
-    def _part(self, rank: int) -> tuple[SavePlan, list[WriteResult]]:
-        with self._place(rank).open("rb") as file:
-            plan, results = pickle.load(file)  # of a folder that only those write into who may run code here
-        return plan, results
-
-    def _place(self, rank: int) -> Path:
-        return self.folder / f"{METADATA}.part-{rank}"
 
 
 def _writes(value: Any) -> bool:

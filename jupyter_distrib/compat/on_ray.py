@@ -5,7 +5,6 @@ ends: they carry its mark in their environment. Loads nothing of the kernel's si
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -25,18 +24,25 @@ _DONE = "jupyter_distrib/ray_launch/done"
 _LOOK_S = 0.2
 
 
-def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Run the function on the head of a cluster of these ranks; called on each of them."""
+def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], token: str) -> Any:
+    """Run the function on the head of a cluster of these ranks; called on each of them.
+
+    Args:
+        function: The user's function.
+        args: Its positional arguments.
+        keywords: Its arguments by name.
+        token: The secret of the cluster, from the kernel: it does not pass between ranks, where others may listen.
+    """
     from torch import distributed
 
     from jupyter_distrib.worker.pytorch.private import default_store
 
     distributed.init_process_group("gloo")
     try:
-        head, everyone = _exchanged(distributed)
-        os.environ.update(head["environment"])
+        where, everyone = _exchanged()
+        os.environ.update(_environment(where, token))
         members = len({each["node"] for each in everyone})
-        with _node(head, everyone) if os.environ["LOCAL_RANK"] == "0" else _nothing():
+        with _node(where, everyone) if os.environ["LOCAL_RANK"] == "0" else _nothing():
             value = None
             if os.environ["RANK"] == "0":
                 value = _driven(function, args, keywords, members)
@@ -51,24 +57,31 @@ def member(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
             distributed.destroy_process_group()
 
 
-def _exchanged(distributed: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what the first rank says of the cluster, and what each says of its node."""
-    own: dict[str, Any] = {
+def _exchanged() -> tuple[str, list[dict[str, str]]]:
+    """Return the address of the cluster, and what each rank says of its node. Nothing of it is secret, and nothing but
+    these texts is believed."""
+    from jupyter_distrib.worker.autoparallel import object_collectives
+
+    address = _address()
+    own = {
         "node": os.environ["GROUP_RANK"],
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        "address": _address(),
+        "address": address,
+        "cluster": f"{address}:{_free_port(address)}" if os.environ["RANK"] == "0" else "",
     }
-    if os.environ["RANK"] == "0":
-        own["environment"] = {
-            "RAY_ADDRESS": f"{own['address']}:{_free_port(own['address'])}",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
-        }
-    everyone: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, own)
-    return everyone[0], everyone
+    everyone = [{key: str(each[key]) for key in own} for each in object_collectives.gather(own)]
+    return everyone[0]["cluster"], everyone
+
+
+def _environment(where: str, token: str) -> dict[str, str]:
+    """Return the variables by which Ray's processes, and the function, find the cluster."""
+    return {
+        "RAY_ADDRESS": where,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+    }
 
 
 def _address() -> str:
@@ -94,36 +107,35 @@ def _nothing() -> Iterator[None]:
 
 
 @contextmanager
-def _node(head: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+def _node(where: str, everyone: Sequence[Mapping[str, str]]) -> Iterator[None]:
     """Have a member of the cluster on this node within the block."""
     mine = [each for each in everyone if each["node"] == os.environ["GROUP_RANK"]]
-    gpus = [gpu for each in mine for gpu in str(each["gpus"]).split(",") if gpu]
-    address = next(str(each["address"]) for each in mine)
+    gpus = [gpu for each in mine for gpu in each["gpus"].split(",") if gpu]
+    address = next(each["address"] for each in mine)
     folder = tempfile.mkdtemp(prefix="jd-ray-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)  # noqa: S108 - short
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     log = Path(folder) / "start.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            _command(head, address, gpus, folder),
+            _command(where, address, gpus, folder),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
         )
     try:
-        _wait_until_up(process, address, head["environment"]["RAY_ADDRESS"], log)
+        _wait_until_up(process, address, where, log)
         yield
     finally:
         _end(process)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _command(head: Mapping[str, Any], address: str, gpus: Sequence[str], folder: str) -> list[str]:
+def _command(where: str, address: str, gpus: Sequence[str], folder: str) -> list[str]:
     common = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={address}",
         f"--num-cpus={_cpus()}", f"--num-gpus={len(gpus)}",
     ]  # fmt: skip
-    where = head["environment"]["RAY_ADDRESS"]
     if os.environ["RANK"] != "0":
         return [*common, f"--address={where}", f"--temp-dir={folder}"]
     port, client = where.rpartition(":")[2], _free_port(address)

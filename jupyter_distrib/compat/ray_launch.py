@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -62,4 +63,4 @@ class RayFunction:
             raise DistributedError(f"ray_launch needs Ray, which is not installed here: {install}.")
         # Fresh ranks: a process that has loaded Ray keeps the token of its first cluster.
         launched = _distributed(**{"fresh": True, **self._options})(on_ray.member)
-        return launched.distributed(self.function, args, kwargs)[0]
+        return launched.distributed(self.function, args, kwargs, secrets.token_hex(32))[0]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +203,55 @@ def test_what_a_killed_save_has_left_is_no_checkpoint_and_goes_with_the_next(mon
     save("here", model=net())
 
     assert not left & set(os.listdir("here"))
+
+
+DIES = """
+import os, pickle, signal
+from jupyter_distrib import save
+from jupyter_distrib.checkpoints import folder
+def half(value, file):
+    content = pickle.dumps(value)
+    file.write(content[: len(content) // 2])
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+folder.pickle.dump = half
+save("here", number=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_that_dies_in_the_middle_of_the_metadata_leaves_the_earlier_checkpoint():
+    save("here", number=1)
+
+    died = subprocess.run([sys.executable, "-c", DIES], check=False)
+
+    assert died.returncode == -signal.SIGKILL
+    assert len(os.listdir("here")) == 4  # the earlier data and .metadata, and those that were begun
+    assert load("here") == {"number": 1}
+    save("here", number=3)
+    assert len(os.listdir("here")) == 2
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_is_valid_and_only_then_the_earlier_one_goes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What a loss of power can undo is what came after the last `fsync`."""
+    save("here", number=1)
+    (earlier,) = Path("here").glob("__*")
+    order: list[str] = []
+    for name in ("fsync", "replace", "unlink"):
+        own = getattr(os, name)
+
+        def noted(what: Any, *args: Any, own: Any = own, name: str = name, **keywords: Any) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{what}") if name == "fsync" else what)
+            kind = "data" if path.suffix == ".distcp" else "folder" if path.name == "here" else "metadata"
+            order.append(f"{name} {'earlier ' if path.name == earlier.name else ''}{kind}")
+            own(what, *args, **keywords)
+
+        monkeypatch.setattr(os, name, noted)
+    save("here", number=2)
+
+    assert order == ["fsync data", "fsync metadata", "replace metadata", "fsync folder", "unlink earlier data"]
 
 
 def refused(call: Any, *args: Any, **objects: Any) -> str:

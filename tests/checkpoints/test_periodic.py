@@ -145,7 +145,7 @@ def test_g10_of_checkpoints_the_newest_whole_one_counts():
     Path("ckpt/save-000002").mkdir()
 
     assert series.newest(Path("ckpt")) == Path("ckpt/save-000001")
-    assert series.following(Path("ckpt")) == Path("ckpt/save-000003")
+    assert series.make_following(Path("ckpt")) == Path("ckpt/save-000003")
 
 
 # ------------------------------------------------------------------------------------------------ when

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker/pytorch": {"errors", "libraries", "serialization", "wire", "worker"},
     "worker/autoparallel": {"errors", "libraries", "options", "serialization", "system", "worker", "worker/pytorch"},
     "strategies": {"errors", "options", "worker", "worker/autoparallel", "worker/pytorch"},
-    "checkpoints": {"errors", "worker", "worker/pytorch"},
+    "checkpoints": {"errors", "system", "worker", "worker/autoparallel", "worker/pytorch"},
     # a node, and several nodes
     "server": {"system", "wire"},
     "agent": {"server", "system", "wire"},
@@ -88,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "wire",
         "worker",
+        "worker/autoparallel",
         "worker/pytorch",
     },
     "compat/horovod": {"runtime", "worker"},

@@ -20,7 +20,11 @@ TESTED_IN = {
     "agent/test_server.py": "server/server server/service server/watched_link system/launch",
     "agent/test_usage.py": "agent/usage_sampler",
     "checkpoints/test_checkpoints.py": "checkpoints/contents checkpoints/folder checkpoints/layout checkpoints/optimizers",
-    "checkpoints/test_checkpoints_ranks.py": "checkpoints/meeting checkpoints/snapshot",
+    "checkpoints/test_checkpoints_ranks.py": "checkpoints/foreground checkpoints/meeting checkpoints/share checkpoints/snapshot",
+    "checkpoints/test_other_users.py": (
+        "checkpoints/checks checkpoints/part checkpoints/place checkpoints/reader checkpoints/strict_metadata "
+        "system/other_users"
+    ),
     "checkpoints/test_periodic.py": "checkpoints/position checkpoints/schedule checkpoints/series",
     "compat/test_horovod_elastic.py": "compat/horovod/elastic compat/horovod/state",
     "compat/test_horovod_torch.py": "compat/horovod/*",
@@ -73,7 +77,7 @@ TESTED_IN = {
     "kernel/session/test_notebook_packages.py": "system/distributions",
     "kernel/session/test_observers.py": "kernel/record/observer kernel/session/observed_runs",
     "kernel/session/test_run_queue.py": (
-        "kernel/session/new_runs kernel/session/run kernel/session/run_clock kernel/session/run_history "
+        "kernel/session/new_runs kernel/session/run kernel/session/run_clock "
         "kernel/session/run_start kernel/session/session"
     ),
     "kernel/session/test_selection.py": "kernel/session/worker_group",

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from jupyter_distrib.worker.pytorch import private
+
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -27,12 +29,12 @@ def gather(own_value: Any) -> list[Any]:
     Args:
         own_value: A value that JSON can hold; its tuples arrive as lists.
     """
-    data = json.dumps(own_value).encode()
-    sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(data)], device="cpu"))
+    data, device = json.dumps(own_value).encode(), _device()
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(data)], device=device))
     lengths = [int(size) for size in sizes]
-    every = [torch.empty(max(lengths), dtype=torch.uint8, device="cpu") for _ in sizes]
-    dist.all_gather(every, _as_tensor(data.ljust(max(lengths))))
+    every = [torch.empty(max(lengths), dtype=torch.uint8, device=device) for _ in sizes]
+    dist.all_gather(every, _as_tensor(data.ljust(max(lengths))).to(device))
     return [json.loads(_read(tensor, length)) for tensor, length in zip(every, lengths, strict=True)]
 
 
@@ -44,9 +46,10 @@ def from_rank_0(own_value: Any) -> Any:
     """
     leads, tensors = dist.get_rank() == 0, list[torch.Tensor]()
     data = _text(own_value, tensors).encode() if leads else b""
-    size = torch.tensor([len(data)], device="cpu")
+    device = _device()
+    size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, src=0)
-    content = _as_tensor(data) if leads else torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    content = _as_tensor(data).to(device) if leads else torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(content, src=0)
     value = _decoded(json.loads(_read(content, int(size))), tensors if leads else None)
     return own_value if leads else value
@@ -110,8 +113,16 @@ def _received(form: list[Any], tensors: list[torch.Tensor] | None) -> torch.Tens
     else:
         tensor = tensors.pop(0).detach().resolve_conj().resolve_neg().cpu().contiguous()
     if tensor.numel():
-        dist.broadcast(tensor.view(-1).view(torch.uint8), src=0)  # gloo does not know every type
+        content = tensor.view(-1).view(torch.uint8).to(_device())  # gloo does not know every type
+        dist.broadcast(content, src=0)
+        tensor = content.cpu().view(tensor.dtype).view(tensor.shape)
     return tensor
+
+
+def _device() -> str:
+    """Return where the group takes tensors from: the CPU, unless a cell or script has made a group for GPUs alone."""
+    backends = private.backends(dist.group.WORLD)
+    return backends.partition(":")[0] if backends and "cpu:" not in backends else "cpu"
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
@@ -119,4 +130,5 @@ def _as_tensor(data: bytes) -> torch.Tensor:
 
 
 def _read(tensor: torch.Tensor, length: int) -> bytes:
+    tensor = tensor.cpu()
     return ctypes.string_at(tensor.data_ptr(), length)

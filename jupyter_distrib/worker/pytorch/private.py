@@ -159,6 +159,16 @@ def spawn_module() -> types.ModuleType:
     return sys.modules["torch.multiprocessing.spawn"]
 
 
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def storage_info() -> Any:
+    """Return the class by which `.metadata` names the place of an entry in a file; relies on `_StorageInfo`."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # loaded once a checkpoint is written or read
+
+    return _StorageInfo
+
+
 # ------------------------------------------------------------------------------------------------------- data-parallel
 
 

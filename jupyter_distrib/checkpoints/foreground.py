@@ -1,0 +1,79 @@
+"""Writes a checkpoint while the ranks wait for it. Of what several ranks have, the lowest of them writes it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from jupyter_distrib.checkpoints import share
+from jupyter_distrib.checkpoints.folder import Writer, as_told, new_save_id, refusal_to_write
+from jupyter_distrib.errors import DistributedError
+from jupyter_distrib.worker.autoparallel import object_collectives
+
+
+def write(folder: Path, state: dict[str, Any], *, together: bool) -> None:
+    """Write the state; collective if the ranks do it `together`, else what this process has.
+
+    Raises:
+        DistributedError: It was not written, and why; on every rank.
+    """
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    is_new = not folder.exists()
+    begin = (refusal_to_write(folder), new_save_id()) if rank == 0 else ("", "")
+    refusal, save_id = object_collectives.from_rank_0(begin) if together else begin
+    if refusal:
+        raise DistributedError(refusal)
+    writer = Writer(folder, save_id, rank, is_new=is_new)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _write(writer, state, rank, ranks, together=together)
+    finally:
+        if rank == 0:
+            writer.clean_up()
+        writer.close()
+
+
+def _write(writer: Writer, state: dict[str, Any], rank: int, ranks: int, *, together: bool) -> None:
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    planner.set_up_planner(state, None, rank == 0)
+    plan = planner.create_local_plan()
+    items = _own_items(plan, rank) if together else plan.items
+    problem: BaseException | None = None
+    own = None
+    try:
+        own = share.write(writer, planner, plan, items)
+        if rank != 0:
+            writer.leave_part(*own)
+    except BaseException as error:  # noqa: BLE001 - raised when all ranks know of it
+        problem = error
+    _raise_together(writer, problem, together=together)
+    try:
+        if own is not None and rank == 0:
+            share.finish(writer, planner, own, ranks)
+    except BaseException as error:  # noqa: BLE001 - the same
+        problem = error
+    _raise_together(writer, problem, together=together)
+
+
+def _own_items(plan: SavePlan, rank: int) -> list[WriteItem]:
+    """Return what no lower rank has."""
+    keys = [str((item.index.fqn, item.index.offset)) for item in plan.items]
+    lower = {key for every in object_collectives.gather(keys)[:rank] for key in every}
+    return [item for key, item in zip(keys, plan.items, strict=True) if key not in lower]
+
+
+def _raise_together(writer: Writer, problem: BaseException | None, *, together: bool) -> None:
+    """Raise the problem of this rank, or that of another one."""
+    what = f"{writer.folder} could not be written"
+    own = problem and as_told(problem, what)
+    every = object_collectives.gather(own and [type(own).__name__, str(own)]) if together else []
+    if own is not None:
+        raise own from None
+    for kind, text in filter(None, every):
+        raise KeyboardInterrupt if kind == "KeyboardInterrupt" else DistributedError(text)

@@ -1,0 +1,176 @@
+"""A folder of a checkpoint, held open, and to whom it and its files belong.
+
+Whoever can put files where a checkpoint is read can put code into them, since pickles are code. So nothing is believed
+by its path: files are opened in the folder that is held, and the descriptor that is then read tells the owner.
+
+*This user* is the owner that the file system gives to a file which this process creates there. That is another one
+than the process says where a file server maps users, or in a user namespace; and some file systems have no modes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+from uuid import uuid4
+
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from jupyter_distrib.system import other_users
+
+METADATA = ".metadata"
+_MODE = 0o644
+"""The mode of files: whoever could write into one could put code into it."""
+_FOLDER_MODE = 0o755
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThisUser:
+    """The answer of the file system about a new file of this process."""
+
+    uid: int
+    has_modes: bool
+    """Whether a file has the mode that it was given; if not, modes tell nothing."""
+
+
+class CheckpointFolder(FileSystem):
+    """An open folder. To be closed.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+
+    def __init__(self, path: Path, *, follow: bool = True) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+        self.info = os.fstat(self.fd)
+
+    def close(self) -> None:
+        """Let the folder go; harmless if it has been."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @cached_property
+    def myself(self) -> ThisUser:
+        """This user, as the owner of files here; as the process itself says where it may create none."""
+        try:
+            return self.created()
+        except OSError:
+            return ThisUser(uid=os.geteuid(), has_modes=True)
+
+    def created(self) -> ThisUser:
+        """Create a file, look at it and remove it. Raises `OSError` if that is refused."""
+        temporary = getattr(os, "O_TMPFILE", 0)
+        name = f"{METADATA}.probe-{uuid4().hex}"
+        try:
+            if not temporary:
+                raise OSError(errno.EOPNOTSUPP, "no files without a name")
+            fd, name = os.open(".", os.O_RDWR | temporary | os.O_CLOEXEC, 0o600, dir_fd=self.fd), ""
+        except OSError:  # not every file system has them
+            fd = self._new(name, 0o600)
+        try:
+            info = os.fstat(fd)
+        finally:
+            os.close(fd)
+            if name:
+                os.unlink(name, dir_fd=self.fd)
+        return ThisUser(uid=info.st_uid, has_modes=not info.st_mode & 0o077)
+
+    def owner_beside_me(self, info: os.stat_result) -> str:
+        """Return the login name of the owner of something here; empty for this user."""
+        return "" if info.st_uid == self.myself.uid else other_users.login(info.st_uid)
+
+    def doubt(self, info: os.stat_result) -> str:
+        """Return why the content of a file or of the folder may be of somebody else than this user and root; empty if
+        it is theirs."""
+        if info.st_uid not in (0, os.geteuid()) and (owner := self.owner_beside_me(info)):
+            return f"belongs to {owner}"
+        if (writers := other_users.writers(info)) and self.myself.has_modes:
+            return f"can be written by {writers}"
+        return ""
+
+    # -------------------------------------------------------------------------------------------- files by name
+
+    def new(self, name: str) -> IO[bytes]:
+        """Return a new file. Raises `OSError` if anything has that name."""
+        return os.fdopen(self._new(name, _MODE), "wb")
+
+    def open_file(self, name: str, *, links: bool = True) -> tuple[IO[bytes], str]:
+        """Return a file, and why its content may be of somebody else; empty if it is of this user or root. Links are
+        followed if `links` says so.
+
+        Raises:
+            OSError: There is no such file; a folder, a pipe or a device is none.
+        """
+        doubt = "" if os.path.basename(name) == name else "is in another folder"
+        try:
+            fd = self._existing(name, os.O_NOFOLLOW)
+        except OSError as error:
+            if not links or error.errno not in (errno.ELOOP, errno.EMLINK):
+                raise
+            fd, doubt = self._existing(name, 0), "is a link"
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "this is no file", name)
+        if not doubt and (own := self.doubt(self.info)):
+            doubt = f"is in a folder that {own}"
+        return os.fdopen(fd, "rb"), self.doubt(info) or doubt
+
+    def has(self, name: str) -> bool:
+        """Return whether there is anything with this name."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        return os.listdir(self.fd)
+
+    def replace(self, old: str, new: str) -> None:
+        os.replace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; a folder, which nobody but a stranger has made here, stays."""
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            pass
+
+    def sync(self) -> None:
+        os.fsync(self.fd)
+
+    def _new(self, name: str, mode: int) -> int:
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
+
+    def _existing(self, name: str, flag: int) -> int:
+        # Not to wait for the other end, if somebody has put a pipe there.
+        return os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flag, dir_fd=self.fd)
+
+    # -------------------------------------------------------------------------------------------- as torch calls it
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file of the folder; torch gives the path of the folder with the name."""
+        with self.new(self.name_of(path)) if "w" in mode else self.open_file(self.name_of(path))[0] as file:
+            yield file
+
+    def name_of(self, path: str | os.PathLike[str]) -> str:
+        return os.path.relpath(path, self.path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder into which only this user writes. Raises `OSError`, also if there is anything with that name."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
+    path.mkdir(mode=_FOLDER_MODE)

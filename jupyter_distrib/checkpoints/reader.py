@@ -1,0 +1,144 @@
+"""Reads a checkpoint, and runs no code of anybody else than this user and root.
+
+`.metadata` and every value that is no tensor are pickles. Those of this user are loaded as they are. If somebody
+else has written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are what torch loads
+with `weights_only`: numbers, texts, lists, dicts, tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+
+from jupyter_distrib.checkpoints import strict_metadata
+from jupyter_distrib.checkpoints.folder import refusal_to_read, told
+from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
+from jupyter_distrib.errors import DistributedError
+
+_MOST_METADATA_BYTES = 1 << 30
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[CheckpointReader]:
+    """Hold a checkpoint open within the block.
+
+    Raises:
+        DistributedError: There is none, or its `.metadata` cannot be read.
+    """
+    if refusal := refusal_to_read(folder):
+        raise DistributedError(refusal)
+    try:
+        files = _Files(folder)
+    except OSError as error:
+        raise DistributedError(f"{folder} cannot be read: {error.strerror or error}.") from None
+    try:
+        yield CheckpointReader(folder, files)
+    finally:
+        files.close()
+
+
+class CheckpointReader(FileSystemReader):
+    """A reader of one checkpoint."""
+
+    def __init__(self, folder: Path, files: _Files) -> None:
+        super().__init__(folder)
+        self.fs = self._files = files
+        self.metadata = self._checked_metadata()
+
+    def read(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Fill the tensors of `state` in place, and replace its None values by the other entries.
+
+        Raises:
+            DistributedError: Something cannot be read, or only by running code of somebody else.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                load_sharded(state, storage_reader=self, planner=_Planner(self._files), no_dist=True)
+        except CheckpointException as error:
+            raise told(error, f"{self._files.path} could not be read") from None
+        return state
+
+    def read_metadata(self, *args: Any, **keywords: Any) -> Metadata:
+        """Return the metadata, which were read once; as torch calls it."""
+        return self.metadata
+
+    def _checked_metadata(self) -> Metadata:
+        path = f"{self._files.path}/{METADATA}"
+        doubt = ""
+        try:
+            with self._files.create_stream(self._files.path / METADATA, "rb") as file:
+                if doubt := self._files.doubt_of_all:
+                    found = strict_metadata.metadata_from(file.read(_MOST_METADATA_BYTES))
+                else:
+                    found = pickle.load(file)
+                    if not isinstance(found, Metadata):
+                        raise TypeError(f"it is a pickle of {type(found).__name__}")
+        except Exception as error:  # a damaged pickle raises anything
+            beside = f" (it {doubt}, so nothing is run that it names)" if doubt else ""
+            raise DistributedError(f"{path} cannot be read: {type(error).__name__}: {error}{beside}") from error
+        found.storage_meta = StorageMeta(load_id=self.load_id)
+        return found
+
+
+class _Files(CheckpointFolder):
+    """The files of a checkpoint as torch opens them, one after the other."""
+
+    doubt_of_all = doubt_of_this = ""
+    """The reasons why `.metadata`, and the present file, may be of somebody else; empty if they are of this user or
+    root."""
+    present = ""
+    """The name of the present file."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file, and note whose it is."""
+        self.present = self.name_of(path)
+        file, self.doubt_of_this = self.open_file(self.present)
+        if self.present == METADATA:
+            self.doubt_of_all = self.doubt_of_this
+        with file:
+            yield file
+
+
+class _Planner(DefaultLoadPlanner):
+    """A planner that reads values of somebody else without running code."""
+
+    def __init__(self, files: _Files) -> None:
+        super().__init__()
+        self._files = files
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value that is no tensor into the state."""
+        files = self._files
+        name = files.present if files.doubt_of_this else METADATA
+        if doubt := files.doubt_of_this or files.doubt_of_all:
+            try:
+                plain = torch.load(value, map_location="cpu", weights_only=True)
+            except Exception as error:  # anything, since anybody has made it
+                raise DistributedError(_needs_code(read_item.dest_index.fqn, files.path, name, doubt)) from error
+            value = io.BytesIO()
+            torch.save(plain, value)
+            value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+def _needs_code(entry: str, folder: Path, name: str, doubt: str) -> str:
+    return (
+        f"{folder}/{name} {doubt}, and `{entry}` in it is more than numbers, texts and tensors, so that it could run "
+        f"any code here: if you trust who wrote it, copy the folder (cp -rL {folder} COPY) and load the copy."
+    )

@@ -1,0 +1,568 @@
+"""What other users put where checkpoints are written and read: it is refused by name, or read without running anything.
+A real second user; exploits run as far as they get."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jupyter_distrib import DistributedError, load, resume, save
+from jupyter_distrib.checkpoints import part, periodic, series, strict_metadata
+from jupyter_distrib.checkpoints.folder import Writer
+from jupyter_distrib.checkpoints.place import CheckpointFolder, ThisUser
+from jupyter_distrib.checkpoints.snapshot import Snapshot
+from tests.notebook import Notebook
+
+STRANGER = 12345
+THEY = f"user {STRANGER}"
+as_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)  # strangers start in it; the folders above are closed to them
+
+
+def stranger_does(program: str) -> None:
+    """Run a program as another user, in the present folder."""
+    become = f"import os, pickle\nos.setgroups([]); os.setgid({STRANGER}); os.setuid({STRANGER})\n"
+    subprocess.run([sys.executable, "-c", become + textwrap.dedent(program)], check=True, timeout=60)
+
+
+BOMB = """
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("id > exploded",)
+"""
+
+
+class Bomb:
+    """A pickle that leaves a file when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("id > exploded",)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_explodes(_in_a_folder_of_its_own: None, tmp_path: Path) -> Any:
+    yield
+    assert not [*tmp_path.rglob("exploded")]
+
+
+def refused(call: Any, *args: Any, **objects: Any) -> str:
+    with pytest.raises(DistributedError) as raised:
+        call(*args, **objects)
+    return str(raised.value).replace(f"{os.getcwd()}/", "")
+
+
+def give(folder: str | Path, uid: int = STRANGER) -> None:
+    """Make somebody else the owner of a folder and all that is in it."""
+    for path in [Path(folder), *Path(folder).rglob("*")]:
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def finish() -> None:
+    periodic._finish(ok=True)
+
+
+# ------------------------------------------------------------------------------------------------ where we write
+
+
+@as_two_users
+@pytest.mark.parametrize("options", [{}, {"keep": 2}, {"every_s": 0}])
+def test_a_folder_of_somebody_else_is_refused_by_name_and_one_in_it_is_good(options: dict[str, Any]) -> None:
+    os.mkdir("shared")
+    os.chmod("shared", 0o1777)
+    stranger_does("os.mkdir('shared/run'); os.chmod('shared/run', 0o777)")
+
+    said = refused(save, "shared/run", a=1, **options)
+    save("shared/run/mine", a=1, **options)
+    finish()
+
+    assert said.startswith(f"shared/run belongs to {THEY}, who could put other files")
+    assert load("shared/run/mine") == {"a": 1}
+    assert stat.S_IMODE(os.stat("shared/run/mine").st_mode) & 0o022 == 0
+    assert os.listdir("shared/run") == ["mine"]
+
+
+@as_two_users
+def test_a_link_of_somebody_else_leads_to_no_checkpoint_of_mine() -> None:
+    save("other", a=1)
+    os.mkdir("team")
+    os.chmod("team", 0o777)
+    stranger_does("os.symlink('../other', 'team/run')")
+
+    assert refused(save, "team/run", a=2).startswith(f"team/run belongs to {THEY}")
+    assert "holds other files" not in refused(save, "team/run", keep=1, a=2)
+    assert load("other") == {"a": 1}
+
+
+@as_two_users
+def test_what_a_colleague_has_put_into_the_series_beforehand_is_refused_by_name_and_never_read() -> None:
+    """A team's folder: setgid, and every member writes."""
+    os.mkdir("ckpt")
+    os.chown("ckpt", 0, STRANGER)
+    os.chmod("ckpt", 0o2775)
+    plant = f"{BOMB}\nos.mkdir('ckpt/save-00000' + number)\n"
+    plant += "open('ckpt/save-00000' + number + '/.metadata.part-1', 'wb').write(pickle.dumps(Bomb()))"
+    save("ckpt", keep=2, a=1)
+    finish()
+    stranger_does(f"number = '2'\n{plant}")
+
+    assert refused(save, "ckpt", keep=2, a=2).startswith(f"ckpt/save-000002 belongs to {THEY}, and not to root as ckpt")
+    assert load("ckpt") == {"a": 1}
+
+
+@as_two_users
+def test_a_folder_that_is_planted_after_the_first_save_is_passed_over() -> None:
+    os.mkdir("ckpt")
+    os.chmod("ckpt", 0o777)
+    save("ckpt", keep=1, a=1)
+    periodic.wait(Path("ckpt"))
+    stranger_does("os.mkdir('ckpt/save-000002'); os.symlink('/etc', 'ckpt/save-000003')")
+    save("ckpt", keep=1, a=2)
+    finish()
+
+    assert load("ckpt/save-000004") == {"a": 2}
+    assert sorted(os.listdir("ckpt")) == ["save-000002", "save-000003", "save-000004"]
+    assert os.path.isdir("/etc")
+
+
+def test_prune_follows_no_link_and_counts_none() -> None:
+    save("precious", a=1)
+    save("ckpt", keep=2, a=1)
+    finish()
+    os.rename("ckpt/save-000001", "ckpt/save-000003")
+    os.symlink("../precious", "ckpt/save-000001")
+    os.symlink("../precious", "ckpt/save-000009")
+
+    series.prune(Path("ckpt"), 1)
+
+    assert load("precious") == {"a": 1}
+    assert series.newest(Path("ckpt")) == Path("ckpt/save-000003")
+    assert "holds other files (save-000001)" in refused(save, "ckpt", keep=1, a=2)
+
+
+def test_prune_takes_no_link_for_the_folder_whose_place_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    save("precious", a=1)
+    for number in range(2):
+        save("ckpt", keep=2, a=number)
+    finish()
+    own = series._remove
+
+    def swapped(checkpoint: Path) -> None:
+        shutil.rmtree(checkpoint)
+        checkpoint.symlink_to(Path("precious").absolute())
+        own(checkpoint)
+
+    monkeypatch.setattr(series, "_remove", swapped)
+    series.prune(Path("ckpt"), 1)
+
+    assert load("precious") == {"a": 1}
+
+
+def test_a_save_does_not_write_through_a_link_that_is_in_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("victim").write_text("as it was")
+    os.mkdir("here")
+    monkeypatch.setattr("jupyter_distrib.checkpoints.foreground.new_save_id", lambda: "known")
+    os.symlink("../victim", "here/__known__0_0.distcp")
+
+    assert "here could not be written: FileExistsError" in refused(save, "here", a=1)
+
+    os.mkdir("again")
+    os.symlink("../victim", "again/.metadata.known.pending")
+    assert "again could not be written: FileExistsError" in refused(save, "again", a=1)
+    assert Path("victim").read_text() == "as it was"
+
+
+def test_a_folder_that_is_swapped_during_the_save_gets_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written, and those of the earlier checkpoint removed, in the folder that was looked at."""
+    save("precious", a=1)
+    own = Writer.finish
+
+    def swapped(self: Writer, *args: Any) -> None:
+        os.rename("here", "moved")
+        os.symlink("precious", "here")
+        own(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "finish", swapped)
+        save("here", a=2)
+
+    assert load("precious") == {"a": 1}
+    assert load("moved") == {"a": 2}
+
+
+def test_files_of_a_checkpoint_can_be_written_by_nobody_else_whatever_the_umask() -> None:
+    before = os.umask(0)
+    try:
+        save("here", a=1)
+        save("series", keep=1, a=1)
+        finish()
+    finally:
+        os.umask(before)
+
+    paths = [Path("here"), *Path("here").iterdir(), *Path("series").rglob("*")]
+    assert len(paths) >= 6
+    assert not [path for path in paths if path.stat().st_mode & 0o022]
+
+
+def test_this_user_is_who_the_file_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file server that maps root to nobody: what we make belongs to somebody else than we are called."""
+    monkeypatch.setattr(os, "geteuid", lambda: 777)
+    monkeypatch.setattr(os, "getuid", lambda: 777)
+    save("here", a=Fraction(1, 3))
+    save("series", keep=1, a=Fraction(1, 3))
+    finish()
+
+    assert load("here") == load("series") == {"a": Fraction(1, 3)}
+
+
+# ------------------------------------------------------------------------------------------------ parts of other ranks
+
+
+def good_part() -> dict[str, Any]:
+    return {
+        "name": "model.weight",
+        "path": ["model", "weight"],
+        "tensor": {"dtype": "float32", "size": [8, 4], "offsets": [4, 0], "sizes": [4, 4]},
+        "sharded": True,
+        "file": "__id__1_0.distcp",
+        "offset": 0,
+        "length": 10,
+    }
+
+
+def planted(content: bytes) -> Callable[[Path], None]:
+    return lambda path: void(path.write_bytes(content))
+
+
+def void(_: object) -> None:
+    pass
+
+
+def with_fields(**fields: Any) -> Callable[[Path], None]:
+    return planted(json.dumps([{**good_part(), **fields}]).encode())
+
+
+def a_link(path: Path) -> None:
+    path.with_name("elsewhere").write_text("[]")
+    path.symlink_to("elsewhere")
+
+
+def a_huge_one(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(part.MOST_BYTES + 1)
+
+
+def tensor(**fields: Any) -> dict[str, Any]:
+    return {**good_part()["tensor"], **fields}
+
+
+PARTS = {
+    "a pickle": planted(pickle.dumps([Bomb()])),
+    "brackets": planted(b"[" * 100_000),
+    "cut off": planted(b'[{"name": "a"'),
+    "an object": planted(b"{}"),
+    "bytes": planted(b"\xff\x00\xfe"),
+    "a huge number": planted(b"[" + b"9" * 10_000 + b"]"),
+    "a pipe": os.mkfifo,
+    "a folder": lambda path: path.mkdir(),
+    "a link": a_link,
+    "a huge one": a_huge_one,
+    "a file above": with_fields(file="../__id__1_0.distcp"),
+    "a file elsewhere": with_fields(file="/etc/passwd"),
+    "a file with a line": with_fields(file="__id__1_0.distcp\n"),
+    "a file of rank 0": with_fields(file="__id__0_0.distcp"),
+    "a file of another save": with_fields(file="__ie__1_0.distcp"),
+    "a negative offset": with_fields(offset=-1),
+    "true for a number": with_fields(length=True),
+    "a fraction": with_fields(length=1.0),
+    "beyond 64 bits": with_fields(length=1 << 63),
+    "no path": with_fields(path=[]),
+    "a path of objects": with_fields(path=[{}]),
+    "no name": with_fields(name=None),
+    "one field more": with_fields(more=1),
+    "not sharded as a text": with_fields(sharded="no"),
+    "another type": with_fields(tensor=tensor(dtype="nn")),
+    "a function for a type": with_fields(tensor=tensor(dtype="load")),
+    "unequal shapes": with_fields(tensor=tensor(offsets=[0])),
+    "negative sizes": with_fields(tensor=tensor(sizes=[-1, 4])),
+    "a thousand dimensions": with_fields(tensor=tensor(size=[1] * 1000, sizes=[1] * 1000, offsets=[0] * 1000)),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_part_that_is_none_is_refused_with_its_path(kind: str) -> None:
+    os.mkdir("here")
+    PARTS[kind](Path("here/.metadata.id.part-1"))
+    writer = Writer(Path("here"), "id", 0, is_new=False)
+    try:
+        said = refused(writer.part, 1)
+    finally:
+        writer.close()
+
+    assert said.startswith("here/.metadata.id.part-1 is not what rank 1 leaves there: ")
+    assert len(said) < 500
+
+
+def test_a_part_comes_back_as_it_was() -> None:
+    plan, results = part.from_json(json.dumps([good_part()]).encode(), save_id="id", rank=1)
+
+    assert json.loads(part.as_json(plan, results)) == [good_part()]
+
+
+@as_two_users
+@pytest.mark.parametrize("content", [pickle.dumps(Bomb()), b"[]"])
+def test_a_part_of_somebody_else_fails_the_save_with_their_name_and_without_waiting(content: bytes) -> None:
+    os.mkdir("here")
+    path = Path("here/.metadata.id.part-1")
+    path.write_bytes(content)
+    os.chown(path, STRANGER, STRANGER)
+    whole = []
+    snapshot = Snapshot({"a": 1}, Path("here"), save_id="id", rank=0, ranks=2, on_whole=lambda: whole.append(1))
+
+    said = refused(snapshot.wait)
+
+    assert said == (
+        f"here/.metadata.id.part-1 is not what rank 1 leaves there: it belongs to {THEY}. Nothing of it was used."
+    )
+    assert not whole
+    assert not os.path.exists("here/.metadata")
+
+
+RANKS = """%%distributed --ranks 2 --strategy fsdp
+import torch, jupyter_distrib
+from torch import nn
+model = nn.Sequential(nn.Linear(5, 33), nn.Linear(33, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(4, 5)).sum().backward()
+optimizer.step()
+{body}
+"""
+
+
+@as_two_users
+@pytest.mark.slow
+def test_ranks_that_save_their_shards_do_not_believe_the_parts_of_a_colleague(shared_notebook: Notebook) -> None:
+    """The names of parts are known beforehand here, as they are to one who watches the folder."""
+    book = shared_notebook
+    book.ok(f"import os; os.mkdir('team'); os.chown('team', 0, {STRANGER}); os.chmod('team', 0o2775)")
+    plant = f"""
+import os, pickle
+from pathlib import Path
+from jupyter_distrib.checkpoints import folder, periodic
+{BOMB}
+def planted(self, rank):
+    path = self.folder / self._part(rank)
+    path.write_bytes(pickle.dumps(Bomb()))
+    os.chown(path, {STRANGER}, {STRANGER})
+    print("planted")
+    return True
+has_part, leave_part = folder.Writer.has_part, folder.Writer.leave_part
+folder.Writer.has_part, folder.Writer.leave_part = planted, lambda self, *_: None
+try:
+    jupyter_distrib.save("team/ckpt", keep=2, model=model)
+    if rank == 0:
+        periodic.wait(Path("team/ckpt"))
+finally:
+    folder.Writer.has_part, folder.Writer.leave_part = has_part, leave_part
+"""
+    failed = book.fails(RANKS.format(body=plant))
+
+    assert "planted" in failed.text
+    assert f"part-1 is not what rank 1 leaves there: it belongs to {THEY}" in failed.traceback
+    assert book.ok("[*__import__('pathlib').Path('.').rglob('exploded')]").result == "[]"
+    assert "rank 1" in book.ok(RANKS.format(body="jupyter_distrib.save('team/whole', model=model)\nrank")).result
+    assert book.ok("import jupyter_distrib; len(jupyter_distrib.load('team/whole')['model'])").result == "4"
+
+
+# ------------------------------------------------------------------------------------------------ what we read
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 7])
+
+
+@as_two_users
+@pytest.mark.parametrize("options", [{}, {"keep": 1}])
+def test_a_colleagues_checkpoint_loads(options: dict[str, Any]) -> None:
+    model, optimizer, scheduler = trained()
+    plain = {"epoch": 3, "note": "ü", "losses": [0.5, {1: (2, None)}], "best": torch.ones(2)}
+    save("here", model=model, optimizer=optimizer, scheduler=scheduler, **plain, **options)
+    finish()
+    give("here")
+    again, its_own, schedule = trained()
+
+    read = resume("here", model=again, optimizer=its_own, scheduler=schedule)
+
+    assert torch.equal(again.weight, model.weight)
+    assert torch.equal(its_own.state[again.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    assert schedule.milestones == Counter([3, 7])
+    assert read["losses"] == plain["losses"]
+    assert (read["epoch"], read["note"]) == (3, "ü")
+    assert torch.equal(load("here")["best"], torch.ones(2))
+
+
+@as_two_users
+@pytest.mark.parametrize("of_them", ["here", "here/.metadata", "data"])
+def test_a_value_that_needs_code_is_refused_with_its_owner_until_it_is_copied(of_them: str) -> None:
+    save("here", third=Fraction(1, 3), epoch=1)
+    for path in Path().glob("here/__*" if of_them == "data" else of_them):
+        os.chown(path, STRANGER, STRANGER)
+
+    said = refused(load, "here")
+
+    where = ".metadata" if of_them == "here/.metadata" else "__"
+    assert said.startswith(f"here/{where}")
+    assert f"belongs to {THEY}, and `third` in it is more than numbers, texts and tensors" in said
+    assert said.endswith("copy the folder (cp -rL here COPY) and load the copy.")
+    subprocess.run(["cp", "-rL", "here", "COPY"], check=True)
+    assert load("COPY") == {"third": Fraction(1, 3), "epoch": 1}
+
+
+def _linked() -> None:
+    (data,) = Path("here").glob("__*")
+    data.rename("downloaded")
+    data.symlink_to("../downloaded")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda: os.chmod("here", 0o777), "is in a folder that can be written by every user"),
+        (lambda: [path.chmod(0o666) for path in Path("here").iterdir()], "can be written by every user"),
+        (_linked, "is a link"),
+    ],
+)
+def test_a_file_that_others_could_have_put_there_is_read_without_running_it(
+    change: Callable[[], object], told: str
+) -> None:
+    save("here", third=Fraction(1, 3))
+    save("plain", third=0.3)
+    change()
+
+    assert told in refused(load, "here")
+    for path in Path("plain").iterdir():
+        path.chmod(0o666)
+    assert load("plain") == {"third": 0.3}
+
+
+def test_modes_count_only_where_a_file_has_the_mode_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    save("here", third=Fraction(1, 3))
+    os.chmod("here", 0o777)
+    monkeypatch.setattr(CheckpointFolder, "created", lambda _: ThisUser(uid=os.geteuid(), has_modes=False))
+
+    assert load("here") == {"third": Fraction(1, 3)}
+
+
+@as_two_users
+def test_a_planted_pickle_does_not_run(tmp_path: Path) -> None:
+    save("here", a=1)
+    save("value", a=Bomb())
+    give("value")
+    os.chmod("here", 0o777)
+    stranger_does(f"{BOMB}\nos.unlink('here/.metadata'); open('here/.metadata', 'wb').write(pickle.dumps(Bomb()))")
+
+    assert f"it belongs to {THEY}, so nothing is run that it names" in refused(load, "here")
+    assert "`a` in it is more than numbers" in refused(load, "value")
+
+
+@as_two_users
+def test_a_planted_checkpoint_with_a_higher_number_is_not_the_newest() -> None:
+    save("ckpt", keep=3, number=1)
+    finish()
+    os.chmod("ckpt", 0o1777)
+    stranger_does(
+        f"{BOMB}\nos.mkdir('ckpt/save-999999')\nopen('ckpt/save-999999/.metadata', 'wb').write(pickle.dumps(Bomb()))"
+    )
+
+    with pytest.warns(UserWarning, match=f"save-999999 belongs to {THEY}, and not to root as ckpt does, so ckpt/save-"):
+        assert resume("ckpt") == {"number": 1}
+    shutil.rmtree("ckpt/save-000001")
+    with pytest.warns(UserWarning, match=f"belongs to {THEY}, .* so nothing is loaded"):
+        assert resume("ckpt") == {}
+    assert "cannot be read: UnpicklingError" in refused(load, "ckpt/save-999999")
+
+
+class Reduced:
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+def metadata() -> Any:
+    save("for_metadata", weight=torch.ones(2, 2), a=1)
+    return pickle.loads(Path("for_metadata/.metadata").read_bytes())
+
+
+def test_metadata_of_somebody_else_are_those_that_were_written() -> None:
+    own, read = metadata(), strict_metadata.metadata_from(Path("for_metadata/.metadata").read_bytes())
+
+    assert (read.state_dict_metadata, read.planner_data) == (own.state_dict_metadata, own.planner_data)
+    assert read.storage_data == own.storage_data
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "", ".", "..", "a/b", 3, None])
+def test_metadata_of_somebody_else_name_files_in_their_folder_alone(name: Any) -> None:
+    found = metadata()
+    for each in found.storage_data.values():
+        each.relative_path = name
+
+    with pytest.raises((ValueError, KeyError)):
+        strict_metadata.metadata_from(pickle.dumps(found))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Bomb()),
+        pickle.dumps(Reduced(eval, ("1",))),
+        pickle.dumps(Reduced(torch.load, ("x",))),
+        b"ctorch\nload\n.",
+        b"\x80\x04\x8c\x05torch\x8c\x0cnn.functional\x93.",
+        b"cjupyter_distrib.checkpoints.strict_metadata\n_Held\n.",
+        b"I1\n.",
+        b"",
+    ],
+)
+def test_metadata_of_somebody_else_may_name_nothing_but_their_own_classes(content: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, ValueError, EOFError)):
+        strict_metadata.metadata_from(content)
+
+
+def test_metadata_of_somebody_else_change_no_class() -> None:
+    """`BUILD` on a class sets its attributes."""
+    for name in ("Metadata", "MetadataIndex", "TensorProperties"):
+        pickled = f"c{strict_metadata._MODULE}\n{name}\n(N}}(S'spoilt'\nI1\nutb.".encode()
+        with pytest.raises((ValueError, TypeError)):
+            strict_metadata.metadata_from(pickled)
+        assert not hasattr(getattr(torch.distributed.checkpoint.metadata, name), "spoilt")
+    for name in (b"ctorch\nSize\n", b"cpathlib\nPosixPath\n", b"ctorch.serialization\n_get_layout\n"):
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            strict_metadata.metadata_from(name + b"(N}(S'spoilt'\nI1\nutb.")
+    assert not hasattr(torch.Size, "spoilt")
+    assert not hasattr(Path, "spoilt")
+    assert not hasattr(torch.serialization._get_layout, "spoilt")
